@@ -1,0 +1,41 @@
+# The one door to this project. ARGS reaches the command behind a target: make test ARGS="-k sql -x"
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+
+PYTHON := .venv/bin/python
+UV = $(shell uv --version >/dev/null 2>&1 && echo uv || echo .tools/bin/uv)
+COMPILE = $(UV) pip compile --quiet --universal --generate-hashes --no-emit-index-url \
+	--custom-compile-command "make requirements" $(ARGS)
+
+.PHONY: help setup demo test lint bench prove-long requirements
+
+help:  ## print these lines
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s%s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+setup:  ## make .venv with the ferryman command; installs uv and a Java runtime if they are missing and it may
+	@scripts/setup
+
+demo: setup  ## index the Python standard library of this machine, then search it
+	@.venv/bin/ferryman demo $(ARGS)
+
+test: setup  ## run the tests, except the slow ones
+	$(PYTHON) -m pytest tests -m "not slow" $(ARGS)
+
+lint: setup  ## check style, format, types and layers
+	@failed=; \
+	for check in "$(PYTHON) -m ruff check ." "$(PYTHON) -m ruff format --check ." "$(PYTHON) -m mypy" \
+			".venv/bin/lint-imports"; do \
+		echo "$$check"; $$check || failed=yes; \
+	done; \
+	test -z "$$failed"
+
+bench: setup  ## measure how fast it is
+	$(PYTHON) -m bench $(ARGS)
+
+prove-long: setup  ## run the slow tests: kill it at every crash point, for a long time
+	$(PYTHON) -m pytest tests -m slow $(ARGS)
+
+requirements: setup  ## pin the dependencies anew after a change of pyproject.toml (ARGS=--upgrade: newest releases)
+	$(COMPILE) pyproject.toml --output-file requirements/run.txt
+	$(COMPILE) pyproject.toml --group dev --constraints requirements/run.txt --output-file requirements/dev.txt
+	$(COMPILE) --group pyproject.toml:tools --output-file requirements/tools.txt

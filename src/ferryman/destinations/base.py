@@ -1,0 +1,212 @@
+"""The destination port: where documents end, or pass by with an effect.
+
+A destination is written once and told three different stories, one a guarantee. This is the one for
+at-least-once, and the one a destination must be able to live with:
+
+    check()                         driver, before each wave that has rows for it
+    open(context)                   worker, once a task
+    write([d1, d2, d3])             d1 and d2 arrive, then the process is killed
+    ...                             the next start
+    open(context)                   another worker
+    write([d1, d2, d3])             the same three, with the same hashes and sequences
+    close()
+
+Under *exactly-once* the second ``write`` must change nothing for d1 and d2: a ``transactional`` destination stores
+``delivery.hash`` in the same transaction as the effect and skips a hash that is there. Under *at-most-once* there is
+no second ``write``: the three are reported as unknown, for a person to resolve.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Any, ClassVar, NamedTuple
+
+from ferryman.document import Operation, decode_fields
+
+
+class Effect(enum.Enum):
+    """What repeating something does to the outside world."""
+
+    SAFE = "safe"
+    """No outside effect at all: may run any number of times."""
+    IDEMPOTENT = "idempotent"
+    """Repeating gives the same outside state."""
+    POTENT = "potent"
+    """Each call counts: must run once a delivery."""
+
+
+class Guarantee(enum.Enum):
+    """What a kill may do to a delivery that was in flight."""
+
+    EXACTLY_ONCE = "exactly-once"
+    AT_LEAST_ONCE = "at-least-once"
+    AT_MOST_ONCE = "at-most-once"
+
+
+class Delivery:
+    """One document for one destination: what ``write`` gets. Equal on every attempt, but for ``attempt``.
+
+    Attributes:
+        hash: 32 hex digits; equal on every attempt of this delivery, different for every other.
+        sequence: grows with every commit and row; of two deliveries of one id, the later has the higher (< 2**53).
+        operation: "upsert" or "delete" (a delete has no fields and no raw).
+        id, parent_id, origin_id, version, source: as the document's.
+        route: names of the duplicating branches taken on the way.
+        raw: the document's bytes at this point, or None.
+        attempt: from 1.
+    """
+
+    __slots__ = (
+        "_fields", "_fields_json", "attempt", "hash", "id", "operation", "origin_id", "parent_id", "raw", "route",
+        "sequence", "source", "version",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        id: str,
+        *,
+        hash: str,
+        sequence: int,
+        operation: Operation = "upsert",
+        fields: dict[str, Any] | bytes | None = None,
+        raw: bytes | None = None,
+        version: str = "",
+        source: str = "",
+        parent_id: str | None = None,
+        origin_id: str | None = None,
+        route: tuple[str, ...] = (),
+        attempt: int = 1,
+    ) -> None:
+        """``fields`` may be given as JSON bytes; they are decoded when first asked for."""
+        self.id = id
+        self.hash = hash
+        self.sequence = sequence
+        self.operation: Operation = operation
+        if isinstance(fields, bytes):
+            self._fields_json: bytes | None = fields
+            self._fields: dict[str, Any] | None = None
+        else:
+            self._fields_json = None
+            self._fields = {} if fields is None else fields
+        self.raw = raw
+        self.version = version
+        self.source = source
+        self.parent_id = parent_id
+        self.origin_id = id if origin_id is None else origin_id
+        self.route = route
+        self.attempt = attempt
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """The document's fields, JSON values."""
+        if self._fields is None:
+            self._fields = decode_fields(self._fields_json or b"{}")
+        return self._fields
+
+    def text(self, encoding: str = "utf-8") -> str:
+        """The raw bytes decoded, undecodable ones replaced: a destination is no place to refuse a document."""
+        return "" if self.raw is None else self.raw.decode(encoding, errors="replace")
+
+    def __repr__(self) -> str:
+        return f"Delivery({self.id!r}, {self.operation}, hash={self.hash}, sequence={self.sequence}, attempt={self.attempt})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _unpickle, tuple(getattr(self, name) for name in Delivery.__slots__)
+
+
+def _unpickle(*values: Any) -> Delivery:
+    delivery = object.__new__(Delivery)
+    for name, value in zip(Delivery.__slots__, values, strict=True):
+        setattr(delivery, name, value)
+    return delivery
+
+
+class Outcome(NamedTuple):
+    """A destination's word on one delivery: one of ok, stale, transient, permanent.
+
+    ``universal`` says the trouble is the destination's, not the document's (down, full, wrong password): no attempt
+    is spent, and the destination's other rows wait too.
+    """
+
+    kind: str
+    why: str = ""
+    universal: bool = False
+
+    @classmethod
+    def ok(cls) -> Outcome:
+        """It took effect (now, or already before: a repeated hash is ok)."""
+        return _OK
+
+    @classmethod
+    def stale(cls) -> Outcome:
+        """The destination has something newer (a higher sequence): done, nothing to do."""
+        return _STALE
+
+    @classmethod
+    def transient(cls, why: str, universal: bool = False) -> Outcome:
+        """It did not take effect; try again later."""
+        return cls("transient", why, universal)
+
+    @classmethod
+    def permanent(cls, why: str, universal: bool = False) -> Outcome:
+        """It did not take effect and never will, as it is."""
+        return cls("permanent", why, universal)
+
+
+_OK = Outcome("ok")
+_STALE = Outcome("stale")
+
+
+class DestinationContext(NamedTuple):
+    """What ``open`` is told."""
+
+    plan: str
+    plan_version: int
+    destination: str
+    """Name of the node."""
+    wave: int
+    """Number of the pass that delivers."""
+    guarantee: Guarantee
+
+
+class Destination:
+    """Base of all destinations. Only ``effect`` and ``write`` are required.
+
+    Called in this order: ``check`` in the driver before a wave is delivered; then in a worker, all from one thread,
+    ``open`` once a task, ``write`` any number of times, ``close`` once (not after a kill). After a crash any ``write``
+    may be repeated with the same deliveries, unless the guarantee is at-most-once.
+
+    ``check``, ``open`` and ``write`` speak about the whole destination by raising ``ConnectionError``,
+    ``TimeoutError`` or ``TransientError(why, universal=True)`` (down: wait) or ``PermanentError(why, universal=True)``
+    (wrong: a person must mend it). What else ``write`` raises speaks for the whole chunk.
+
+    It is pickled to the workers: keep connections out of ``__init__``, open them in ``open``.
+    """
+
+    effect: ClassVar[Effect]
+    transactional: ClassVar[bool] = False
+    """True: stores ``delivery.hash`` in the same transaction as the effect. Makes exactly-once possible."""
+    single_writer: ClassVar[bool] = False
+    """True: one writer at a time (an embedded database). It gets one lane, whatever else is going on."""
+    compares_sequences: ClassVar[bool] = False
+    """True: refuses (as stale) what is older than what it has, so a late write cannot undo a newer one."""
+
+    preferred_batch: ClassVar[int | None] = None
+    """Rows a chunk where the plan does not say ``batch=``."""
+
+    def target(self) -> str | None:
+        """The physical place written to, without secrets (``sqlite:///out.db#documents``); None if it is only this node's."""
+        return None
+
+    def check(self) -> None:
+        """Reachable and fit? Raise ``TransientError``/``PermanentError`` if not: both are universal here."""
+
+    def open(self, context: DestinationContext) -> None:
+        """Once a task, in the worker."""
+
+    def write(self, chunk: list[Delivery]) -> list[Outcome]:
+        """Deliver; one outcome a delivery, in the same order. A missing outcome is unknown, never ok."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Once a task, after the last ``write``."""

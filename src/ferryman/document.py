@@ -1,0 +1,136 @@
+"""What flows: a document, its id and the version of its content."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, MutableMapping
+from hashlib import blake2b
+from typing import Any, Literal
+
+import msgspec
+
+from ferryman.errors import BadDocument
+
+Operation = Literal["upsert", "delete"]
+
+_encode = msgspec.json.Encoder(order="sorted").encode
+
+
+class Document(MutableMapping[str, Any]):
+    """A document on its way: a mutable mapping of fields (JSON values) with an id and, often, raw bytes.
+
+    ``Document("plays/henryv.txt", raw=b"...", title="Henry V")``. ``doc["title"]``, ``doc.get("title")``,
+    ``"title" in doc``, ``del doc["title"]`` and iteration work on the fields.
+
+    Attributes:
+        id: URI relative to the source's root; unique in its source.
+        raw: the content's bytes, or None for documents that are fields only.
+        parent_id: id of the document it was made from, else None.
+        origin_id: id of the source document at the top of its family (its own id for one from a source).
+        version: 32 hex digits, BLAKE2b-128 of raw and fields as the source gave them; "" before it is known.
+        operation: "upsert" or "delete".
+    """
+
+    __slots__ = ("_fields", "id", "operation", "origin_id", "parent_id", "raw", "version")
+
+    def __init__(self, id: str, /, *, raw: bytes | None = None, **fields: Any) -> None:
+        self.id = id
+        self.raw = raw
+        self.parent_id: str | None = None
+        self.origin_id = id
+        self.version = ""
+        self.operation: Operation = "upsert"
+        self._fields = fields
+
+    @classmethod
+    def of(cls, id: str, fields: dict[str, Any], raw: bytes | None = None, version: str = "") -> Document:
+        """The same from a dict of fields, which the document keeps (no copy); field names are free, "raw" too."""
+        doc = cls(id, raw=raw)
+        doc._fields = fields
+        doc.version = version
+        return doc
+
+    def text(self, encoding: str = "utf-8") -> str:
+        """The raw bytes, decoded; "" where there are none.
+
+        Raises:
+            BadDocument: the bytes are not in this encoding; says at which byte. Ends as ERROR_DOC.
+        """
+        if self.raw is None:
+            return ""
+        try:
+            return self.raw.decode(encoding)
+        except UnicodeDecodeError as e:
+            raise BadDocument(
+                f"{self.id}: not {encoding} text: byte {e.start} (0x{self.raw[e.start]:02x}): {e.reason}. "
+                "Save the file in this encoding, or decode it by its own: doc.text('latin-1')."
+            ) from None
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """The fields themselves, as a dict."""
+        return self._fields
+
+    def __getitem__(self, name: str) -> Any:
+        return self._fields[name]
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self._fields[name] = value
+
+    def __delitem__(self, name: str) -> None:
+        del self._fields[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._fields)
+
+    def __len__(self) -> int:
+        return len(self._fields)
+
+    def __bool__(self) -> bool:
+        return True  # a document without fields is still a document
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Document):
+            return NotImplemented
+        return (self.id, self.raw, self._fields) == (other.id, other.raw, other._fields)
+
+    __hash__ = None  # type: ignore[assignment]  # mutable
+
+    def __repr__(self) -> str:
+        raw = "" if self.raw is None else f", raw={len(self.raw)} bytes"
+        return f"Document({self.id!r}{raw}, fields={sorted(self._fields)})"
+
+
+def encode_fields(fields: dict[str, Any]) -> bytes:
+    """Fields as JSON bytes with sorted keys, so that equal fields are equal bytes.
+
+    Raises:
+        BadDocument: a value that JSON cannot hold; names the field.
+    """
+    try:
+        return _encode(fields)
+    except (TypeError, ValueError, RecursionError, OverflowError) as e:
+        for name, value in fields.items():
+            try:
+                _encode({name: value})
+            except Exception:
+                raise BadDocument(
+                    f"field {name!r} holds a {type(value).__name__} that JSON cannot hold ({e}). "
+                    "Set it to text, a number, a list or a dict in a step."
+                ) from None
+        raise BadDocument(f"the fields are not JSON: {e}") from None
+
+
+decode_fields = msgspec.json.Decoder(dict[str, Any]).decode
+"""JSON bytes back to fields."""
+
+
+def content_version(fields: bytes, raw: bytes | None) -> str:
+    """Version of a document: BLAKE2b-128 (32 hex digits) of its encoded fields and raw bytes, never of a time.
+
+    JSON has no NUL byte, so fields and raw cannot run into each other; no raw differs from empty raw.
+    """
+    h = blake2b(fields, digest_size=16)
+    if raw is not None:
+        h.update(b"\0")
+        h.update(raw)
+    return h.hexdigest()

@@ -1,0 +1,224 @@
+"""Scan, first half: executors list the sources into staged files. Nothing here outlives a crash."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ferryman import settings
+from ferryman.document import Document, content_version, encode_fields
+from ferryman.engine.runner import Runner, Shipped
+from ferryman.errors import BadDocument
+from ferryman.plan import Plan, SourceNode
+from ferryman.sources import Listed, Table
+
+LISTING: Final = pa.schema(
+    [
+        pa.field("row", pa.int64()),
+        pa.field("id", pa.string()),
+        pa.field("size", pa.int64()),
+        pa.field("fingerprint", pa.string()),
+        pa.field("location", pa.string()),
+        pa.field("refused", pa.string()),
+        pa.field("version", pa.string()),
+        pa.field("fields", pa.binary()),
+        pa.field("raw", pa.binary()),
+    ]
+)
+"""One row a listed document. Sources that have the content at hand stage it too, so that what was hashed is what is
+fed, also if the table changes meanwhile. ``version`` is null where content is read later."""
+
+_GROUP_ROWS: Final = 16_384
+_GROUP_BYTES: Final = 16 * settings.MIB
+
+
+class ListedPart(NamedTuple):
+    """What one piece of a listing came to."""
+
+    source: str
+    path: str
+    rows: int
+    bytes: int
+    failure: str | None
+    """Why the piece is incomplete."""
+
+
+class Listing(NamedTuple):
+    """All pieces of one source, in its own order."""
+
+    source: SourceNode
+    parts: list[ListedPart]
+
+    @property
+    def rows(self) -> int:
+        return sum(p.rows for p in self.parts)
+
+    @property
+    def bytes(self) -> int:
+        return sum(p.bytes for p in self.parts)
+
+    @property
+    def failures(self) -> list[str]:
+        return [p.failure for p in self.parts if p.failure is not None]
+
+
+def list_sources(plan: Plan, shipped: Shipped, folder: Path, runner: Runner) -> list[Listing]:
+    """List every source of the plan into files in ``folder``."""
+    sources = [n for n in plan.nodes if isinstance(n, SourceNode)]
+    for node in sources:
+        node.source.check()
+    pieces = [
+        (node.name, piece) for node in sources if not isinstance(node.source, Table) for piece in node.source.partitions()
+    ]
+    parts = runner.run(ListPieces(shipped, str(folder)), pieces) if pieces else []
+    for node in sources:
+        if isinstance(node.source, Table):
+            parts += runner.run_frame(node.source.read, ListFrame(shipped, str(folder), node.name))
+    return [Listing(node, [p for p in parts if p.source == node.name]) for node in sources]
+
+
+class ListPieces(NamedTuple):
+    """Task: list one piece of one source."""
+
+    shipped: Shipped
+    folder: str
+
+    def __call__(self, item: tuple[str, Any]) -> ListedPart:
+        name, piece = item
+        source = _source(self.shipped, name)
+        with _Writer(self.folder, name) as out:
+            try:
+                for entry in source.listing(piece):
+                    out.add(entry, source.prefix)
+            except Exception as e:
+                return out.finish(f"{type(e).__name__}: {e}")
+            return out.finish()
+
+
+class ListFrame(NamedTuple):
+    """Task: list one partition of a DataFrame; its rows are the documents."""
+
+    shipped: Shipped
+    folder: str
+    source: str
+
+    def __call__(self, partition: int, batches: Iterator[pa.RecordBatch]) -> ListedPart:
+        source = _source(self.shipped, self.source)
+        assert isinstance(source, Table)
+        with _Writer(self.folder, self.source) as out:
+            try:
+                for batch in batches:
+                    ids, fields = source.columns(batch)
+                    out.add_columns(ids, fields, source.prefix)
+            except Exception as e:
+                for _ in batches:  # Spark wants its input read to the end
+                    pass
+                return out.finish(f"{type(e).__name__}: {e}")
+            return out.finish()
+
+
+def _source(shipped: Shipped, name: str) -> Any:
+    return next(n.source for n in shipped.plan().nodes if isinstance(n, SourceNode) and n.name == name)
+
+
+class _Writer:
+    """A listing file in the making: rows gathered into row groups."""
+
+    def __init__(self, folder: str, source: str) -> None:
+        self._source = source
+        self._path = f"{folder}/{source}-{uuid.uuid4().hex}.parquet"
+        self._writer: pq.ParquetWriter | None = None
+        self._rows: list[tuple[Any, ...]] = []
+        self._pending = 0
+        self._written = 0
+        self._bytes = 0
+
+    def __enter__(self) -> _Writer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+    def add(self, entry: Listed | Document, prefix: str) -> None:
+        if isinstance(entry, Document):
+            row, size = _inline(entry, prefix)
+        else:
+            size = entry.size
+            row = (prefix + entry.id, size, entry.fingerprint, entry.location, entry.refused or None, None, None, None)
+        self._rows.append(row)
+        self._bytes += size
+        self._pending += size
+        if len(self._rows) >= _GROUP_ROWS or self._pending >= _GROUP_BYTES:
+            columns = list(zip(*self._rows, strict=True))
+            self._rows.clear()
+            self._flush([list(c) for c in columns])
+
+    def add_columns(self, ids: list[str], fields: list[bytes], prefix: str) -> None:
+        """Rows without raw bytes, whole columns at a time."""
+        if prefix:
+            ids = [prefix + i for i in ids]
+        versions = [content_version(f, None) for f in fields]
+        sizes = [len(f) for f in fields]
+        self._bytes += sum(sizes)
+        n = len(ids)
+        for at in range(0, n, _GROUP_ROWS):
+            cut = slice(at, at + _GROUP_ROWS)
+            k = len(ids[cut])
+            self._flush([ids[cut], sizes[cut], [""] * k, [""] * k, [None] * k, versions[cut], fields[cut], [None] * k])
+
+    def finish(self, failure: str | None = None) -> ListedPart:
+        if self._rows:
+            self._flush([list(c) for c in zip(*self._rows, strict=True)])
+            self._rows = []
+        self.__exit__()
+        return ListedPart(self._source, self._path, self._written, self._bytes, failure)
+
+    def _flush(self, columns: list[list[Any]]) -> None:
+        n = len(columns[0])
+        if n == 0:
+            return
+        arrays = [pa.array(range(self._written, self._written + n), pa.int64())]
+        arrays += [pa.array(c, f.type) for c, f in zip(columns, list(LISTING)[1:], strict=True)]
+        if self._writer is None:
+            self._writer = pq.ParquetWriter(self._path, LISTING, compression="lz4", use_dictionary=False, write_statistics=False)
+        self._writer.write_batch(pa.RecordBatch.from_arrays(arrays, schema=LISTING), row_group_size=_GROUP_ROWS)
+        self._written += n
+        self._pending = 0
+
+
+def _inline(doc: Document, prefix: str) -> tuple[tuple[Any, ...], int]:
+    """A whole document as a listing row; one whose fields JSON cannot hold is refused."""
+    try:
+        fields = encode_fields(doc.fields)
+    except BadDocument as e:
+        return (prefix + doc.id, 0, "", "", str(e), content_version(repr(e).encode(), None), None, None), 0
+    size = len(fields) + len(doc.raw or b"")
+    return (prefix + doc.id, size, "", "", None, content_version(fields, doc.raw), fields, doc.raw), size
+
+
+def rows_of(path: str, rows: Iterable[int], columns: list[str]) -> dict[int, tuple[Any, ...]]:
+    """Staged content of some rows of a listing file (row -> values), row group by row group."""
+    wanted = sorted(rows)
+    found: dict[int, tuple[Any, ...]] = {}
+    with pq.ParquetFile(path) as file:
+        start = at = 0
+        for group in range(file.num_row_groups):
+            end = start + file.metadata.row_group(group).num_rows
+            here = []
+            while at < len(wanted) and wanted[at] < end:
+                here.append(wanted[at])
+                at += 1
+            if here:
+                table = file.read_row_group(group, columns=columns, use_threads=False)
+                if len(here) < table.num_rows:
+                    table = table.take(pa.array([r - start for r in here], pa.int64()))
+                found.update(zip(here, zip(*(c.to_pylist() for c in table.columns), strict=True), strict=True))
+            start = end
+    return found

@@ -1,0 +1,133 @@
+"""How things fail, grouped by what Ferryman does next.
+
+::
+
+    FerrymanError
+    ├── Dropped            a step lets its document go on purpose: DROPPED, with the reason
+    ├── DeliveryError      said about one document, or (universal=True) about a whole step or destination
+    │   ├── TransientError try again later; from a destination: nothing took effect
+    │   └── PermanentError never try this again as it is
+    │       └── BadDocument   the document itself cannot be read or parsed: ERROR_DOC
+    ├── UsageError         the person's to mend, nothing was done: exit 2
+    │   ├── PlanError      the plan is not one that can run
+    │   └── TooManyDeletes a scan would delete more than the source allows
+    ├── StateError         this state directory must not be touched: exit 1
+    │   ├── StateHeld      another driver holds it
+    │   ├── StateDamaged   a file of it is missing or is not what was written
+    │   ├── StateForeign   it belongs to another plan or to a newer Ferryman
+    │   └── StateLost      another driver took it over while we held it
+    └── EngineError        Spark or Ferryman itself failed: exit 1
+
+Every message says what happened, to what, and what to do. All of them survive pickling.
+"""
+
+from __future__ import annotations
+
+
+class FerrymanError(Exception):
+    """Base of everything Ferryman raises on purpose. ``exit_code`` is what the command line ends with."""
+
+    exit_code = 1
+
+
+class Dropped(FerrymanError):
+    """Raise it in a step to let a document go on purpose: ``raise Dropped("draft")``."""
+
+
+class DeliveryError(FerrymanError):
+    """A failure with a reason. ``universal``: it is not about this document, every other would fail alike."""
+
+    def __init__(self, why: str = "", universal: bool = False) -> None:
+        super().__init__(why, universal)
+        self.why = why
+        self.universal = universal
+
+    def __str__(self) -> str:
+        return self.why
+
+
+class TransientError(DeliveryError):
+    """Try again later. Out of a destination it also says: nothing took effect."""
+
+
+class PermanentError(DeliveryError):
+    """This will fail the same way for ever: do not try again until something changes."""
+
+
+class BadDocument(PermanentError):
+    """The document itself cannot be read or parsed. Ends as ERROR_DOC until it changes or a person forces it."""
+
+
+class UsageError(FerrymanError):
+    """Something for the person to mend; nothing was touched."""
+
+    exit_code = 2
+
+
+class PlanError(UsageError):
+    """The plan cannot run. ``findings`` holds every reason, one text each, naming the node and the remedy."""
+
+    def __init__(self, findings: list[str]) -> None:
+        super().__init__(findings)
+        self.findings = findings
+
+    def __str__(self) -> str:
+        return "\n".join(self.findings)
+
+
+class TooManyDeletes(UsageError):
+    """A complete listing misses more documents than ``max_deleted`` allows. Nothing was committed."""
+
+    def __init__(self, source: str, gone: int, known: int, max_deleted: float) -> None:
+        super().__init__(source, gone, known, max_deleted)
+        self.source, self.gone, self.known, self.max_deleted = source, gone, known, max_deleted
+
+    def __str__(self) -> str:
+        return (
+            f"source {self.source}: {self.gone} of {self.known} documents are gone, more than max_deleted={self.max_deleted:g} "
+            "allows. Nothing was changed. If they were removed on purpose, run again with --allow-deletes."
+        )
+
+
+class StateError(FerrymanError):
+    """The state directory must not be touched as it is; nothing was overwritten."""
+
+
+class StateHeld(StateError):
+    """Another driver holds the state."""
+
+    def __init__(self, path: str, host: str, pid: int, since: str) -> None:
+        super().__init__(path, host, pid, since)
+        self.path, self.host, self.pid, self.since = path, host, pid, since
+
+    def __str__(self) -> str:
+        return (
+            f"{self.path} is held by process {self.pid} on {self.host} since {self.since}. "
+            "Wait until it ends, or stop it; a killed process gives it up by itself."
+        )
+
+
+class StateDamaged(StateError):
+    """A file of the state is missing or is not what Ferryman wrote."""
+
+    def __init__(self, path: str, what: str) -> None:
+        super().__init__(path, what)
+        self.path, self.what = path, what
+
+    def __str__(self) -> str:
+        return (
+            f"{self.path}: {self.what}. Nothing was overwritten. Restore this file from a copy; "
+            "`ferryman fsck` lists everything that is damaged."
+        )
+
+
+class StateForeign(StateError):
+    """The state belongs to another plan, or to a newer Ferryman."""
+
+
+class StateLost(StateError):
+    """Another driver took the state over (a higher epoch was found); this one stops at once."""
+
+
+class EngineError(FerrymanError):
+    """Spark failed, or Ferryman did."""

@@ -1,0 +1,183 @@
+"""The journal: small durable files by which executors say what they claimed and what came of it.
+
+::
+
+    journal/<pass>/<key>.<first>-<end>.claim     at-most-once: this chunk is mine, nobody sends it again
+    journal/<pass>/<key>.<first>-<end>.result    what became of these rows
+    journal/closed/<pass>                        nothing unclaimed of this pass is sent any more
+
+``key`` is the outbox file's first sequence, which stays the same when the file is rewritten; ``first`` and ``end`` are
+values of its ``row`` column, end exclusive. Claims and results are published whole and once: of two workers with the
+same chunk one wins. The order that makes closing sound on every file system, without clocks: a worker claims, *then*
+looks for the highest closed pass, *then* sends; a driver closes, *then* reads the journal.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from ferryman.storage import files
+from ferryman.storage.parquet import Part
+
+_NAME = re.compile(r"(\d+)\.(\d+)-(\d+)\.(claim|result)\Z")
+
+
+class Rows(NamedTuple):
+    """Rows of an outbox file: ``first`` ≤ row < ``end``."""
+
+    key: int
+    first: int
+    end: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.key}.{self.first:09d}-{self.end:09d}"
+
+
+class RowResult(msgspec.Struct, frozen=True, array_like=True):
+    """What became of one row that was not simply delivered."""
+
+    row: int
+    status: str
+    message: str
+    attempt: int
+    due: int | None
+    """When an ERROR is tried again, µs since 1970; None: not owed any more."""
+
+
+class Result(msgspec.Struct, frozen=True):
+    """What became of a range of rows.
+
+    Attributes:
+        sent: rows that were attempted; the others of the range were not eligible in this pass.
+        stay: how many of them stay in the outbox (to be tried again, or parked).
+        part: their ledger events, as a data file of the ledger; None: ``rows`` holds what differs from delivered.
+    """
+
+    key: int
+    first: int
+    end: int
+    sent: int
+    stay: int
+    part: tuple[str, int, int] | None
+    rows: list[RowResult] = []
+    eligible: list[int] | None = None
+    """Rows attempted, where that is not the whole range (only in results without a part)."""
+
+    @property
+    def range(self) -> Rows:
+        return Rows(self.key, self.first, self.end)
+
+    @property
+    def ledger_part(self) -> Part | None:
+        return None if self.part is None else Part(*self.part)
+
+
+class Journal:
+    """The journal of a state."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._closed = folder / "closed"
+
+    def create(self) -> None:
+        files.make_folder(self._closed)
+
+    # -- executors -----------------------------------------------------------------------------------
+
+    def begin(self, pass_: int) -> Path:
+        """The pass's folder, made if need be."""
+        folder = self.folder / str(pass_)
+        files.make_folder(folder)
+        return folder
+
+    def claim(self, pass_: int, rows: Rows) -> bool:
+        """Make a chunk ours, durably; False if it is somebody's already (also our own, from before a crash)."""
+        owner = {"host": socket.gethostname(), "pid": os.getpid()}
+        return files.publish(self._path(pass_, rows, "claim"), files.sealed(owner))
+
+    def publish(self, pass_: int, result: Result) -> bool:
+        """Make a result known, durably; False if there is one for these very rows already."""
+        return files.publish(self._path(pass_, result.range, "result"), files.sealed(result))
+
+    def open_for(self, pass_: int) -> bool:
+        """May this pass still send? Look before each chunk, after claiming it."""
+        return self.highest_closed() < pass_
+
+    def owner_alive(self, pass_: int, rows: Rows) -> bool:
+        """Is the process that claimed these rows still there, as far as we can see?"""
+        owner: Any = files.unseal(self._path(pass_, rows, "claim"))
+        if owner["host"] != socket.gethostname():
+            return True
+        try:
+            os.kill(owner["pid"], 0)
+        except ProcessLookupError:
+            return False
+        except PermissionError:
+            pass
+        return bool(owner["pid"] != os.getpid())
+
+    # -- both ----------------------------------------------------------------------------------------
+
+    def highest_closed(self) -> int:
+        """Number of the highest closed pass, 0 before the first."""
+        return max((int(n) for n in os.listdir(self._closed) if n.isdigit()), default=0)
+
+    def results(self, pass_: int, key: int | None = None) -> list[Result]:
+        """Results of a pass (of one file), in the order of their rows.
+
+        Raises:
+            StateDamaged: a journal file is not what was written.
+        """
+        found = [
+            msgspec.convert(files.unseal(path), Result)
+            for rows, kind, path in self._entries(pass_)
+            if kind == "result" and key in (None, rows.key)
+        ]
+        return sorted(found, key=lambda r: (r.key, r.first, -r.end))
+
+    def claims(self, pass_: int, key: int | None = None) -> list[Rows]:
+        """Claims of a pass (of one file)."""
+        return sorted(rows for rows, kind, _ in self._entries(pass_) if kind == "claim" and key in (None, rows.key))
+
+    # -- driver --------------------------------------------------------------------------------------
+
+    def close(self, pass_: int) -> None:
+        """From now on nothing unclaimed of this pass or an older one is sent."""
+        files.publish(self._closed / str(pass_), b"")
+        for name in os.listdir(self._closed):
+            if name.isdigit() and int(name) < pass_:
+                (self._closed / name).unlink(missing_ok=True)
+
+    def passes(self) -> list[int]:
+        """Passes that have a journal."""
+        return sorted(int(n) for n in os.listdir(self.folder) if n.isdigit())
+
+    def trim(self, pass_: int, keep: set[Rows]) -> None:
+        """Remove a pass's journal but for what concerns these claims (which a late worker may still answer)."""
+        for rows, _, path in list(self._entries(pass_)):
+            if rows not in keep:
+                path.unlink(missing_ok=True)
+        folder = self.folder / str(pass_)
+        if not keep and folder.exists():
+            for leftover in folder.iterdir():
+                leftover.unlink(missing_ok=True)
+            folder.rmdir()
+
+    def _path(self, pass_: int, rows: Rows, kind: str) -> Path:
+        return self.folder / str(pass_) / f"{rows.name}.{kind}"
+
+    def _entries(self, pass_: int) -> Iterator[tuple[Rows, str, Path]]:
+        folder = self.folder / str(pass_)
+        if not folder.is_dir():
+            return
+        for name in os.listdir(folder):
+            if found := _NAME.match(name):
+                yield Rows(int(found[1]), int(found[2]), int(found[3])), found[4], folder / name

@@ -1,0 +1,77 @@
+"""Columns of the three tables, as users of Spark, DuckDB and Polars find them."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import pyarrow as pa
+
+_DELIVERY: Final = [
+    pa.field("source", pa.string()),
+    pa.field("document", pa.string()),
+    pa.field("parent", pa.string()),
+    pa.field("origin", pa.string()),
+    pa.field("version", pa.string()),
+    pa.field("revision", pa.int64()),
+    pa.field("operation", pa.string()),
+    pa.field("route", pa.string()),
+    pa.field("branches", pa.string()),
+]
+
+LEDGER: Final = pa.schema(
+    [
+        *_DELIVERY,
+        pa.field("destination", pa.string()),
+        pa.field("delivery_hash", pa.string()),
+        pa.field("status", pa.string()),
+        pa.field("message", pa.string()),
+        pa.field("attempt", pa.int64()),
+        pa.field("wave", pa.int64()),
+        pa.field("ordinal", pa.int64()),
+        pa.field("due", pa.int64()),
+        pa.field("created", pa.timestamp("us", tz="UTC")),
+    ]
+)
+"""One row an event. ``attempt``: attempts made. ``due``: when an ERROR is tried again, µs since 1970. Events of a
+delivery are ordered by (wave, ordinal). Empty ``destination``: the event is about the document."""
+
+LEDGER_COLUMNS: Final = [f.name for f in LEDGER if f.name not in ("ordinal", "due")]
+"""The public ones, in their public order."""
+
+DOCUMENTS: Final = pa.schema(
+    [
+        pa.field("source", pa.string()),
+        pa.field("document", pa.string()),
+        pa.field("version", pa.string()),
+        pa.field("revision", pa.int64()),
+        pa.field("fingerprint", pa.string()),
+        pa.field("operation", pa.string()),
+        pa.field("wave", pa.int64()),
+        pa.field("given", pa.string()),
+        pa.field("due", pa.int64()),
+        pa.field("attempt", pa.int64()),
+        pa.field("forced", pa.bool_()),
+    ]
+)
+"""The last row of a (source, document) by ``wave`` counts. ``given``: destinations that were given it, comma-separated.
+``due``: when a failed step is tried again (µs since 1970; null: nothing is owed by steps) after ``attempt`` attempts.
+``forced``: a person wants it read again as a new revision."""
+
+OUTBOX: Final = pa.schema(
+    [
+        pa.field("wave", pa.int64()),
+        pa.field("destination", pa.string()),
+        pa.field("first_sequence", pa.int64()),
+        pa.field("row", pa.int64()),
+        *_DELIVERY,
+        pa.field("delivery_hash", pa.string()),
+        pa.field("attempt", pa.int64()),
+        pa.field("due", pa.int64()),
+        pa.field("fields", pa.binary()),
+        pa.field("raw", pa.binary()),
+    ]
+)
+"""One row a committed delivery that has not left. Sequence = ``first_sequence`` + ``row``. ``attempt``: attempts made.
+``due``: µs since 1970, 0 = now; null: parked (dead, refused or unknown), kept for a person's word. ``fields`` is JSON."""
+
+OUTBOX_PARTITION: Final = ["wave", "destination", "first_sequence"]

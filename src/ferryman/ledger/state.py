@@ -1,0 +1,227 @@
+"""The state directory of one plan and plan version: three tables, the journal, and who may write them."""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+import shutil
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Final, Self
+
+from ferryman import settings
+from ferryman.errors import StateDamaged, StateForeign
+from ferryman.ledger import schemas
+from ferryman.ledger.journal import Journal
+from ferryman.plan import Plan
+from ferryman.storage import files
+from ferryman.storage.lock import Lock
+from ferryman.storage.tables import Table
+from ferryman.testing import crash
+
+WAVE: Final = "ferryman.wave"
+"""Application id: number of the last committed wave (on the outbox)."""
+SEQUENCE: Final = "ferryman.sequence"
+"""Application id: the next free sequence (on the outbox)."""
+SETTLED: Final = "ferryman.settled"
+"""Application id: number of the last settled wave (on each table)."""
+
+FOLDERS: Final = ("outbox", "documents", "ledger", "journal", "commands", "staging")
+
+
+def state_root(plan: Plan, state: str | Path | None = None, plan_file: Path | None = None) -> Path:
+    """Where this plan's state lives: ``<state>/<plan>-v<version>``; by default in ``.ferryman/`` beside the plan file."""
+    if state is None:
+        state = (plan_file.parent if plan_file else Path.cwd()) / ".ferryman"
+    return Path(state).absolute() / plan.key
+
+
+class State:
+    """A state directory. Read-only until ``take``; after it, this process is the only driver.
+
+    Attributes:
+        wave: number of the last committed wave, 0 before the first.
+        settled: number of the last wave that is settled in all tables.
+    """
+
+    def __init__(self, root: Path, plan: Plan) -> None:
+        self.root = root
+        self.plan = plan
+        self.outbox = Table(root / "outbox", schemas.OUTBOX, schemas.OUTBOX_PARTITION)
+        self.documents = Table(root / "documents", schemas.DOCUMENTS, [])
+        self.ledger = Table(root / "ledger", schemas.LEDGER, [])
+        self.journal = Journal(root / "journal")
+        self.commands = root / "commands"
+        self.staging = root / "staging"
+        self.epoch = 0
+        self.notes: list[str] = []
+        """What opening found and mended, a line each."""
+        self._lock: Lock | None = None
+
+    @property
+    def tables(self) -> tuple[Table, Table, Table]:
+        return (self.outbox, self.documents, self.ledger)
+
+    @property
+    def exists(self) -> bool:
+        """Is there a finished state here? (A crash while it is made leaves none.)"""
+        return (self.root / "state.json").exists()
+
+    @property
+    def wave(self) -> int:
+        return self.outbox.transactions[WAVE]
+
+    @property
+    def next_sequence(self) -> int:
+        return self.outbox.transactions[SEQUENCE]
+
+    @property
+    def settled(self) -> int:
+        return min(t.transactions[SETTLED] for t in self.tables)
+
+    @classmethod
+    def take(cls, root: Path, plan: Plan) -> Self:
+        """Become the driver of this state, making it if it is not there.
+
+        1. take the lock
+        2. make the directory, if need be: state.json last, it says that the rest is there
+        3. verify logs and live files; nothing is changed if anything is wrong
+        4. mend what a crash left unmarked
+        5. announce the next epoch on every table: from now on an older driver cannot commit
+
+        Raises:
+            StateHeld, StateDamaged, StateForeign: see errors; nothing was touched.
+        """
+        state = cls(root, plan)
+        state._refuse_foreign_folder()
+        files.make_folder(root)
+        state._lock = Lock.take(root / "lock")  # 1
+        try:
+            if not state.exists:
+                state._create()  # 2
+            state.verify()  # 3
+            for table in state.tables:  # 4
+                if (note := table.log.mend()) is not None:
+                    state.notes.append(note)
+            state.load()
+            state._announce()  # 5
+        except BaseException:
+            state.release()
+            raise
+        return state
+
+    def release(self) -> None:
+        """Stop being its driver."""
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+
+    def verify(self) -> None:
+        """Is this our plan's state, whole, and of a format we know? Changes nothing; reads logs and sizes.
+
+        Raises:
+            StateForeign, StateDamaged: by name.
+        """
+        self._identity()
+        for name in FOLDERS:
+            if not (self.root / name).is_dir():
+                raise StateDamaged(str(self.root / name), "the folder is missing")
+        for table in self.tables:
+            table.log.verify()
+
+    def load(self) -> None:
+        """Read the tables' logs as they are now; every live file must be there.
+
+        Raises:
+            StateDamaged: names the file.
+        """
+        self.outbox.load([self.application, WAVE, SEQUENCE, SETTLED])
+        self.documents.load([self.application, SETTLED])
+        self.ledger.load([self.application, SETTLED])
+        if self.outbox.transactions[SEQUENCE] == 0:
+            self.outbox.transactions[SEQUENCE] = self._identity()["first_sequence"]
+        for table in self.tables:
+            table.verify_sizes()
+
+    @property
+    def application(self) -> str:
+        """Application id of the epochs."""
+        return f"ferryman.plan.{self.plan.key}"
+
+    def scratch(self, name: str) -> Path:
+        """An empty folder for what need not survive: listings, their judgement."""
+        folder = self.staging / name
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        return folder
+
+    def bytes_owed(self) -> int:
+        """Disk that waiting rows take."""
+        return sum(f.size for f in self.outbox.files.values())
+
+    def _refuse_foreign_folder(self) -> None:
+        """Never make a state inside something else's folder."""
+        if self.root.exists() and not self.exists:
+            strange = sorted(p.name for p in self.root.iterdir() if p.name not in (*FOLDERS, "lock") and not p.name.startswith(files.TEMPORARY))
+            if strange:
+                raise StateForeign(
+                    f"{self.root} holds {', '.join(strange[:3])} and no state.json: it is no state of Ferryman's. "
+                    "Nothing was touched. Give another --state."
+                )
+
+    def _identity(self) -> dict[str, Any]:
+        path = self.root / "state.json"
+        try:
+            found: Any = files.unseal(path)
+        except OSError as e:
+            raise StateDamaged(str(path), f"cannot be read ({e.strerror})") from e
+        if found["format"] > settings.FORMAT:
+            raise StateForeign(
+                f"{path}: format {found['format']}, this Ferryman knows up to {settings.FORMAT}. "
+                "Nothing was touched. Use the newer Ferryman that wrote it."
+            )
+        if (found["plan"], found["version"]) != (self.plan.name, self.plan.version):
+            raise StateForeign(
+                f"{self.root} is the state of plan {found['plan']} version {found['version']}, not of {self.plan.name} "
+                f"version {self.plan.version}. Nothing was touched. Give another --state, or the right plan."
+            )
+        return dict(found)
+
+    def _create(self) -> None:
+        for name in ("commands", "staging"):
+            files.make_folder(self.root / name)
+        self.journal.create()
+        for table in self.tables:
+            if not table.folder.exists() or not table.log.marks.exists():
+                shutil.rmtree(table.folder, ignore_errors=True)  # half made by a crash, nothing can be in it yet
+                table.create()
+            crash.point("create.table")
+        identity = {
+            "format": settings.FORMAT,
+            "plan": self.plan.name,
+            "version": self.plan.version,
+            "created": dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
+            "first_sequence": int(time.time()) * settings.SEQUENCE_PER_SECOND,
+        }
+        files.replace(self.root / "state.json", files.sealed(identity))
+        crash.point("create.state")
+
+    def _announce(self) -> None:
+        self.epoch = 1 + max(t.transactions[self.application] for t in self.tables)
+        for table in self.tables:
+            table.fence(self.application, self.epoch)
+            crash.point("epoch.table")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+def remove_strays(folder: Path) -> None:
+    """Remove temporary files that a crash left in a folder."""
+    for name in os.listdir(folder):
+        if name.startswith(files.TEMPORARY):
+            (folder / name).unlink(missing_ok=True)

@@ -1,0 +1,74 @@
+"""The ledger's vocabulary and its legal moves, as data. Pictures and docs are made from these tables."""
+
+from __future__ import annotations
+
+import enum
+from typing import Final
+
+
+class Status(enum.StrEnum):
+    """State of a delivery. The latest event counts; PROCESSING and BATCHED are derived by readers, never stored."""
+
+    FORCE = "FORCE"
+    RESTART = "RESTART"
+    DIRTY = "DIRTY"
+    PROCESSING = "PROCESSING"
+    ERROR = "ERROR"
+    BATCHED = "BATCHED"
+    INDEXING = "INDEXING"
+    INDEXED = "INDEXED"
+    DROPPED = "DROPPED"
+    DEAD = "DEAD"
+    ERROR_DOC = "ERROR_DOC"
+
+
+TERMINAL: Final = frozenset({Status.INDEXED, Status.DROPPED, Status.DEAD, Status.ERROR_DOC})
+"""A delivery in one of these is done with, until its document changes or a person speaks."""
+
+MEANING: Final[dict[Status, str]] = {
+    Status.FORCE: "a person wants it read again, changed or not; the next scan takes it up as a new revision",
+    Status.RESTART: "a person, or a new plan version, wants it tried again; due now, attempts from zero",
+    Status.DIRTY: "a source or a person thinks it changed; the next scan looks",
+    Status.PROCESSING: "taken up in a wave that has not committed; after a crash it is fed again",
+    Status.ERROR: "a step or the destination failed; tried again when due",
+    Status.BATCHED: "committed to the outbox; will be delivered",
+    Status.INDEXING: "in flight; stored when an at-most-once chunk got no result: unknown until a late result or a person's word",
+    Status.INDEXED: "delivered (or the destination had something newer)",
+    Status.DROPPED: "let go on purpose, replaced or superseded; the message says which",
+    Status.DEAD: "attempts exhausted, or refused for good by the destination",
+    Status.ERROR_DOC: "the document itself is bad: cannot be read or parsed",
+}
+
+_S = Status
+_STEPS = frozenset({_S.BATCHED, _S.ERROR, _S.DROPPED, _S.DEAD, _S.ERROR_DOC})
+"""What the steps may make of a document that is fed (again)."""
+_SENT = frozenset({_S.INDEXING, _S.INDEXED, _S.ERROR, _S.DEAD})
+"""What sending may make of a committed row."""
+_PERSON = frozenset({_S.RESTART, _S.FORCE})
+
+MOVES: Final[dict[Status | None, frozenset[Status]]] = {
+    None: frozenset({_S.PROCESSING}),
+    _S.PROCESSING: _STEPS,
+    _S.BATCHED: _SENT | {_S.DROPPED},
+    _S.INDEXING: _SENT | {_S.RESTART},
+    _S.ERROR: _STEPS | _SENT | _PERSON,
+    _S.RESTART: _STEPS | _SENT | _PERSON,
+    _S.FORCE: frozenset({_S.PROCESSING, _S.FORCE, _S.DROPPED}),
+    _S.DIRTY: frozenset({_S.PROCESSING, _S.DIRTY}),
+    _S.INDEXED: frozenset({_S.FORCE, _S.DIRTY}),
+    _S.DROPPED: frozenset({_S.FORCE, _S.DIRTY}),
+    _S.DEAD: _PERSON | {_S.DROPPED},
+    _S.ERROR_DOC: _PERSON | {_S.DROPPED},
+}
+"""From -> to, for one delivery. None: nothing known of it yet."""
+
+
+def move(before: Status | None, after: Status) -> Status:
+    """The state after a legal move.
+
+    Raises:
+        ValueError: not a legal one; nothing changes.
+    """
+    if after not in MOVES[before]:
+        raise ValueError(f"a delivery cannot go from {before or 'nothing'} to {after}: only to {', '.join(sorted(MOVES[before]))}")
+    return after

@@ -1,0 +1,194 @@
+"""From what a person types to a plan: ``file.py``, ``file.py:name`` or ``package.module:name``.
+
+What a plan file defines (steps, destinations, sources) is pickled to the workers by value, and so are the modules that
+lie beside it: the workers need not have these files. Modules that are installed are pickled by reference.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+import sys
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import cloudpickle
+
+from ferryman.errors import FerrymanError, UsageError
+from ferryman.plan.plan import Plan
+
+FORMS = "give a Python file that makes a Plan (plan.py), one plan of it (plan.py:name), or package.module:name"
+
+
+def load_plan(spec: str) -> Plan:
+    """The plan that ``spec`` names.
+
+    Runs the user's file: what it prints goes to stderr, and what it raises is told as its own error, with file and
+    line. The file's folder is put first on ``sys.path``.
+
+    Raises:
+        UsageError: no such file or module, an error in it, no Plan in it, or more than one and none named.
+    """
+    place, name = _split(spec)
+    if isinstance(place, Path):
+        folder = place.parent
+        module = _run_file(place)
+    else:
+        folder = Path.cwd()
+        module = _import(place, folder)
+    _pickle_by_value(module, folder)
+    return _pick(module, str(place), name)
+
+
+def plan_file(spec: str) -> Path | None:
+    """The plan file that ``spec`` names, absolute; None where it names a module."""
+    place, _ = _split(spec)
+    return place if isinstance(place, Path) else None
+
+
+def _split(spec: str) -> tuple[Path | str, str | None]:
+    """(file or module, name of the plan in it)."""
+    head, colon, name = spec.rpartition(":")
+    if spec.endswith(".py"):
+        head, colon, name = spec, "", ""
+    if head.endswith(".py"):
+        path = Path(head).absolute()
+        if not path.is_file():
+            raise UsageError(f"{head}: there is no such file: {FORMS}; `ferryman init DIR` writes one to start from.")
+        return path, name or None
+    if colon and head and name:
+        return head, name
+    if Path(spec).is_dir():
+        raise UsageError(f"{spec} is a folder: {FORMS}.")
+    raise UsageError(f"{spec!r} names no plan: {FORMS}.")
+
+
+def _run_file(path: Path) -> ModuleType:
+    """The file as a module. Compiled anew each time: a cached one may be of the file's last edit in the same second."""
+    name = _module_name(path.stem)
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    with _their_errors(path), _importing_from(path.parent), contextlib.redirect_stdout(sys.stderr):
+        code = compile(path.read_bytes(), str(path), "exec", dont_inherit=True)
+        exec(code, module.__dict__)  # a plan is a program: running it is what loading means
+    return module
+
+
+def _import(name: str, folder: Path) -> ModuleType:
+    with _their_errors(None), _importing_from(folder), contextlib.redirect_stdout(sys.stderr):
+        try:
+            return importlib.import_module(name)
+        except ModuleNotFoundError as e:
+            if e.name is None or not f"{name}.".startswith(f"{e.name}."):
+                raise
+            raise UsageError(
+                f"{name}: there is no such module here ({folder}) or in {sys.prefix}: {FORMS}."
+            ) from None
+
+
+def _module_name(stem: str) -> str:
+    """The file's name, as if it was imported, unless a module has it that is not a plan file loaded earlier."""
+    taken = stem in sys.modules or stem in sys.stdlib_module_names or stem == "ferryman"
+    if taken and stem not in cloudpickle.list_registry_pickle_by_value():
+        return f"{stem}_plan"
+    return stem
+
+
+@contextlib.contextmanager
+def _importing_from(folder: Path) -> Iterator[None]:
+    """The folder first on ``sys.path``, as for a script. It stays there: steps may import when they run."""
+    if sys.path[:1] != [str(folder)]:
+        sys.path.insert(0, str(folder))
+    importlib.invalidate_caches()
+    yield
+
+
+@contextlib.contextmanager
+def _their_errors(path: Path | None) -> Iterator[None]:
+    """What the user's code raises, as a UsageError that names their line."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise
+    except BaseException as e:  # also SystemExit: `exit()` in a plan file must not end us as if all was well
+        file, line = _place(e, path)
+        if not file and isinstance(e, UsageError):
+            raise
+        raise UsageError(f"{file}{f', line {line}' if line else ''}: {_told(e)}") from e
+
+
+def _place(error: BaseException, path: Path | None) -> tuple[str, int | None]:
+    """(file, line) of the deepest of the user's frames, or of the line that is no Python."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return error.filename, error.lineno
+    frames = traceback.extract_tb(error.__traceback__)
+    if path is None:
+        theirs = [f for f in frames if "importlib" not in f.filename and not _is_ours(f.filename)]
+    else:
+        theirs = [f for f in frames if f.filename == str(path) or _beside(f.filename, path.parent)]
+    if theirs:
+        return theirs[-1].filename, theirs[-1].lineno
+    return (str(path), None) if path else ("", None)
+
+
+def _told(error: BaseException) -> str:
+    if isinstance(error, FerrymanError):
+        return str(error)
+    if isinstance(error, ModuleNotFoundError):
+        return f"{error}. Install it into {sys.prefix}, or put it beside the plan file."
+    what = error.msg if isinstance(error, SyntaxError) else str(error)
+    kind = type(error).__name__
+    return f"{kind}: {what}. Correct it there; -v shows the traceback." if what else f"{kind}. Correct it there."
+
+
+def _is_ours(filename: str) -> bool:
+    return Path(filename).is_relative_to(Path(__file__).parents[1])
+
+
+def _beside(filename: str, folder: Path) -> bool:
+    path = Path(filename)
+    return path.is_relative_to(folder) and "site-packages" not in path.parts and not _is_ours(filename)
+
+
+def _pickle_by_value(module: ModuleType, folder: Path) -> None:
+    """Workers get this module, and those imported from its folder, by value."""
+    cloudpickle.register_pickle_by_value(module)
+    for name, neighbour in list(sys.modules.items()):
+        if _imported_from(neighbour, name, folder) and name in sys.modules:
+            cloudpickle.register_pickle_by_value(neighbour)
+
+
+def _imported_from(module: object, name: str, folder: Path) -> bool:
+    """Was it found by its name right in this folder? An installed package below it (``.venv``) was not."""
+    file = getattr(module, "__file__", None)
+    if not isinstance(module, ModuleType) or not isinstance(file, str) or name.partition(".")[0] == "ferryman":
+        return False
+    if module.__name__ != name:
+        return False
+    stem = folder.joinpath(*name.split("."))
+    return Path(file) in (stem.with_name(f"{stem.name}.py"), stem / "__init__.py")
+
+
+def _pick(module: ModuleType, place: str, name: str | None) -> Plan:
+    """The one plan, or the named one."""
+    plans: dict[str, Plan] = {}
+    for key, value in vars(module).items():
+        if isinstance(value, Plan) and not any(value is known for known in plans.values()):
+            plans[key] = value
+    found = ", ".join(plans) if plans else "none"
+    if name is not None:
+        value = vars(module).get(name)
+        if not isinstance(value, Plan):
+            raise UsageError(f"{place} has no Plan named {name!r}; it has: {found}. Correct the name after the colon.")
+        return value
+    if not plans:
+        raise UsageError(f'{place} makes no Plan: write plan = Plan("name") at its top level, not in a function.')
+    if len(plans) > 1:
+        example = f"{Path(place).name}:{next(iter(plans))}"
+        raise UsageError(f"{place} makes {len(plans)} plans ({found}): say which one: {example}.")
+    return next(iter(plans.values()))

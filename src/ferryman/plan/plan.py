@@ -1,0 +1,164 @@
+"""A plan: what is to be done, as data. Building one does no I/O and starts no Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, cast
+
+from ferryman import settings
+from ferryman.destinations.base import Destination, Effect, Guarantee
+from ferryman.errors import PlanError
+from ferryman.plan import graph
+from ferryman.plan.fingerprint import fingerprint
+from ferryman.plan.nodes import DestinationNode, Node, Policy, SourceNode, StepFunction, StepNode
+from ferryman.sources.base import Source
+
+
+class Plan:
+    """A named, versioned graph: sources → steps → destinations.
+
+    >>> plan = Plan("plays", version=1)
+    >>> plan.source("files", files).step("text", read_text).destination("index", index)
+
+    Name and version decide where the state lives. A plan is frozen once it runs: adding to it raises ``PlanError``.
+    Mistakes are not raised while it is built but found all at once by ``check()``, which every run calls first.
+    """
+
+    def __init__(self, name: str, version: int = 0) -> None:
+        self.name = name
+        self.version = version
+        self._nodes: list[Node] = []
+        self._frozen = False
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        """All nodes in the order of their making."""
+        return tuple(self._nodes)
+
+    @property
+    def key(self) -> str:
+        """``name-vVERSION``: the folder of its state."""
+        return f"{self.name}-v{self.version}"
+
+    def source(self, name: str, source: Source) -> Handle:
+        """Where documents come from."""
+        return self._add(SourceNode(name, source=source))
+
+    def step(
+        self,
+        name: str,
+        fn: StepFunction,
+        *,
+        effect: Effect = Effect.SAFE,
+        mutates: bool = True,
+        timeout: float | None = None,
+        after: Any = None,
+    ) -> Handle:
+        """A function of a document: returns it (goes on) or None (DROPPED). What it raises is this document's error.
+
+        Args:
+            effect: what repeating it does outside; POTENT is refused (steps run before the commit).
+            mutates: does it change the document?
+            timeout: seconds a call may take.
+            after: nodes or names it follows; a name may be declared later.
+        """
+        return self._add(StepNode(name, _names(after), fn=fn, effect=Effect(effect), mutates=mutates, timeout=timeout))
+
+    def destination(
+        self,
+        name: str,
+        destination: Destination,
+        *,
+        after: Any = None,
+        guarantee: Guarantee | str | None = None,
+        attempts: int = settings.ATTEMPTS,
+        backoff: float | Iterable[float] | None = None,
+        batch: int | None = None,
+        batch_bytes: int = settings.BATCH_BYTES,
+        deletes: bool = True,
+    ) -> Handle:
+        """Where documents end. The guarantee is by default the best that the destination can keep.
+
+        Args:
+            backoff: seconds after the first, second, … failed attempt (the last one repeats); the wait is uniform
+                between 0 and that. Default 1, 4, 16 … at most an hour.
+            batch: rows a chunk at most; default: what the destination prefers, else 500.
+        """
+        waits = None if backoff is None else tuple([backoff] if isinstance(backoff, (int, float)) else backoff)
+        policy = Policy(
+            guarantee=_default_guarantee(destination) if guarantee is None else Guarantee(guarantee),
+            attempts=attempts,
+            backoff=waits,
+            batch=batch or destination.preferred_batch or settings.BATCH_ROWS,
+            batch_bytes=batch_bytes,
+            deletes=deletes,
+        )
+        return self._add(DestinationNode(name, _names(after), destination=destination, policy=policy))
+
+    def check(self) -> list[str]:
+        """Refuse a plan that cannot run; return warnings.
+
+        Raises:
+            PlanError: every reason found, each naming the node and what to do.
+        """
+        findings, warnings = graph.check(self.name, self.version, self.nodes)
+        if findings:
+            raise PlanError(findings)
+        return warnings
+
+    def freeze(self) -> None:
+        """Check it, and let nothing be added any more."""
+        self.check()
+        self._frozen = True
+
+    @property
+    def fingerprint(self) -> str:
+        """32 hex digits over structure and step code."""
+        return fingerprint(self.nodes)
+
+    def _add(self, node: Node) -> Handle:
+        if self._frozen:
+            raise PlanError([f"{node.name}: plan {self.name} has run and is frozen: make a new Plan, or add it before the run."])
+        self._nodes.append(node)
+        return Handle(self, node.name)
+
+    def __repr__(self) -> str:
+        return f"Plan({self.name!r}, version={self.version}, nodes={[n.name for n in self._nodes]})"
+
+
+class Handle:
+    """A node of a plan, to go on from: ``files.step(…).destination(…)``."""
+
+    def __init__(self, plan: Plan, name: str) -> None:
+        self.plan = plan
+        self.name = name
+
+    def step(self, name: str, fn: StepFunction, **options: Any) -> Handle:
+        """A step after this node; options as ``Plan.step``."""
+        return self.plan.step(name, fn, after=self._after(options), **options)
+
+    def destination(self, name: str, destination: Destination, **policy: Any) -> Handle:
+        """A destination after this node; policy as ``Plan.destination``."""
+        return self.plan.destination(name, destination, after=self._after(policy), **policy)
+
+    def _after(self, options: dict[str, Any]) -> tuple[str, ...]:
+        return (self.name, *_names(options.pop("after", None)))
+
+    def __repr__(self) -> str:
+        return f"<node {self.name} of plan {self.plan.name}>"
+
+
+def _names(after: Any) -> tuple[str, ...]:
+    if after is None:
+        return ()
+    if isinstance(after, (Handle, str)):
+        after = [after]
+    return tuple(dict.fromkeys(a.name if isinstance(a, Handle) else cast(str, a) for a in after))
+
+
+def _default_guarantee(destination: Destination) -> Guarantee:
+    """The best it can keep: semantics of the three guarantees, by what the destination declares."""
+    if destination.transactional:
+        return Guarantee.EXACTLY_ONCE
+    effect = getattr(destination, "effect", None)
+    return Guarantee.AT_LEAST_ONCE if effect is Effect.IDEMPOTENT else Guarantee.AT_MOST_ONCE

@@ -1,0 +1,77 @@
+"""Every limit, with its unit in its name and its reason beside it."""
+
+from __future__ import annotations
+
+from typing import Final
+
+KIB: Final = 1 << 10
+MIB: Final = 1 << 20
+GIB: Final = 1 << 30
+
+# --- scanning -----------------------------------------------------------------------------------
+WAVE_BYTES: Final = GIB
+"""Listed bytes a wave takes up. Delivery starts after the first wave, so this bounds the wait and the disk in flight."""
+
+TASK_BYTES: Final = 32 * MIB
+"""Listed bytes a transform task takes: what one task may hold in memory, and what a killed worker costs."""
+
+TASK_DOCUMENTS: Final = 65_536
+"""Documents a transform task takes, for sources of very small documents."""
+
+MAX_FILE_BYTES: Final = 256 * MIB
+"""Largest file ``Files`` reads by default: a document lives whole in a worker's memory, a few times over."""
+
+MAX_DELETED: Final = 0.5
+"""Share of a source's documents that may vanish at once before a person is asked."""
+
+FINGERPRINT_TRUST_S: Final = 2.0
+"""A file changed less than this before its listing may change again within one tick of its clock: read it."""
+
+SMALL_LISTING_PARTS: Final = 64
+"""Folders a listing is cut into at most before workers take over: enough to keep any executor busy, few enough to walk here."""
+
+# --- steps and delivering -------------------------------------------------------------------------
+ATTEMPTS: Final = 3
+"""Attempts a delivery gets before it is DEAD."""
+
+BACKOFF_FIRST_S: Final = 1.0
+BACKOFF_FACTOR: Final = 4.0
+BACKOFF_MAX_S: Final = 3600.0
+"""Backoff before attempt n+1: full jitter over 1 s × 4ⁿ, at most an hour (a person's attention span)."""
+
+BATCH_ROWS: Final = 500
+"""Rows a chunk: what search engines' own bulk helpers send by default."""
+
+BATCH_BYTES: Final = 5 * MIB
+"""Bytes a chunk: far below the 100 MB that search engines refuse, large enough to hide a round trip."""
+
+RESULT_EVERY_S: Final = 1.0
+"""A durable result is written after this time at the latest: what a kill may send again where that is allowed."""
+
+PACE_S: Final = 60.0
+"""Time a destination gets in a wave. The rest stays owed, and the next wave goes on."""
+
+SEND_TIMEOUT_S: Final = 60.0
+"""A ``write`` that takes longer is given up: its chunk has no result."""
+
+WAIT_S: Final = 60.0
+"""`run` waits by itself for rows that come due within this time."""
+
+# --- state ----------------------------------------------------------------------------------------
+FORMAT: Final = 1
+"""Format of the state directory. A newer one is refused."""
+
+PART_BYTES: Final = 64 * MIB
+"""A state file closes at this size: it is built in memory, and rewritten whole."""
+
+COMPACT_FILES: Final = 32
+"""Small files a table may gather before they are merged into one."""
+
+CHECKPOINT_COMMITS: Final = 32
+"""Commits a table's log may gather before it is checkpointed and trimmed (a load costs about 0.2 ms a commit)."""
+
+QUERY_MEMORY: Final = "256MB"
+"""What state queries may hold in memory before they spill to disk."""
+
+SEQUENCE_PER_SECOND: Final = 1 << 20
+"""A fresh state's first sequence is its creation time in seconds times this: it overwrites what a lost state wrote."""

@@ -1,0 +1,80 @@
+"""The source port: where documents come from.
+
+A scan asks a source three things, in this order:
+
+    check()                 driver: is it there at all?
+    partitions()            driver: pieces of work, small and picklable
+    listing(partition)      worker, once a piece: every document of it, in the source's own order
+    read(listed)            worker, only for what the scan took up: the content
+
+A source that has the content at hand while it lists (rows of a table, lines of a file) yields whole ``Document``s from
+``listing``; one that would have to fetch it (files) yields ``Listed`` and is asked again by ``read``. After a crash
+everything may be asked again. What ``listing`` raises makes the listing incomplete: the rest goes on, and nothing of
+this source is deleted in this scan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Literal, NamedTuple, get_args
+
+from ferryman import settings
+from ferryman.document import Document
+from ferryman.errors import UsageError
+
+Detect = Literal["content", "fingerprint", "none"]
+
+
+class Listed(NamedTuple):
+    """One document as a listing sees it, content not read."""
+
+    id: str
+    """Relative to the source's root, without the prefix."""
+    size: int
+    """Bytes, or a guess: what waves and tasks are cut by."""
+    fingerprint: str = ""
+    """Cheap to get, changes when the content does (size and mtime, an etag); "" if it cannot be trusted now."""
+    location: str = ""
+    """What ``read`` needs to find it, if the id is not enough."""
+    refused: str = ""
+    """Why it cannot be a document (a dangling link): it ends as ERROR_DOC with this message."""
+
+
+class Source:
+    """Base of all sources.
+
+    Args:
+        prefix: put before every id, so that two sources of one plan cannot clash.
+        detect: what makes a document changed. "content" (its hash), "fingerprint" (content read only if the
+            fingerprint changed), "none" (fed again in every scan).
+        max_deleted: share of the known documents that may vanish in one scan before a person is asked.
+    """
+
+    def __init__(self, *, prefix: str = "", detect: Detect = "content", max_deleted: float = settings.MAX_DELETED) -> None:
+        if detect not in get_args(Detect):
+            raise UsageError(f"detect={detect!r}: choose one of {', '.join(get_args(Detect))}.")
+        if not 0 <= max_deleted <= 1:
+            raise UsageError(f"max_deleted={max_deleted!r}: give a share between 0 and 1.")
+        self.prefix = prefix
+        self.detect: Detect = detect
+        self.max_deleted = max_deleted
+
+    def check(self) -> None:
+        """Raise ``UsageError`` if there is nothing to list from (no such folder)."""
+
+    def partitions(self) -> list[Any]:
+        """Pieces of work for ``listing``, in the source's own order. Of two documents with one id the later is kept."""
+        raise NotImplementedError
+
+    def listing(self, partition: Any) -> Iterator[Listed | Document]:
+        """Every document of this piece."""
+        raise NotImplementedError
+
+    def read(self, listed: Listed) -> Document:
+        """The content of what ``listing`` named, id without prefix.
+
+        Raises:
+            BadDocument: it can never be read as it is (ERROR_DOC).
+            TransientError: not now; also for any ``OSError``. Tried again when due.
+        """
+        raise NotImplementedError

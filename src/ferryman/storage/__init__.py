@@ -1,0 +1,1 @@
+"""Delta tables and durable files: the only place that knows about fsync."""

@@ -1,0 +1,110 @@
+"""Durable files on a local disk: what returns from here survives a power cut."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import uuid
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from ferryman.errors import StateDamaged
+
+TEMPORARY = ".tmp-"
+
+
+def fsync_folder(folder: Path | str) -> None:
+    """Make the names in a folder durable."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def fsync_file(path: Path | str) -> None:
+    """Make a file's content durable, whoever wrote it."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def write_synced(path: Path, data: bytes | memoryview) -> None:
+    """Write a new file and fsync it; its name is durable only after ``fsync_folder``."""
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    try:
+        view = memoryview(data)
+        while view:
+            view = view[os.write(fd, view) :]
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def replace(path: Path, data: bytes) -> None:
+    """Set a file's content, all or nothing, durably."""
+    temporary = _temporary(path)
+    with _discarding(temporary):
+        write_synced(temporary, data)
+        os.replace(temporary, path)
+    fsync_folder(path.parent)
+
+
+def publish(path: Path, data: bytes) -> bool:
+    """Make a file whole and once for all: False if it is there already (its content is not looked at). Durable."""
+    temporary = _temporary(path)
+    with _discarding(temporary):
+        write_synced(temporary, data)
+        try:
+            os.link(temporary, path)
+        except FileExistsError:
+            return False
+    fsync_folder(path.parent)
+    return True
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder and its parents, durably."""
+    missing = []
+    while not folder.exists():
+        missing.append(folder)
+        folder = folder.parent
+    for each in reversed(missing):
+        each.mkdir(exist_ok=True)
+        fsync_folder(each.parent)
+
+
+def sealed(record: object) -> bytes:
+    """A record as JSON behind its CRC-32, so that ``unseal`` knows it whole."""
+    body = msgspec.json.encode(record)
+    return b"%08x " % zlib.crc32(body) + body
+
+
+def unseal(path: Path) -> object:
+    """The record in a sealed file.
+
+    Raises:
+        StateDamaged: the file is not what was written.
+    """
+    data = path.read_bytes()
+    body = data[9:]
+    if data[:9] != b"%08x " % zlib.crc32(body):
+        raise StateDamaged(str(path), "its checksum does not fit its content")
+    return msgspec.json.decode(body)
+
+
+def _temporary(path: Path) -> Path:
+    return path.with_name(f"{TEMPORARY}{uuid.uuid4().hex}")
+
+
+@contextlib.contextmanager
+def _discarding(temporary: Path) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        temporary.unlink(missing_ok=True)

@@ -1,0 +1,185 @@
+"""A Delta log that is durable and verified.
+
+delta-rs writes a commit in one piece but syncs nothing. So after each commit its log file and folder are fsynced, and
+then *marked*: a small file beside the log holds its checksum. What this buys:
+
+* a marked entry that is missing or differs is damage: refused by name;
+* a last entry without a mark was cut off between commit and mark. If it is whole it is marked now; if it is torn (a
+  power cut) it never took effect: it is set aside;
+* an unmarked checkpoint is only a copy of the log: it is removed.
+"""
+
+from __future__ import annotations
+
+import re
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ferryman.errors import StateDamaged
+from ferryman.storage.files import fsync_file, fsync_folder, make_folder, replace
+
+_COMMIT = re.compile(r"(\d{20})\.json\Z")
+_CHECKPOINT = re.compile(r"(\d{20})\.checkpoint\.parquet\Z")
+_HINT = "_last_checkpoint"
+_CHECKPOINT_MARK = "checkpoint"
+
+
+class Log:
+    """The log of the table in ``folder``: ``_delta_log/`` and its marks in ``_marks/``."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder / "_delta_log"
+        self.marks = folder / "_marks"
+
+    def path(self, version: int) -> Path:
+        """The log file of a version."""
+        return self.folder / f"{version:020d}.json"
+
+    def sync(self, version: int) -> None:
+        """Make a commit durable."""
+        fsync_file(self.path(version))
+        fsync_folder(self.folder)
+
+    def mark(self, version: int) -> None:
+        """Note that a synced commit took effect."""
+        make_folder(self.marks)
+        replace(self._mark(version), _checksum(self.path(version)).encode())
+
+    def info(self, version: int) -> dict[str, Any]:
+        """What we wrote into a commit beside its actions; {} where there is nothing of ours."""
+        with self.path(version).open("rb") as lines:
+            for line in lines:
+                commit_info = msgspec.json.decode(line).get("commitInfo")
+                if commit_info is not None:
+                    found: dict[str, Any] = commit_info.get("ferryman") or {}
+                    return found
+        return {}
+
+    def versions(self) -> list[int]:
+        """Versions whose log files are there, ascending."""
+        return sorted(int(m[1]) for p in self.folder.iterdir() if (m := _COMMIT.match(p.name)))
+
+    def verify(self) -> None:
+        """Check the chain without changing anything; an unmarked last entry is allowed.
+
+        Raises:
+            StateDamaged: names the log file.
+        """
+        if not self.folder.is_dir():
+            raise StateDamaged(str(self.folder), "the log is missing")
+        base = self._verify_checkpoint()
+        there = set(self.versions())
+        marked = self._marked()
+        last = max(there | marked, default=-1)
+        if last < 0:
+            raise StateDamaged(str(self.folder), "the log is empty")
+        for version in range(base + 1, last + 1):
+            if version not in there:
+                raise StateDamaged(str(self.path(version)), "the log file is missing")
+        for version in sorted(there):
+            if version in marked:
+                if self._mark(version).read_text() != _checksum(self.path(version)):
+                    raise StateDamaged(str(self.path(version)), "its checksum does not fit its content")
+            elif version > base and version != last:
+                raise StateDamaged(str(self.path(version)), "it was not written by Ferryman")
+
+    def mend(self) -> str | None:
+        """Finish or set aside what a crash left unmarked; says what was set aside. After ``verify``, under the lock."""
+        self._mend_checkpoint()
+        versions = self.versions()
+        if not versions or versions[-1] in self._marked():
+            return None
+        last = versions[-1]
+        if self._whole(last):
+            self.sync(last)
+            self.mark(last)
+            return None
+        make_folder(self.marks)
+        aside = self.marks / f"set-aside-{last:020d}.json"
+        self.path(last).rename(aside)
+        fsync_folder(self.folder)
+        return f"{self.path(last)}: torn by a crash before it took effect, set aside as {aside}"
+
+    def mark_checkpoint(self, version: int) -> None:
+        """Note that the checkpoint of this version is whole; commits up to it may then be removed."""
+        checkpoint = self.folder / f"{version:020d}.checkpoint.parquet"
+        fsync_file(checkpoint)
+        fsync_file(self.folder / _HINT)
+        fsync_folder(self.folder)
+        sums = {"version": version, "checkpoint": _checksum(checkpoint), "hint": _checksum(self.folder / _HINT)}
+        make_folder(self.marks)
+        replace(self.marks / _CHECKPOINT_MARK, msgspec.json.encode(sums))
+
+    def trim(self, version: int) -> None:
+        """Remove commits before a marked checkpoint, other checkpoints, and the marks of what is gone."""
+        for path in self.folder.iterdir():
+            commit, checkpoint = _COMMIT.match(path.name), _CHECKPOINT.match(path.name)
+            if (commit and int(commit[1]) < version) or (checkpoint and int(checkpoint[1]) != version):
+                path.unlink(missing_ok=True)
+        there = set(self.versions())
+        for marked in self._marked() - there:
+            if marked < version:
+                self._mark(marked).unlink(missing_ok=True)
+
+    def _mark(self, version: int) -> Path:
+        return self.marks / f"{version:020d}"
+
+    def _marked(self) -> set[int]:
+        if not self.marks.is_dir():
+            return set()
+        return {int(p.name) for p in self.marks.iterdir() if p.name.isdigit()}
+
+    def _whole(self, version: int) -> bool:
+        """Does a log file hold as many actions as its commit said it would?"""
+        try:
+            actions = [msgspec.json.decode(line) for line in self.path(version).read_bytes().splitlines()]
+            said = next(a["commitInfo"] for a in actions if "commitInfo" in a).get("ferryman")
+        except (msgspec.DecodeError, StopIteration, AttributeError, TypeError):
+            return False
+        if said is None:
+            return version == 0 and any("metaData" in a for a in actions) and any("protocol" in a for a in actions)
+        return bool(said["adds"] == sum("add" in a for a in actions) and said["removes"] == sum("remove" in a for a in actions))
+
+    def _checkpoint_mark(self) -> dict[str, Any] | None:
+        path = self.marks / _CHECKPOINT_MARK
+        if not path.exists():
+            return None
+        try:
+            mark: dict[str, Any] = msgspec.json.decode(path.read_bytes())
+            return {"version": int(mark["version"]), "checkpoint": str(mark["checkpoint"]), "hint": str(mark["hint"])}
+        except (msgspec.DecodeError, KeyError, TypeError, ValueError) as e:
+            raise StateDamaged(str(path), "the mark of the checkpoint cannot be read") from e
+
+    def _verify_checkpoint(self) -> int:
+        """The version up to which commits may be missing: that of the marked checkpoint, or -1."""
+        mark = self._checkpoint_mark()
+        if mark is None:
+            return -1
+        checkpoint = self.folder / f"{mark['version']:020d}.checkpoint.parquet"
+        if not checkpoint.exists():
+            raise StateDamaged(str(checkpoint), "the checkpoint is missing")
+        if _checksum(checkpoint) != mark["checkpoint"]:
+            raise StateDamaged(str(checkpoint), "its checksum does not fit its content")
+        hint = self.folder / _HINT
+        if hint.exists() and _checksum(hint) != mark["hint"] and not self._unmarked_checkpoints(mark["version"]):
+            raise StateDamaged(str(hint), "its checksum does not fit its content")
+        return int(mark["version"]) - 1
+
+    def _unmarked_checkpoints(self, marked: int) -> list[Path]:
+        return [p for p in self.folder.iterdir() if (m := _CHECKPOINT.match(p.name)) and int(m[1]) > marked]
+
+    def _mend_checkpoint(self) -> None:
+        mark = self._checkpoint_mark()
+        version = -1 if mark is None else int(mark["version"])
+        unmarked = self._unmarked_checkpoints(version)
+        if unmarked or (mark is None and (self.folder / _HINT).exists()):
+            (self.folder / _HINT).unlink(missing_ok=True)
+            for path in unmarked:
+                path.unlink()
+
+
+def _checksum(path: Path) -> str:
+    return blake2b(path.read_bytes(), digest_size=16).hexdigest()

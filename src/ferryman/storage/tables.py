@@ -1,0 +1,231 @@
+"""A Delta table of the state: written by one driver, file by file, each commit fenced by the driver's epoch.
+
+Measured with delta-rs 1.6.6, and the reason for the care taken here: a handle refuses to commit only if, after it was
+loaded, a foreign commit carried the same application id; a freshly loaded one would commit any number again; nothing
+is synced. So ``commit`` loads a handle, checks version and epoch on this very handle, commits with it, and syncs.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import pyarrow as pa
+from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Transaction
+from deltalake.exceptions import DeltaError
+from deltalake.transaction import AddAction, RemoveAction
+
+from ferryman.errors import EngineError, StateDamaged, StateLost
+from ferryman.storage.files import fsync_folder, make_folder
+from ferryman.storage.log import Log
+from ferryman.storage.parquet import Part
+from ferryman.testing import crash
+
+_CONFIGURATION: dict[str, str | None] = {
+    # Checkpoints and trimming are ours (maintenance), with marks; delta-rs must not do it by itself.
+    "delta.enableExpiredLogCleanup": "false",
+    "delta.logRetentionDuration": "interval 0 days",
+}
+_HOOKS = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
+
+
+class DataFile(NamedTuple):
+    """A live file of a table."""
+
+    path: str
+    """Relative to the table's folder."""
+    size: int
+    rows: int
+    partition: dict[str, str]
+    stats: dict[str, Any]
+
+
+class Table:
+    """One table of the state. ``files`` are the live files as of our last load or commit."""
+
+    def __init__(self, folder: Path, schema: pa.Schema, partition_by: list[str]) -> None:
+        self.folder = folder
+        self.name = folder.name
+        self.schema = schema
+        self.partition_by = partition_by
+        self.log = Log(folder)
+        self.files: dict[str, DataFile] = {}
+        self.version = -1
+        self.transactions: dict[str, int] = {}
+        self._fence: tuple[str, int] | None = None
+
+    @property
+    def file_schema(self) -> pa.Schema:
+        """Columns inside the data files: all but the partition columns."""
+        return pa.schema([f for f in self.schema if f.name not in self.partition_by])
+
+    def create(self) -> None:
+        """Make it if it is not there, durably."""
+        make_folder(self.folder)
+        if not DeltaTable.is_deltatable(str(self.folder)):
+            DeltaTable.create(
+                str(self.folder), self.schema, partition_by=self.partition_by or None, configuration=_CONFIGURATION
+            )
+        fsync_folder(self.folder)
+        self.log.sync(0)
+        self.log.mark(0)
+
+    def load(self, applications: Iterable[str] = ()) -> None:
+        """Read version, live files and the numbers of these application transactions from disk."""
+        handle = self._handle()
+        self.version = handle.version()
+        self.transactions = {a: handle.transaction_version(a) or 0 for a in applications}
+        self.files = {f.path: f for f in _live(handle)}
+
+    def fence(self, application: str, epoch: int) -> None:
+        """From now on every commit carries this epoch, and finds it there or stops. The first one announces it."""
+        self._fence = (application, epoch)
+        self._commit("epoch", [], [], {}, {}, announcing=True)
+
+    def commit(
+        self,
+        kind: str,
+        *,
+        adds: Iterable[DataFile] = (),
+        removes: Iterable[str] = (),
+        transactions: Mapping[str, int] | None = None,
+        info: Mapping[str, Any] | None = None,
+        data_change: bool = True,
+    ) -> None:
+        """One atomic, durable, marked change of the table.
+
+        1. load a handle, check on it that version and epoch are ours
+        2. commit with this handle
+        3. sync log file and folder
+        4. mark
+
+        Args:
+            kind: what the commit is for; names its crash points.
+            removes: paths of live files.
+            info: kept in the log, see ``Log.info``.
+
+        Raises:
+            StateLost: another driver has taken over.
+        """
+        self._commit(kind, list(adds), list(removes), dict(transactions or {}), dict(info or {}), data_change=data_change)
+
+    def _commit(
+        self,
+        kind: str,
+        adds: list[DataFile],
+        removes: list[str],
+        transactions: dict[str, int],
+        info: dict[str, Any],
+        *,
+        announcing: bool = False,
+        data_change: bool = True,
+    ) -> None:
+        assert self._fence is not None, "a table is fenced before it is written"
+        application, epoch = self._fence
+        handle = self._handle()  # 1
+        held = handle.transaction_version(application) or 0
+        if handle.version() != self.version or (held >= epoch if announcing else held != epoch):
+            raise StateLost(f"{self.folder}: another driver has taken this state over (epoch {held}, ours is {epoch}): this one stops.")
+        actions: list[AddAction | RemoveAction] = [
+            AddAction(f.path, f.size, f.partition, 0, data_change, msgspec.json.encode({"numRecords": f.rows, **f.stats}).decode())
+            for f in adds
+        ]
+        for path in removes:
+            gone = self.files[path]
+            actions.append(RemoveAction(path, data_change, 0, gone.size, gone.partition))
+        marks = {**transactions, application: epoch}
+        properties = CommitProperties(
+            custom_metadata={"ferryman": {"kind": kind, **info, "adds": len(adds), "removes": len(removes)}},
+            max_commit_retries=1,
+            app_transactions=[Transaction(name, number) for name, number in marks.items()],
+        )
+        try:
+            handle.create_write_transaction(  # 2
+                actions, "append", self.schema, self.partition_by, commit_properties=properties, post_commithook_properties=_HOOKS
+            )
+        except DeltaError as e:
+            if "oncurrent" in str(e) or "already exists" in str(e):
+                raise StateLost(f"{self.folder}: another driver committed while this one held the state: this one stops. ({e})") from e
+            raise EngineError(f"{self.folder}: the commit failed: {e}") from e
+        self.version += 1
+        crash.point(f"{kind}.logged")
+        self.log.sync(self.version)  # 3
+        crash.point(f"{kind}.synced")
+        self.log.mark(self.version)  # 4
+        crash.point(f"{kind}.marked")
+        for path in removes:
+            del self.files[path]
+        self.files.update((f.path, f) for f in adds)
+        self.transactions.update(transactions)
+
+    def verify_sizes(self) -> None:
+        """Every live file is there with its size.
+
+        Raises:
+            StateDamaged: names the file.
+        """
+        for file in self.files.values():
+            path = self.folder / file.path
+            try:
+                size = path.stat().st_size
+            except FileNotFoundError:
+                raise StateDamaged(str(path), "the file is missing") from None
+            if size != file.size:
+                raise StateDamaged(str(path), f"it has {size} bytes, not {file.size}")
+
+    def checkpoint(self) -> None:
+        """Fold the log into one file and trim it, so that loading stays cheap over any number of commits."""
+        self._handle().create_checkpoint()
+        crash.point("checkpoint.made")
+        self.log.mark_checkpoint(self.version)
+        crash.point("checkpoint.marked")
+        self.log.trim(self.version)
+        crash.point("checkpoint.trimmed")
+
+    def sweep(self, keep: Iterable[str] = ()) -> int:
+        """Remove data files that are not live (staged by a crashed wave, or replaced); how many.
+
+        Args:
+            keep: staged files that a committed but unsettled wave has named.
+        """
+        wanted = {*self.files, *keep}
+        gone = 0
+        for folder, folders, names in os.walk(self.folder):
+            folders[:] = [f for f in folders if not f.startswith("_")]
+            for name in names:
+                path = os.path.join(folder, name)
+                if os.path.relpath(path, self.folder) not in wanted:
+                    os.unlink(path)
+                    gone += 1
+            if folder != str(self.folder) and not folders and not os.listdir(folder):
+                os.rmdir(folder)
+        return gone
+
+    def paths(self) -> list[Path]:
+        """Live files, absolute."""
+        return [self.folder / f for f in self.files]
+
+    def data_file(self, part: Part, partition: Mapping[str, str] | None = None) -> DataFile:
+        """A written part as a file to add."""
+        return DataFile(part.path, part.size, part.rows, dict(partition or {}), part.stats or {})
+
+    def _handle(self) -> DeltaTable:
+        try:
+            return DeltaTable(str(self.folder))
+        except DeltaError as e:
+            raise StateDamaged(str(self.folder / "_delta_log"), f"the log cannot be read ({e})") from e
+
+
+def _live(handle: DeltaTable) -> Iterable[DataFile]:
+    actions = pa.table(handle.get_add_actions(flatten=True))
+    for row in actions.to_pylist():
+        partition = {k.removeprefix("partition."): str(v) for k, v in row.items() if k.startswith("partition.")}
+        stats: dict[str, Any] = {}
+        for kind, key in (("min.", "minValues"), ("max.", "maxValues"), ("null_count.", "nullCount")):
+            values = {k.removeprefix(kind): v for k, v in row.items() if k.startswith(kind) and v is not None}
+            if values:
+                stats[key] = values
+        yield DataFile(row["path"], row["size_bytes"], row["num_records"] or 0, partition, stats)
