@@ -258,8 +258,8 @@ class _SourceJudge:
                     )  # fmt: skip
 
     def _one(self, query: str) -> int:
-        row: Any = self._db.execute(query).fetchone()
-        return int(row[0])
+        [(value,)] = self._db.execute(query).fetchall()
+        return int(value)
 
 
 class _Cutter:

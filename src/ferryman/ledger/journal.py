@@ -3,7 +3,8 @@
 ::
 
     journal/<pass>/<key>.<first>-<end>.claim     at-most-once: this chunk is mine, nobody sends it again
-    journal/<pass>/<key>.<first>-<end>.result    what became of these rows
+    journal/<pass>/<key>.<first>-<end>.sent      at-most-once: what became of this chunk
+    journal/<pass>/<key>.<first>-<end>.result    the ledger events of these rows are in this data file
     journal/closed/<pass>                        nothing unclaimed of this pass is sent any more
 
 ``key`` is the outbox file's first sequence, which stays the same when the file is rewritten; ``first`` and ``end`` are
@@ -19,14 +20,18 @@ import re
 import socket
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
 from ferryman.storage import files
 from ferryman.storage.parquet import Part
 
-_NAME = re.compile(r"(\d+)\.(\d+)-(\d+)\.(claim|result)\Z")
+_NAME = re.compile(r"(\d+)\.(\d+)-(\d+)\.(claim|sent|result)\Z")
+
+
+UNTOUCHED: Final = "UNTOUCHED"
+"""In place of a status: the destination was down before this row was tried; it stays owed as it is."""
 
 
 class Rows(NamedTuple):
@@ -56,8 +61,8 @@ class Result(msgspec.Struct, frozen=True):
     """What became of a range of rows.
 
     Attributes:
-        sent: rows that were attempted; the others of the range were not eligible in this pass.
-        stay: how many of them stay in the outbox (to be tried again, or parked).
+        sent: how many rows were attempted; the others of the range were not eligible in this pass, or not reached.
+        leave: how many of them are done and leave the outbox; the others are to be tried again, or parked.
         part: their ledger events, as a data file of the ledger; None: ``rows`` holds what differs from delivered.
     """
 
@@ -65,7 +70,7 @@ class Result(msgspec.Struct, frozen=True):
     first: int
     end: int
     sent: int
-    stay: int
+    leave: int
     part: tuple[str, int, int] | None
     rows: list[RowResult] = []
     eligible: list[int] | None = None
@@ -98,14 +103,19 @@ class Journal:
         files.make_folder(folder)
         return folder
 
-    def claim(self, pass_: int, rows: Rows) -> bool:
-        """Make a chunk ours, durably; False if it is somebody's already (also our own, from before a crash)."""
-        owner = {"host": socket.gethostname(), "pid": os.getpid()}
+    def claim(self, pass_: int, rows: Rows, eligible: list[int] | None = None) -> bool:
+        """Make a chunk ours, durably; False if it is somebody's already (also our own, from before a crash).
+
+        Args:
+            eligible: the rows that are meant, where that is not the whole range.
+        """
+        owner = {"host": socket.gethostname(), "pid": os.getpid(), "eligible": eligible}
         return files.publish(self._path(pass_, rows, "claim"), files.sealed(owner))
 
     def publish(self, pass_: int, result: Result) -> bool:
-        """Make a result known, durably; False if there is one for these very rows already."""
-        return files.publish(self._path(pass_, result.range, "result"), files.sealed(result))
+        """Make a result known, durably; False if there is one of its kind for these very rows already."""
+        kind = "sent" if result.part is None else "result"
+        return files.publish(self._path(pass_, result.range, kind), files.sealed(result))
 
     def open_for(self, pass_: int) -> bool:
         """May this pass still send? Look before each chunk, after claiming it."""
@@ -124,6 +134,11 @@ class Journal:
             pass
         return bool(owner["pid"] != os.getpid())
 
+    def claimed_rows(self, pass_: int, rows: Rows) -> list[int] | None:
+        """The rows that a claim means; None: all of its range."""
+        owner: Any = files.unseal(self._path(pass_, rows, "claim"))
+        return None if owner["eligible"] is None else list(owner["eligible"])
+
     # -- both ----------------------------------------------------------------------------------------
 
     def highest_closed(self) -> int:
@@ -139,7 +154,7 @@ class Journal:
         found = [
             msgspec.convert(files.unseal(path), Result)
             for rows, kind, path in self._entries(pass_)
-            if kind == "result" and key in (None, rows.key)
+            if kind != "claim" and key in (None, rows.key)
         ]
         return sorted(found, key=lambda r: (r.key, r.first, -r.end))
 

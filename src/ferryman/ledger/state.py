@@ -111,6 +111,19 @@ class State:
             raise
         return state
 
+    @staticmethod
+    def plan_of(root: Path) -> Plan:
+        """An empty plan of the name and version that a state says it is of: enough to read it.
+
+        Raises:
+            StateDamaged: the state's name cannot be read.
+        """
+        path = root / "state.json"
+        if not path.exists():
+            return Plan(root.name)
+        found: Any = files.unseal(path)
+        return Plan(found["plan"], found["version"])
+
     def release(self) -> None:
         """Stop being its driver."""
         if self._lock is not None:

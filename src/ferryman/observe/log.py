@@ -27,19 +27,13 @@ class ToObserver(logging.Handler):
 
 
 class OneLine(logging.Formatter):
-    """``warning: text``; a traceback is told by its last line, the whole of it only with ``verbose``."""
-
-    def __init__(self, verbose: bool = False) -> None:
-        super().__init__()
-        self.verbose = verbose
+    """``warning: text``; of a traceback only what was raised."""
 
     def format(self, record: logging.LogRecord) -> str:
         text = f"{record.levelname.lower()}: {record.getMessage()}"
         error = record.exc_info[1] if record.exc_info else None
         if error is not None:
             text += f": {type(error).__name__}: {error}"
-        if error is not None and self.verbose:
-            text += f" {self.formatException(record.exc_info)}" if record.exc_info else ""
         return text
 
 
@@ -48,7 +42,7 @@ def logging_to(observer: Observer, verbose: bool = False) -> Iterator[None]:
     """Warnings (with ``verbose`` information too) of the ``ferryman`` loggers to this observer, meanwhile."""
     logger = logging.getLogger("ferryman")
     handler = ToObserver(observer)
-    handler.setFormatter(OneLine(verbose))
+    handler.setFormatter(OneLine())
     level, propagate = logger.level, logger.propagate
     logger.addHandler(handler)
     logger.setLevel(logging.DEBUG if verbose else logging.WARNING)

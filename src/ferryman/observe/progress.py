@@ -17,7 +17,7 @@ CONTROL |= {0x2028: " ", 0x2029: " "}
 
 def one_line(text: object) -> str:
     """The whole text in one line, without control characters."""
-    return str(text).replace("\r\n", "\n").strip().translate(CONTROL)
+    return str(text).strip("\r\n").rstrip().replace("\r\n", "\n").translate(CONTROL)
 
 
 def counted(number: int) -> str:

@@ -61,7 +61,7 @@ def _split(spec: str) -> tuple[Path | str, str | None]:
         return path, name or None
     if colon and head and name:
         return head, name
-    if Path(spec).is_dir():
+    if spec and Path(spec).is_dir():
         raise UsageError(f"{spec} is a folder: {FORMS}.")
     raise UsageError(f"{spec!r} names no plan: {FORMS}.")
 
@@ -86,14 +86,18 @@ def _import(name: str, folder: Path) -> ModuleType:
         except ModuleNotFoundError as e:
             if e.name is None or not f"{name}.".startswith(f"{e.name}."):
                 raise
-            raise UsageError(
-                f"{name}: there is no such module here ({folder}) or in {sys.prefix}: {FORMS}."
-            ) from None
+            raise UsageError(f"{name}: there is no such module here ({folder}) or in {sys.prefix}: {FORMS}.") from None
 
 
 def _module_name(stem: str) -> str:
-    """The file's name, as if it was imported, unless a module has it that is not a plan file loaded earlier."""
-    taken = stem in sys.modules or stem in sys.stdlib_module_names or stem == "ferryman"
+    """The file's name, as if it was imported, unless a module has it that is not a plan file loaded earlier.
+
+    Python's own module of that name is imported first, or whoever wants it later would get the plan.
+    """
+    if stem in sys.stdlib_module_names:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(stem)
+    taken = stem in sys.modules or stem in sys.stdlib_module_names
     if taken and stem not in cloudpickle.list_registry_pickle_by_value():
         return f"{stem}_plan"
     return stem

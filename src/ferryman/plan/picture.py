@@ -25,7 +25,7 @@ def text(plan: Plan) -> str:
 
 
 def as_json(plan: Plan) -> dict[str, Any]:
-    """``{"plan", "version", "fingerprint", "nodes": [{"name", "kind", "after", "type", …}]}``, nodes as they were made."""
+    """``{"plan", "version", "fingerprint", "nodes": [{"name", "kind", "after", "type", …}]}``, in order of making."""
     return {
         "plan": plan.name,
         "version": plan.version,

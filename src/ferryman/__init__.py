@@ -1,0 +1,101 @@
+"""Ferryman: fault-tolerant document indexing on Spark.
+
+A plan carries documents from sources, through steps, to destinations; every one is accounted for at every destination.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ferryman.destinations.base import Effect, Guarantee
+from ferryman.document import Document
+from ferryman.errors import Dropped, PermanentError, TransientError
+from ferryman.plan import Plan
+
+if TYPE_CHECKING:
+    from ferryman.engine.wave import Summary
+    from ferryman.ledger.commands import Retried
+
+__all__ = [
+    "Document",
+    "Dropped",
+    "Effect",
+    "Guarantee",
+    "PermanentError",
+    "Plan",
+    "TransientError",
+    "history",
+    "retry",
+    "run",
+    "status",
+]
+__version__ = "0.1.0"
+
+
+def run(
+    plan: Plan,
+    *,
+    state: str | Path | None = None,
+    spark: Any = None,
+    master: str = "local[*]",
+    conf: Mapping[str, str] | None = None,
+    wait: float | None = None,
+    every: float | None = None,
+    allow_deletes: bool = False,
+) -> Summary:
+    """Run a plan until all is delivered, or nothing more can be done now.
+
+    Args:
+        state: directory of states; this plan's is ``<state>/<plan>-v<version>``. Default ``.ferryman``.
+        spark: a SparkSession to use (it is not stopped); else one is started with ``master`` and ``conf``.
+        wait: seconds to wait for owed rows to come due; None: as long as the next is due within 60 s; 0: not at all.
+        every: keep scanning, with this many seconds from start to start; None: one scan.
+        allow_deletes: let a scan delete more than a source's ``max_deleted``.
+
+    Raises:
+        PlanError, UsageError: nothing was done.
+        StateError: the state is held, damaged or foreign; nothing was touched.
+        EngineError: Spark or the disk failed; start again and it goes on.
+    """
+    from ferryman.engine import wave
+
+    return wave.run(
+        plan, state=state, spark=spark, master=master, conf=conf, wait=wait, every=every, allow_deletes=allow_deletes
+    )
+
+
+def status(plan: Plan, *, state: str | Path | None = None) -> dict[str, Any]:
+    """What became of the plan's documents, as ``ferryman status --json`` shows it."""
+    from ferryman.ledger import account
+    from ferryman.ledger.state import state_root
+
+    return account.status(state_root(plan, state), plan)
+
+
+def history(plan: Plan, document: str, *, state: str | Path | None = None) -> list[dict[str, Any]]:
+    """Every event of a document and its family, oldest first, with the ledger's columns."""
+    from ferryman.ledger import account
+    from ferryman.ledger.state import state_root
+
+    return account.history(state_root(plan, state), document, plan)
+
+
+def retry(
+    plan: Plan,
+    *,
+    state: str | Path | None = None,
+    status: str | None = None,
+    document: str | None = None,
+    destination: str | None = None,
+    source: str | None = None,
+    force: bool = False,
+    why: str = "",
+) -> Retried:
+    """Try again what failed; with ``force`` read documents again as new revisions. See ``ferryman retry --help``."""
+    from ferryman.ledger import commands
+
+    return commands.retry(
+        plan, state=state, status=status, document=document, destination=destination, source=source, force=force, why=why
+    )

@@ -1,0 +1,119 @@
+"""``ferryman docs`` and ``ferryman history``: which documents, and all that happened to one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ferryman.cli.options import (
+    Json,
+    OfDestination,
+    OfSource,
+    OfStatus,
+    PlanSpec,
+    StateDir,
+    Verbose,
+    chosen,
+    status_name,
+)
+from ferryman.cli.terminal import command, json_line, note, say, table, when
+from ferryman.errors import UsageError
+
+if TYPE_CHECKING:
+    from ferryman.plan import Plan
+
+LIMIT = 50
+"""Documents shown to a person at once; a script (``--json``) gets all."""
+
+
+def docs(
+    plan: PlanSpec,
+    status: OfStatus = None,
+    destination: OfDestination = None,
+    source: OfSource = None,
+    limit: Annotated[
+        int | None,
+        typer.Option(
+            "--limit",
+            metavar="N",
+            min=1,
+            show_default=False,
+            help=f"At most so many. Default: {LIMIT}; all with --json.",
+        ),
+    ] = None,
+    state: StateDir = None,
+    json: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """List documents by status, newest first.
+
+    One line for each delivery, with its latest event. Starts no Spark.
+    """
+    from ferryman.ledger import account
+    from ferryman.ledger.state import state_root
+    from ferryman.plan.load import load_plan, plan_file
+
+    loaded = load_plan(plan)
+    _are_nodes(loaded, destination=destination, source=source)
+    filters = chosen(status=status_name(status), destination=destination, source=source)
+    root = state_root(loaded, state, plan_file(plan))
+    if not root.exists():
+        note(f"{root}: there is no state here yet: nothing has run. Next: {command('run', plan, state=state)}")
+        rows: list[dict[str, Any]] = []
+    else:
+        most = limit if json else (limit or LIMIT) + (limit is None)
+        rows = account.docs(root, **filters, limit=most)
+    if json:
+        json_line(rows)
+        return
+    shown = rows[: limit or LIMIT]
+    _table(shown, ("document", "source", "destination", "status", "attempt", "wave", "message"))
+    if len(rows) > len(shown):
+        note(f"These are the {len(shown)} newest; --limit shows more.")
+
+
+def history(
+    plan: PlanSpec,
+    document: Annotated[str, typer.Argument(metavar="DOC", show_default=False, help="Id of a document.")],
+    state: StateDir = None,
+    json: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """Tell all that happened to a document.
+
+    Every event of it and its family, oldest first. Starts no Spark.
+    """
+    from ferryman.ledger import account
+    from ferryman.ledger.state import state_root
+    from ferryman.plan.load import load_plan, plan_file
+
+    loaded = load_plan(plan)
+    root = state_root(loaded, state, plan_file(plan))
+    events = account.history(root, document) if root.exists() else []
+    if json:
+        json_line(events)
+    if not events:
+        listing = command("docs", plan, state=state)
+        raise UsageError(f"{document}: the state {root} knows no such document. `{listing}` lists those it knows.")
+    if not json:
+        _table(events, ("created", "wave", "document", "destination", "operation", "status", "attempt", "message"))
+        say()
+        last = events[-1]
+        version = last["version"] or "unknown"
+        say(f"{document}: version {version}, revision {last['revision']}, from source {last['source']}")
+
+
+def _are_nodes(plan: Plan, **options: str | None) -> None:
+    """A name that the plan does not have is a slip of the pen, not a filter that nothing passes."""
+    names = {n.name for n in plan.nodes}
+    for option, name in options.items():
+        if name is not None and name not in names:
+            raise UsageError(f"--{option} {name}: plan {plan.name} has {', '.join(sorted(names))}; name one of these.")
+
+
+def _table(rows: list[dict[str, Any]], columns: tuple[str, ...]) -> None:
+    if rows:
+        table(columns, [[when(row[c]) if c == "created" else row[c] for c in columns] for row in rows])
+    else:
+        note("There are none.")

@@ -1,0 +1,51 @@
+"""A plan: index the files of documents/ into a SQLite database with full-text search.
+
+Try it:      ferryman run plan.py
+Search:      ferryman search index.db "kill"
+See counts:  ferryman status plan.py
+"""
+
+from pathlib import Path
+
+from ferryman import Document, Plan
+from ferryman.destinations import Sql
+from ferryman.sources import Files
+
+HERE = Path(__file__).parent  # so that it runs from any folder
+
+
+def describe(doc: Document) -> Document | None:
+    """A step: gets a document, returns it (it goes on) or None (it is dropped on purpose).
+
+    An exception is an error of this one document: the others go on, and it is tried again. Steps may run more
+    than once (after a kill, say), so they only change the document; what has an effect is a destination.
+    """
+    text = doc.text()  # the file's bytes as UTF-8; if they are not, the document is refused and you are told where
+    if "draft" in Path(doc.id).name:
+        return None
+    lines = [line.strip("# \t") for line in text.splitlines()]
+    doc["title"] = next((line for line in lines if line), doc.id)
+    doc["words"] = len(text.split())
+    return doc
+
+
+# Name and version decide where the state lives: .ferryman/<name>-v<version>/ beside this file.
+plan = Plan("my-documents", version=1)
+
+# Where documents come from. Each file is a document; its id is its path below the folder. What is new, changed or
+# gone since the last run is found out by content.
+files = plan.source("files", Files(HERE / "documents", include=["**/*.txt", "**/*.md"]))
+
+# What is done with each of them. Add steps as you like: described.step("next", another_function)
+described = files.step("describe", describe)
+
+# Where they go. The table has the document's text and all its fields; `columns` copies fields into columns of their
+# own; `full_text` says what `ferryman search` looks through.
+described.destination(
+    "index",
+    Sql(
+        f"sqlite:///{HERE / 'index.db'}",
+        columns={"title": "title", "words": "words"},
+        full_text=["title", "text"],
+    ),
+)

@@ -1,0 +1,115 @@
+"""Arguments and options that several verbs share, and what their texts mean."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ferryman.errors import UsageError
+
+UNITS_S = {"ms": 0.001, "": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+@dataclass
+class Asked:
+    """What was asked of the whole command, whatever the verb."""
+
+    verbose: bool = False
+
+
+def _verbose(ctx: typer.Context, value: bool) -> bool:
+    asked = ctx.find_root().obj
+    if isinstance(asked, Asked):
+        asked.verbose = asked.verbose or value
+    return value
+
+
+PlanSpec = Annotated[
+    str,
+    typer.Argument(
+        metavar="PLAN", show_default=False, help="plan.py, plan.py:name (one of several), or package.module:name."
+    ),
+]
+StateDir = Annotated[
+    Path | None,
+    typer.Option(
+        "--state",
+        metavar="DIR",
+        show_default=False,
+        help="Where the state lives. Default: .ferryman/ beside the plan file.",
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
+Verbose = Annotated[
+    bool, typer.Option("-v", "--verbose", callback=_verbose, help="Tell more; show tracebacks of errors.")
+]
+Master = Annotated[
+    str, typer.Option("--master", metavar="URL", help="Spark's master: local[4], spark://host:7077, yarn, ….")
+]
+Conf = Annotated[
+    list[str] | None,
+    typer.Option("--conf", metavar="KEY=VALUE", show_default=False, help="A setting of Spark. May be repeated."),
+]
+
+
+def _filter(option: str, metavar: str, help: str) -> Any:  # noqa: A002 - typer's name for it
+    return typer.Option(option, metavar=metavar, show_default=False, help=help)
+
+
+OfStatus = Annotated[str | None, _filter("--status", "STATUS", "Only of this status: dead, error_doc, ….")]
+OfDestination = Annotated[str | None, _filter("--destination", "NAME", "Only of this destination.")]
+OfSource = Annotated[str | None, _filter("--source", "NAME", "Only of this source.")]
+
+
+def spark_settings(texts: list[str] | None) -> dict[str, str]:
+    """``["spark.ui.enabled=false"]`` as a dict.
+
+    Raises:
+        UsageError: one that is not KEY=VALUE.
+    """
+    found = {}
+    for text in texts or []:
+        key, equals, value = text.partition("=")
+        if not equals or not key.strip():
+            raise UsageError(f"--conf {text}: give KEY=VALUE, as in --conf spark.driver.memory=4g.")
+        found[key.strip()] = value.strip()
+    return found
+
+
+def seconds(option: str, text: str | None) -> float | None:
+    """``60``, ``60s``, ``1.5m``, ``2h``, ``500ms`` as seconds; None stays None.
+
+    Raises:
+        UsageError: not a duration.
+    """
+    if text is None:
+        return None
+    found = re.fullmatch(r"(\d+(?:\.\d*)?|\.\d+)\s*(ms|s|m|h|)", text.strip().lower())
+    if found is None:
+        raise UsageError(f"{option} {text}: give seconds, or a number with ms, s, m or h: 60, 60s, 2m.")
+    return float(found[1]) * UNITS_S[found[2]]
+
+
+def status_name(text: str | None) -> str | None:
+    """A status of the ledger, in any case.
+
+    Raises:
+        UsageError: there is no such status; names all.
+    """
+    from ferryman.ledger.statuses import Status
+
+    if text is None:
+        return None
+    try:
+        return Status(text.strip().upper().replace("-", "_")).value
+    except ValueError:
+        raise UsageError(f"--status {text}: choose one of {', '.join(s.value.lower() for s in Status)}.") from None
+
+
+def chosen(**filters: Any) -> dict[str, Any]:
+    """The filters that were given."""
+    return {name: value for name, value in filters.items() if value is not None}

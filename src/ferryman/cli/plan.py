@@ -1,0 +1,57 @@
+"""``ferryman plan``: is this a plan that can run, and what does it look like?"""
+
+from __future__ import annotations
+
+import enum
+from typing import Annotated
+
+import typer
+
+from ferryman.cli.options import PlanSpec, Verbose
+from ferryman.cli.terminal import block, json_line, say
+
+app = typer.Typer(name="plan", help="Check a plan, or draw it.", no_args_is_help=True, rich_markup_mode=None)
+
+
+class Format(enum.StrEnum):
+    """How a plan can be drawn."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+@app.command()
+def check(plan: PlanSpec, verbose: Verbose = False) -> None:
+    """Say what is wrong with a plan.
+
+    Reads no documents, starts no Spark. Every reason for which it cannot run is an error, and the command ends with
+    2. Warnings refuse nothing.
+    """
+    from ferryman.plan.load import load_plan
+
+    loaded = load_plan(plan)
+    warnings = loaded.check()
+    for warning in warnings:
+        say(f"warning: {warning}")
+    told = f"{len(warnings)} {'warning' if len(warnings) == 1 else 'warnings'}" if warnings else "all well"
+    say(f"plan {loaded.name}, version {loaded.version}: {len(loaded.nodes)} nodes, {told}")
+
+
+@app.command()
+def show(
+    plan: PlanSpec,
+    format: Annotated[Format, typer.Option("--format", help="How to draw it.")] = Format.TEXT,  # noqa: A002 - the option's name
+    verbose: Verbose = False,
+) -> None:
+    """Draw a plan.
+
+    From its sources, through its steps, to its destinations.
+    """
+    from ferryman.plan import picture
+    from ferryman.plan.load import load_plan
+
+    loaded = load_plan(plan)
+    if format is Format.JSON:
+        json_line(picture.as_json(loaded))
+    else:
+        block(picture.text(loaded))

@@ -1,0 +1,56 @@
+"""``ferryman retry``: a person's word that something shall be tried again."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from ferryman.cli.options import OfDestination, OfSource, OfStatus, PlanSpec, StateDir, Verbose, status_name
+from ferryman.cli.terminal import command, say
+
+
+def retry(
+    plan: PlanSpec,
+    status: OfStatus = None,
+    document: Annotated[
+        str | None, typer.Option("--doc", metavar="ID", show_default=False, help="Only this document.")
+    ] = None,
+    destination: OfDestination = None,
+    source: OfSource = None,
+    force: Annotated[bool, typer.Option("--force", help="Read again and send anew, also what is unchanged.")] = False,
+    why: Annotated[str, typer.Option("--why", metavar="TEXT", show_default=False, help="Kept in the ledger.")] = "",
+    state: StateDir = None,
+    verbose: Verbose = False,
+) -> None:
+    """Make failed documents due again.
+
+    What is owed, dead or refused is due now, with attempts counted from zero. Starts no Spark. The next run sends
+    them. Without a filter: all that are owed, dead or refused. What is done stays done, unless --force asks for it.
+    While a run holds the state, the request is queued and its next wave takes it up.
+    """
+    from ferryman.ledger import commands
+    from ferryman.ledger.state import state_root
+    from ferryman.plan.load import load_plan, plan_file
+
+    loaded = load_plan(plan)
+    root = state_root(loaded, state, plan_file(plan))
+    done = commands.retry(
+        loaded,
+        state=root.parent,
+        status=status_name(status),
+        document=document,
+        destination=destination,
+        source=source,
+        force=force,
+        why=why,
+    )
+    again = command("run", plan, state=state)
+    if done.queued:
+        say("A run holds the state: the request is queued, its next wave takes it up.")
+    elif done.count == 0:
+        say("Nothing matches: nothing was changed.")
+    elif done.count is None:
+        say(f"What matches is due now. Next: {again}")
+    else:
+        say(f"{done.count} due now. Next: {again}")

@@ -1,0 +1,163 @@
+"""``ferryman run``: waves until nothing is owed or nothing more can be done."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ferryman.cli import terminal
+from ferryman.cli.options import Conf, Json, Master, PlanSpec, StateDir, Verbose, seconds, spark_settings
+from ferryman.errors import UsageError
+
+if TYPE_CHECKING:
+    from ferryman.engine.wave import Summary
+    from ferryman.plan import Plan
+
+INTERRUPTED = 130
+EXAMPLES = 3
+"""Documents told with their reason at the end of a run; `ferryman docs` has them all."""
+
+
+def run(
+    plan: PlanSpec,
+    state: StateDir = None,
+    master: Master = "local[*]",
+    conf: Conf = None,
+    wait: Annotated[
+        str | None,
+        typer.Option(
+            "--wait",
+            metavar="TIME",
+            show_default=False,
+            help="How long to wait for owed documents to come due: 60, 60s, 2m; 0 = not at all. "
+            "Default: as long as the next comes due within 60 s.",
+        ),
+    ] = None,
+    every: Annotated[
+        str | None,
+        typer.Option("--every", metavar="TIME", show_default=False, help="Go on for ever, scanning as often: 30s, 5m."),
+    ] = None,
+    allow_deletes: Annotated[
+        bool, typer.Option("--allow-deletes", help="Do delete, also if more of a source is gone than its max_deleted.")
+    ] = False,
+    json: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """Deliver what is new, changed, gone or owed.
+
+    After a kill, type the same again. Its exit code speaks of the whole state, not only of this run:
+
+    \b
+      0  all delivered
+      1  a fault of Ferryman or Spark
+      2  bad usage or a bad plan: nothing was done
+      3  finished, but some documents are dead, refused or unknown
+      4  incomplete: something is still owed (a destination is down)
+    130  interrupted
+
+    With --json the last line of the output is a JSON object: what this run did and what it left.
+    """
+    from ferryman.plan.load import load_plan, plan_file
+
+    options: dict[str, Any] = {
+        "conf": spark_settings(conf),
+        "wait": seconds("--wait", wait),
+        "every": seconds("--every", every),
+        "allow_deletes": allow_deletes,
+        "master": master,
+    }
+    if options["every"] == 0:
+        raise UsageError("--every 0: give a time above 0, as in --every 30s.")
+    loaded = load_plan(plan)
+    root, summary = carried(loaded, plan_file(plan), state, verbose=verbose, **options)
+    if json:
+        terminal.json_line(summary.as_dict())
+    else:
+        tell(summary, root, plan, state)
+    raise typer.Exit(summary.exit)
+
+
+def carried(
+    plan: Plan, file: Path | None, state: Path | None, *, verbose: bool = False, **options: Any
+) -> tuple[Path, Summary]:
+    """Run a plan with progress on stderr: (root of its state, what was done).
+
+    Raises:
+        typer.Exit: with 130, when a person interrupts; they are told how to go on.
+    """
+    from ferryman.ledger.state import state_root
+    from ferryman.observe import watching
+    from ferryman.observe.log import logging_to
+
+    for warning in plan.check():
+        if verbose:
+            terminal.note(f"warning: {warning}")
+    root = state_root(plan, state, file)
+    with _terminated_like_interrupted():
+        try:
+            with watching(sys.stderr, verbose) as observer, logging_to(observer, verbose):
+                from ferryman.engine import wave  # loads Spark: after all that can be refused without it
+
+                return root, wave.run(plan, state=root.parent, observer=observer, **options)
+        except KeyboardInterrupt:
+            terminal.note("interrupted: nothing is lost. Type the same again: what was committed is sent first.")
+            raise typer.Exit(INTERRUPTED) from None
+
+
+@contextmanager
+def _terminated_like_interrupted() -> Iterator[None]:
+    """SIGTERM, as a container's stop sends it, ends a run like Ctrl-C does."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def tell(summary: Summary, root: Path, plan: str, state: Path | None) -> None:
+    """What this run did and left, and what to type next. (Its messages were told when they came up.)"""
+    terminal.say(_counts(summary))
+    left = (
+        (summary.dead, "dead", "dead"),
+        (summary.error_doc, "error_doc", "refused"),
+        (summary.unknown, "indexing", "unknown"),
+        (summary.owed, "error", "owed"),
+    )
+    for count, status, word in left:
+        if count:
+            _examples(root, status, f"{count} {word}")
+    for count, status, word in left[:3]:
+        if count:
+            terminal.say(f"All {word}: {terminal.command('docs', plan, '--status', status, state=state)}")
+    if summary.dead or summary.error_doc:
+        again = terminal.command("retry", plan, state=state)
+        terminal.say(f"A document that changes is tried again by itself; all again: {again}")
+    if summary.owed:
+        terminal.say(f"What is owed is sent by the next run: {terminal.command('run', plan, state=state)}")
+
+
+def _counts(summary: Summary) -> str:
+    """``2 waves: 1200 delivered, 3 dropped``."""
+    if not summary.waves:
+        return "Nothing has changed since the last run."
+    waves = "1 wave" if summary.waves == 1 else f"{summary.waves} waves"
+    dropped = f", {summary.dropped} dropped" if summary.dropped else ""
+    return f"{waves}: {summary.delivered} delivered{dropped}"
+
+
+def _examples(root: Path, status: str, heading: str) -> None:
+    """The first few documents of a status, with the reason of each."""
+    from ferryman.cli.options import status_name
+    from ferryman.ledger import account
+
+    rows = account.docs(root, status=status_name(status), limit=EXAMPLES)
+    terminal.say(heading + (", the newest of them:" if rows else ""))
+    for row in rows:
+        where = f" for {row['destination']}" if row["destination"] else ""
+        terminal.say(f"  {row['document']}{where}: {row['message'] or 'no reason was given'}")

@@ -1,0 +1,88 @@
+"""``ferryman status``: what became of everything, per destination, and does it add up."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ferryman.cli.options import Json, PlanSpec, StateDir, Verbose
+from ferryman.cli.terminal import command, json_line, note, say, table, when
+
+if TYPE_CHECKING:
+    from ferryman.plan import Plan
+
+SOURCE = ("documents", "deleted")
+DESTINATION = ("indexed", "deleted", "dropped", "dead", "error_doc", "error", "owed", "unknown")
+LOOK_AT = {"dead": "dead", "error_doc": "error_doc", "unknown": "indexing"}
+"""Count that asks for a person -> the status that its documents have in the ledger."""
+
+
+def status(plan: PlanSpec, state: StateDir = None, json: Json = False, verbose: Verbose = False) -> None:
+    """Count what became of all documents.
+
+    Per destination: indexed, deleted, dropped, dead, error_doc, error, owed, unknown. Starts no Spark. Counts are of
+    deliveries of the current version of each document. owed is everything that still has to be sent; error says how
+    many of these have failed at least once; unknown was in flight, at-most-once, when it was killed.
+    """
+    from ferryman.ledger import account
+    from ferryman.ledger.state import state_root
+    from ferryman.plan.load import load_plan, plan_file
+
+    loaded = load_plan(plan)
+    loaded.check()
+    root = state_root(loaded, state, plan_file(plan))
+    waves: list[dict[str, Any]] = []
+    if not root.exists():
+        note(f"{root}: there is no state here yet: nothing has run. Next: {command('run', plan, state=state)}")
+        found = never_run(loaded)
+    else:
+        found = account.status(root, loaded)
+        waves = [] if json else account.waves(root)
+    if json:
+        json_line(found)
+        return
+    _told(found, waves)
+    for count, name in LOOK_AT.items():
+        if any(numbers[count] for numbers in found["destinations"].values()):
+            say(f"Which are {count}, and why: {command('docs', plan, '--status', name, state=state)}")
+
+
+def never_run(plan: Plan) -> dict[str, Any]:
+    """The status of a plan that never ran: all is zero, and it adds up."""
+    from ferryman.plan import picture
+
+    kinds = {n.name: picture.kind(n) for n in plan.nodes}
+    return {
+        "plan": plan.name,
+        "version": plan.version,
+        "waves": 0,
+        "sources": {name: dict.fromkeys(SOURCE, 0) for name, kind in kinds.items() if kind == "source"},
+        "destinations": {
+            name: dict.fromkeys(DESTINATION, 0) for name, kind in kinds.items() if kind in ("destination", "tap")
+        },
+        "balanced": True,
+    }
+
+
+def _told(found: dict[str, Any], waves: list[dict[str, Any]]) -> None:
+    waves_run = "1 wave" if found["waves"] == 1 else f"{found['waves']} waves"
+    say(f"plan {found['plan']}, version {found['version']}: {waves_run}")
+    say()
+    table(
+        ("source", *SOURCE),
+        [(name, *(numbers[c] for c in SOURCE)) for name, numbers in found["sources"].items()],
+    )
+    say()
+    table(
+        ("destination", *DESTINATION),
+        [(name, *(numbers[c] for c in DESTINATION)) for name, numbers in found["destinations"].items()],
+    )
+    say()
+    if waves:
+        say("The last waves:")
+        columns = list(waves[0])
+        table(columns, [[when(w[c]) if c == "created" else w[c] for c in columns] for w in waves])
+        say()
+    if found["balanced"]:
+        say("It adds up: every document is accounted for at every destination that its source reaches.")
+    else:
+        say("IT DOES NOT ADD UP: some deliveries are unaccounted for. `ferryman fsck` looks for damage.")

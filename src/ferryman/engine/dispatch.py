@@ -1,0 +1,167 @@
+"""Deliver, in the driver: which rows go to whom in this pass, and which destinations are left alone for now."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+from ferryman import settings
+from ferryman.engine.deliver import Lane, LaneReport, OutboxFile, Pass
+from ferryman.engine.runner import Runner, Shipped
+from ferryman.engine.sender import Hung, Sender
+from ferryman.errors import EngineError, FerrymanError, PermanentError
+from ferryman.ledger.schemas import OUTBOX, OUTBOX_PARTITION
+from ferryman.ledger.state import State
+from ferryman.plan import DestinationNode
+from ferryman.storage import parquet
+from ferryman.storage.query import connect
+from ferryman.storage.tables import DataFile
+
+
+class Trouble(NamedTuple):
+    """Why a destination is left alone."""
+
+    why: str
+    permanent: bool
+    until: float
+    """Monotonic time of the next probe; never within this run if it is permanent."""
+    times: int
+    """How often in a row."""
+
+
+class Dispatcher:
+    """Delivers passes; remembers over the passes of a run which destinations are in trouble."""
+
+    def __init__(self, state: State, shipped: Shipped, runner: Runner, *, pace_s: float, send_timeout_s: float) -> None:
+        self._state = state
+        self._shipped = shipped
+        self._runner = runner
+        self._pace_s = pace_s
+        self._send_timeout_s = send_timeout_s
+        self._nodes = {n.name: n for n in state.plan.nodes if isinstance(n, DestinationNode)}
+        self.trouble: dict[str, Trouble] = {}
+
+    def deliver(self, number: int, now_us: int) -> list[str]:
+        """One pass: every destination that is well gets its due rows, side by side; what went wrong, a line each.
+
+        No destination may hold the last task slot while another has work: one that hangs delays only itself.
+        """
+        self._state.journal.begin(number)
+        due = self._due(now_us)
+        work = [(node, files) for name, files in due.items() if (node := self._nodes.get(name)) is not None and self._well(node)]
+        if not work:
+            return []
+        task = Pass(self._shipped, str(self._state.root), number, now_us, self._pace_s, self._send_timeout_s)
+        lanes = [self._lanes(node, files, alone=len(work) == 1) for node, files in work]
+        if len(lanes) == 1:
+            outcomes = [self._deliver_one(task, lanes[0])]
+        else:
+            with ThreadPoolExecutor(len(lanes), thread_name_prefix="ferryman-deliver") as pool:
+                outcomes = list(pool.map(lambda each: self._deliver_one(task, each), lanes))
+        failures = []
+        for (node, _), (reports, failure) in zip(work, outcomes, strict=True):
+            if failure:
+                failures.append(f"destination {node.name}: {failure}")
+            self._judge(node.name, reports)
+        return failures
+
+    def blocked(self, destination: str) -> bool:
+        """Would a pass now leave this destination alone?"""
+        trouble = self.trouble.get(destination)
+        return trouble is not None and (trouble.permanent or trouble.until > time.monotonic())
+
+    def next_probe_s(self, destinations: Sequence[str]) -> float | None:
+        """Seconds until the first of these may be tried again; None: none of them is waiting for that."""
+        waits = [t.until - time.monotonic() for d in destinations if (t := self.trouble.get(d)) is not None and not t.permanent]
+        return max(0.0, min(waits)) if waits else None
+
+    def _due(self, now_us: int) -> dict[str, list[DataFile]]:
+        """Destination -> files with rows that are due, oldest first."""
+        found: dict[str, list[DataFile]] = {}
+        for file in sorted(self._state.outbox.files.values(), key=first_sequence):
+            if owed_rows(file):
+                found.setdefault(file.partition["destination"], []).append(file)
+        return {d: files for d, files in found.items() if any(first_due(f) <= now_us for f in files)}
+
+    def _well(self, node: DestinationNode) -> bool:
+        """Ask the destination, unless it is known to be in trouble."""
+        if self.blocked(node.name):
+            return False
+        sender = Sender(f"check-{node.name}")
+        try:
+            sender.call(node.destination.check, timeout_s=self._send_timeout_s)
+        except Hung as e:
+            self._note(node.name, f"check: {e}", permanent=False)
+            return False
+        except Exception as e:
+            self._note(node.name, str(e) if isinstance(e, FerrymanError) else f"{type(e).__name__}: {e}", isinstance(e, PermanentError))
+            return False
+        finally:
+            sender.end()
+        return True
+
+    def _lanes(self, node: DestinationNode, files: list[DataFile], *, alone: bool) -> list[Lane]:
+        width = 1 if node.destination.single_writer else max(1, self._runner.slots - (not alone))
+        dealt: list[list[OutboxFile]] = [[] for _ in range(min(width, len(files)))]
+        for file in files:
+            min(dealt, key=len).append(OutboxFile(file.path, first_sequence(file)))
+        contested = self._contested(files)
+        return [Lane(node.name, each, contested) for each in dealt]
+
+    def _contested(self, files: list[DataFile]) -> dict[str, int]:
+        """Ids of which several rows are owed here -> the lowest sequence: it goes first, the others are held."""
+        if len({f.partition["wave"] for f in files}) < 2:
+            return {}  # within a wave an id has one row
+        with connect(self._state.staging) as db:
+            tables = []
+            for i, file in enumerate(files):
+                schema = _file_schema()
+                db.register(f"f{i}", parquet.scan([self._state.outbox.folder / file.path], schema))
+                tables.append(f"SELECT document, row + {first_sequence(file)} AS sequence FROM f{i} WHERE due IS NOT NULL")
+            rows = db.execute(
+                f"SELECT document, min(sequence) FROM ({' UNION ALL '.join(tables)}) GROUP BY document HAVING count(*) > 1"
+            ).fetchall()
+        return dict(rows)
+
+    def _deliver_one(self, task: Pass, lanes: list[Lane]) -> tuple[list[LaneReport], str]:
+        """A worker that dies ends only this destination's pass: what it noted counts, the rest stays owed."""
+        try:
+            return self._runner.run(task, lanes), ""
+        except EngineError as e:
+            return [], str(e)
+
+    def _judge(self, destination: str, reports: list[LaneReport]) -> None:
+        bad = next((r for r in reports if r.trouble), None)
+        if bad is not None:
+            self._note(destination, bad.trouble, bad.permanent)
+        elif reports:
+            self.trouble.pop(destination, None)
+
+    def _note(self, destination: str, why: str, permanent: bool) -> None:
+        before = self.trouble.get(destination)
+        times = 1 + (before.times if before else 0)
+        wait = min(settings.WAIT_S, settings.BACKOFF_FIRST_S * settings.BACKOFF_FACTOR ** (times - 1))
+        self.trouble[destination] = Trouble(why, permanent, time.monotonic() + wait, times)
+
+
+def first_sequence(file: DataFile) -> int:
+    """An outbox file's key."""
+    return int(file.partition["first_sequence"])
+
+
+def owed_rows(file: DataFile) -> int:
+    """Rows of an outbox file that are still to be sent (the others are parked)."""
+    return file.rows - int(file.stats.get("nullCount", {}).get("due", 0))
+
+
+def first_due(file: DataFile) -> int:
+    """When the first owed row of an outbox file is due, µs since 1970."""
+    return int(file.stats.get("minValues", {}).get("due", 0))
+
+
+def _file_schema() -> Any:
+    import pyarrow as pa
+
+    return pa.schema([f for f in OUTBOX if f.name not in OUTBOX_PARTITION])

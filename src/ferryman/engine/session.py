@@ -1,0 +1,108 @@
+"""Spark, and nothing else that knows it: sessions, and tasks as ``mapInArrow`` stages.
+
+A stage's input is one row a task; what tasks read and write are files, so document content never crosses the JVM.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from ferryman.engine.runner import Answer, Item
+from ferryman.errors import EngineError, UsageError
+
+_ANSWER = "number long, answer binary"
+
+
+class SparkRunner:
+    """Runs tasks on a Spark session: classic, or through Spark Connect."""
+
+    def __init__(self, spark: Any) -> None:
+        self.spark = spark
+
+    @property
+    def slots(self) -> int:
+        """Cores that Spark has for us, as far as it says."""
+        try:
+            return max(1, int(self.spark.sparkContext.defaultParallelism))
+        except (AttributeError, PySparkException):
+            return max(1, int(self.spark.conf.get("spark.default.parallelism", "2")))
+
+    def run(self, task: Callable[[Item], Answer], items: Sequence[Item]) -> list[Answer]:
+        """See ``Runner.run``."""
+        if not items:
+            return []
+        pickled = [pickle.dumps(item) for item in items]
+
+        def stage(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            for batch in batches:
+                for number in batch.column(0).to_pylist():
+                    yield _answer(number, task(pickle.loads(pickled[number])))
+
+        frame = self.spark.range(0, len(items), 1, len(items))
+        return [answer for _, answer in _collect(frame.mapInArrow(stage, _ANSWER))]
+
+    def run_frame(self, read: Callable[[Any], Any], task: Callable[[int, Any], Answer]) -> list[Answer]:
+        """See ``Runner.run_frame``."""
+
+        def stage(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            context = TaskContext.get()
+            number = 0 if context is None else context.partitionId()
+            yield _answer(number, task(number, batches))
+
+        return [answer for _, answer in _collect(read(self.spark).mapInArrow(stage, _ANSWER))]
+
+
+def start(master: str, conf: Mapping[str, str], name: str) -> SparkSession:
+    """A session of our own. Workers run this very Python."""
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    settings = {
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.driver.host": "127.0.0.1" if master.startswith("local") else "",
+        "spark.driver.bindAddress": "127.0.0.1" if master.startswith("local") else "",
+        **conf,
+    }
+    builder = SparkSession.builder.appName(name)
+    builder = builder.remote(master) if master.startswith("sc://") else builder.master(master)
+    for key, value in settings.items():
+        if value:
+            builder = builder.config(key, value)
+    try:
+        session = builder.getOrCreate()
+    except Exception as e:
+        raise UsageError(f"Spark did not start with --master {master}: {str(e).splitlines()[0] if str(e) else type(e).__name__}") from e
+    session.sparkContext.setLogLevel("ERROR")
+    return session
+
+
+def _answer(number: int, answer: Any) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays(
+        [pa.array([number], pa.int64()), pa.array([pickle.dumps(answer)], pa.binary())], names=["number", "answer"]
+    )
+
+
+def _collect(frame: Any) -> list[tuple[int, Any]]:
+    try:
+        rows = frame.collect()
+    except Exception as e:
+        raise EngineError(f"Spark: {_reason(e)}") from e
+    return sorted(((row[0], pickle.loads(bytes(row[1]))) for row in rows), key=lambda r: r[0])
+
+
+def _reason(error: Exception) -> str:
+    """The line of a Spark error that a person can use: a Python worker's own last line, if there is one."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    for line in reversed(lines):
+        head = line.split(":", 1)[0]
+        if head.replace(".", "").replace("_", "").isalnum() and head.endswith(("Error", "Exception")) and not head.startswith(("org.", "java.")):
+            return line
+    return lines[0] if lines else type(error).__name__

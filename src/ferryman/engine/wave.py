@@ -1,0 +1,329 @@
+"""Runs: wave after wave until nothing is owed, or nothing more can be done now.
+
+A wave, numbered as in the architecture:
+
+1. **scan**: executors list, the driver judges, once for a whole listing, and cuts it into waves
+2. **transform**: executors run the steps and stage files that nobody can see
+3. **commit**: one transaction on the outbox names them all
+4. **deliver**: executors send committed rows and journal what comes of it
+5. **settle**: the journal becomes the ledger, what is done leaves the outbox
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import errno
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from ferryman import settings
+from ferryman.engine.dispatch import Dispatcher, first_due, owed_rows
+from ferryman.engine.judge import Slice, Verdict, judge
+from ferryman.engine.listing import list_sources
+from ferryman.engine.runner import Runner, Shipped
+from ferryman.engine.staging import Staged
+from ferryman.engine.transform import Transform, now_us
+from ferryman.errors import EngineError, FerrymanError
+from ferryman.ledger import commands
+from ferryman.ledger.account import left_over
+from ferryman.ledger.commit import commit_wave
+from ferryman.ledger.maintenance import maintain, sweep
+from ferryman.ledger.settle import late_answers, settle
+from ferryman.ledger.state import State, state_root
+from ferryman.observe.progress import Observer, Silent
+from ferryman.plan import Plan
+from ferryman.testing import crash
+
+
+@dataclasses.dataclass
+class Summary:
+    """What a run did (``waves``, ``delivered``, ``dropped``) and what it left (the other counts, of the whole state)."""
+
+    exit: int = 0
+    waves: int = 0
+    delivered: int = 0
+    dropped: int = 0
+    dead: int = 0
+    error_doc: int = 0
+    owed: int = 0
+    unknown: int = 0
+    messages: list[str] = dataclasses.field(default_factory=list)
+
+    def as_dict(self) -> dict[str, int]:
+        """The keys of ``run --json``."""
+        counts = dataclasses.asdict(self)
+        del counts["messages"]
+        return counts
+
+
+def run(
+    plan: Plan,
+    *,
+    state: str | Path | None = None,
+    spark: Any = None,
+    master: str = "local[*]",
+    conf: Mapping[str, str] | None = None,
+    wait: float | None = None,
+    every: float | None = None,
+    allow_deletes: bool = False,
+    observer: Observer | None = None,
+) -> Summary:
+    """Run a plan until all is delivered, or nothing more can be done now.
+
+    Args:
+        state: directory of states; this plan's is ``<state>/<plan>-v<version>``. Default ``.ferryman``.
+        spark: a session to use (it is not stopped); else one is started with ``master`` and ``conf``.
+        wait: seconds to wait for owed rows to come due; None: as long as the next is due within 60 s; 0: not at all.
+        every: keep scanning, with this many seconds from start to start; None: one scan.
+        allow_deletes: let a scan delete more than a source's ``max_deleted``.
+
+    Raises:
+        PlanError, UsageError: nothing was done.
+        StateError: the state is held, damaged or foreign; nothing was touched.
+        EngineError: Spark or the disk failed; start again and it goes on.
+    """
+    plan.freeze()
+    with State.take(state_root(plan, state), plan) as taken, _plain_errors(taken), _session(plan, spark, master, conf or {}) as runner:
+        return Run(taken, runner, observer or Silent(), wait=wait, allow_deletes=allow_deletes).go(every)
+
+
+class Run:
+    """A driver's turn at a state."""
+
+    def __init__(
+        self,
+        state: State,
+        runner: Runner,
+        observer: Observer,
+        *,
+        wait: float | None = None,
+        allow_deletes: bool = False,
+        wave_bytes: int = settings.WAVE_BYTES,
+        pace_s: float = settings.PACE_S,
+        send_timeout_s: float = settings.SEND_TIMEOUT_S,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._state = state
+        self._plan = state.plan
+        self._runner = runner
+        self._observer = observer
+        self._wait = wait
+        self._allow_deletes = allow_deletes
+        self._wave_bytes = wave_bytes
+        self._sleep = sleep
+        self._shipped = Shipped.of(state.plan)
+        self._dispatcher = Dispatcher(state, self._shipped, runner, pace_s=pace_s, send_timeout_s=send_timeout_s)
+        self._summary = Summary()
+        self._incomplete = False
+
+    def go(self, every: float | None = None) -> Summary:
+        """Recover, then scan and deliver; with ``every`` for ever."""
+        self.recover()
+        while True:
+            began = time.monotonic()
+            self._incomplete = not self._scan()
+            self._catch_up(began + every if every is not None else None)
+            if every is None:
+                return self._finish()
+            self._sleep(max(0.0, began + every - time.monotonic()))
+
+    def recover(self) -> None:
+        """Finish or discard what the last driver left, in one line."""
+        state = self._state
+        for note in state.notes:
+            self._tell(note)
+        done = []
+        if state.wave > state.settled:
+            info = settle(state, state.wave, self._runner.run)
+            done.append(f"settled wave {state.wave} ({info['delivered']} deliveries were noted)")
+        crash.point("recover.settled")
+        if orphans := sweep(state):
+            done.append(f"removed {orphans} staged files that no wave had committed")
+        shutil.rmtree(state.staging, ignore_errors=True)
+        state.staging.mkdir(exist_ok=True)
+        if done:
+            self._tell(f"recovered: {'; '.join(done)}")
+
+    # -- a scan ----------------------------------------------------------------------------------
+
+    def _scan(self, *, only_owed: bool = False) -> bool:
+        """List, judge, and carry each slice through a wave; False if a listing was incomplete."""
+        self._take_commands()
+        self._observer.phase(self._state.wave + 1, "scan")
+        folder = self._state.scratch("scan")
+        listings = list_sources(self._plan, self._shipped, folder, self._runner)
+        crash.point("scan.listed")
+        verdict: Verdict = judge(
+            listings,
+            self._state.documents,
+            folder,
+            now_us=now_us(),
+            only_owed=only_owed,
+            allow_deletes=self._allow_deletes,
+            slots=self._runner.slots,
+            wave_bytes=self._wave_bytes,
+        )
+        crash.point("scan.judged")
+        for note in verdict.notes:
+            self._tell(note)
+        self._observer.taken_up(sum(s.rows for s in verdict.slices))
+        for piece in verdict.slices:
+            self._wave(piece)
+        shutil.rmtree(folder, ignore_errors=True)
+        return verdict.complete
+
+    def _wave(self, piece: Slice) -> None:
+        number = self._state.wave + 1
+        self._observer.phase(number, "transform")
+        task = Transform(self._shipped, str(self._state.root), number, now_us())
+        staged = self._runner.run(task, piece.tasks)
+        crash.point("transform.done")
+        if any(s.outbox or s.documents or s.ledger for s in staged):
+            self._summary.dropped += sum(s.counts["dropped"] for s in staged)
+            self._commit(number, staged)
+            self._deliver_and_settle(number)
+
+    def _commit(self, number: int, staged: list[Staged]) -> None:
+        self._observer.phase(number, "commit")
+        commit_wave(
+            self._state,
+            number,
+            outbox=[part for s in staged for part in s.outbox],
+            documents=[part for s in staged for part in s.documents],
+            ledger=[part for s in staged for part in s.ledger],
+        )
+
+    def _deliver_and_settle(self, number: int) -> int:
+        """4 and 5; how many rows were sent."""
+        self._observer.phase(number, "deliver")
+        for failure in self._dispatcher.deliver(number, now_us()):
+            self._tell(failure)
+        crash.point("deliver.done")
+        self._observer.phase(number, "settle")
+        info = settle(self._state, number, self._runner.run)
+        self._summary.waves += 1
+        self._summary.delivered += info["delivered"]
+        maintain(self._state)
+        self._observer.settled(info["delivered"], self._owed_rows(), info["dead"])
+        return int(info["sent"])
+
+    def _take_commands(self) -> None:
+        for command in commands.waiting(self._state):
+            count = commands.apply(self._state, command)
+            self._tell(f"took up `retry` of {command.who}: {count} deliveries")
+
+    # -- what is owed ----------------------------------------------------------------------------
+
+    def _catch_up(self, until: float | None) -> None:
+        """Waves for what is owed, as it comes due, until nothing is or it would take too long."""
+        idle = 0
+        while True:
+            if late_answers(self._state.journal, self._state.settled):
+                self._redeliver()
+                continue
+            pause = self._pause()
+            if pause is None or idle > 3:
+                return
+            if pause > 0:
+                limit = settings.WAIT_S if self._wait is None else self._wait - self._waited
+                if pause > limit or (until is not None and time.monotonic() + pause > until):
+                    return
+                self._waited += pause if self._wait is not None else 0
+                self._sleep(pause)
+                continue
+            if self._steps_owed(now_us()):
+                self._scan(only_owed=True)
+            idle = 0 if self._redeliver() else idle + 1
+
+    _waited = 0.0
+
+    def _redeliver(self) -> int:
+        """A wave without a scan, for rows that are due."""
+        if not (self._due_files(now_us()) or late_answers(self._state.journal, self._state.settled)):
+            return 1
+        number = self._state.wave + 1
+        self._commit(number, [])
+        return self._deliver_and_settle(number)
+
+    def _pause(self) -> float | None:
+        """Seconds until something can be done: 0 now, None never (in this run)."""
+        now = now_us()
+        waits = []
+        for file in self._state.outbox.files.values():
+            destination = file.partition["destination"]
+            if not owed_rows(file):
+                continue
+            wait = max(0.0, (first_due(file) - now) / 1e6)
+            if (probe := self._dispatcher.next_probe_s([destination])) is not None:
+                wait = max(wait, probe)
+            elif self._dispatcher.blocked(destination):
+                continue
+            waits.append(wait)
+        due = commands.next_step_due(self._state)
+        if due is not None:
+            waits.append(max(0.0, (due - now) / 1e6))
+        return min(waits, default=None)
+
+    def _due_files(self, now: int) -> bool:
+        return any(owed_rows(f) and first_due(f) <= now for f in self._state.outbox.files.values())
+
+    def _steps_owed(self, now: int) -> bool:
+        due = commands.next_step_due(self._state)
+        return due is not None and due <= now
+
+    def _owed_rows(self) -> int:
+        return sum(owed_rows(f) for f in self._state.outbox.files.values())
+
+    # -- the end ---------------------------------------------------------------------------------
+
+    def _finish(self) -> Summary:
+        summary = self._summary
+        for name, value in left_over(self._state.root, self._plan).items():
+            setattr(summary, name, value)
+        for name, trouble in self._dispatcher.trouble.items():
+            remedy = "mend it and run again" if trouble.permanent else "run again when it is back"
+            self._tell(f"destination {name}: {trouble.why}. Its documents are kept: {remedy}.")
+        if summary.owed or self._incomplete:
+            summary.exit = 4
+        elif summary.dead or summary.error_doc or summary.unknown:
+            summary.exit = 3
+        return summary
+
+    def _tell(self, text: str) -> None:
+        self._summary.messages.append(text)
+        self._observer.message(text)
+
+
+@contextlib.contextmanager
+def _session(plan: Plan, spark: Any, master: str, conf: Mapping[str, str]) -> Iterator[Runner]:
+    from ferryman.engine import session  # Spark is started only once the state is known to be sound
+
+    if spark is not None:
+        yield session.SparkRunner(spark)
+        return
+    started = session.start(master, conf, f"ferryman {plan.key}")
+    try:
+        yield session.SparkRunner(started)
+    finally:
+        started.stop()
+
+
+@contextlib.contextmanager
+def _plain_errors(state: State) -> Iterator[None]:
+    """A full disk says so, whoever met it."""
+    try:
+        yield
+    except Exception as e:
+        full = isinstance(e, OSError) and e.errno in (errno.ENOSPC, errno.EDQUOT)
+        if full or (not isinstance(e, OSError) and "No space left on device" in str(e)):
+            raise EngineError(
+                f"{state.root}: the disk is full. Nothing is lost: make room and run again. (Waiting rows take {state.bytes_owed()} bytes.)"
+            ) from e
+        if isinstance(e, OSError) and not isinstance(e, FerrymanError):
+            raise EngineError(f"{state.root}: {e}. Nothing is lost: mend it and run again.") from e
+        raise
+

@@ -1,0 +1,196 @@
+"""A person's word: `retry`. Queued as a file, taken up between waves, an event of the ledger like everything else.
+
+A command becomes a wave of its own: one commit that puts waiting rows due and names the events (who, when, why), then
+settled as usual. A command that is taken up twice (a crash came before its file was removed) does no harm.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime as dt
+import getpass
+import socket
+import uuid
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ferryman.errors import StateHeld, UsageError
+from ferryman.ledger.account import view
+from ferryman.ledger.commit import commit_wave
+from ferryman.ledger.events import ORDINAL_COMMAND, events, table_of
+from ferryman.ledger.schemas import DOCUMENTS
+from ferryman.ledger.settle import due_stats, settle
+from ferryman.ledger.state import State, state_root
+from ferryman.ledger.statuses import Status
+from ferryman.plan import Plan
+from ferryman.storage import files, parquet
+from ferryman.storage.parquet import Part, read_part, write_part
+from ferryman.storage.query import connect
+from ferryman.storage.tables import DataFile
+from ferryman.testing import crash
+
+
+class Command(msgspec.Struct, frozen=True):
+    """What to try again, and who says so."""
+
+    who: str
+    why: str
+    force: bool
+    status: str | None
+    document: str | None
+    destination: str | None
+    source: str | None
+    file: str = ""
+
+
+class Retried(NamedTuple):
+    """What became of a ``retry``."""
+
+    count: int | None
+    """Deliveries (with ``force``: documents) that will be tried again; None while it is queued."""
+    queued: bool
+    """A run holds the state: its next wave takes it up."""
+
+
+_AGAIN = (Status.ERROR, Status.DEAD, Status.ERROR_DOC)
+
+
+def retry(
+    plan: Plan,
+    *,
+    state: str | Path | None = None,
+    status: str | None = None,
+    document: str | None = None,
+    destination: str | None = None,
+    source: str | None = None,
+    force: bool = False,
+    why: str = "",
+) -> Retried:
+    """Try again what failed: due now, attempts from zero (RESTART). With ``force`` documents are read again, changed or
+    not, as a new revision (FORCE). The filters narrow it down.
+
+    Raises:
+        UsageError: there is no state yet, or no such status.
+    """
+    root = state_root(plan, state)
+    if not (root / "state.json").exists():
+        raise UsageError(f"{root}: there is no state of this plan yet: nothing to retry.")
+    if status is not None and status.upper() not in set(Status):
+        raise UsageError(f"status {status!r}: choose one of {', '.join(s.lower() for s in Status)}.")
+    command = Command(_who(), why, force, status and status.upper(), document, destination, source)
+    name = f"{dt.datetime.now(dt.UTC):%Y%m%dT%H%M%S%f}-{uuid.uuid4().hex[:8]}.json"
+    files.publish(root / "commands" / name, files.sealed(command))
+    try:
+        with State.take(root, plan) as taken:
+            if taken.wave > taken.settled:
+                return Retried(None, queued=True)  # the next run recovers first
+            counts = {c.file: apply(taken, c) for c in waiting(taken)}
+            return Retried(counts.get(name, 0), queued=False)
+    except StateHeld:
+        return Retried(None, queued=True)
+
+
+def waiting(state: State) -> list[Command]:
+    """Commands that were given and not taken up, oldest first."""
+    found = []
+    for path in sorted(state.commands.glob("*.json")):
+        command = msgspec.convert(files.unseal(path), Command)
+        found.append(msgspec.structs.replace(command, file=path.name))
+    return found
+
+
+def apply(state: State, command: Command) -> int:
+    """Carry out a command as a wave of its own; how many deliveries (or documents) it concerns."""
+    chosen = _chosen(state, command)
+    if chosen:
+        number = state.wave + 1
+        status = Status.FORCE if command.force else Status.RESTART
+        message = f"{'retry --force' if command.force else 'retry'} by {command.who}" + (f": {command.why}" if command.why else "")
+        said = [{**c, "status": status.value, "message": message, "attempt": 0} for c in chosen]
+        event_file = write_part(state.ledger.folder, events(said, wave=number, ordinal=ORDINAL_COMMAND))
+        hashes = {c["delivery_hash"] for c in chosen}
+        replaced = [] if command.force else _put_due(state, hashes)
+        in_outbox = set() if command.force else _hashes_in(state, [path for path, _ in replaced])
+        again = {(c["source"], c["origin"]) for c in chosen if c["delivery_hash"] not in in_outbox}
+        document_file = _documents_again(state, again, number, force=command.force)
+        crash.point("command.staged")
+        commit_wave(state, number, documents=document_file, ledger=[event_file], replaced=replaced)
+        settle(state, number, lambda task, items: [task(i) for i in items])
+    (state.commands / command.file).unlink(missing_ok=True)
+    crash.point("command.done")
+    return len({(c["source"], c["origin"]) for c in chosen}) if command.force else len(chosen)
+
+
+def next_step_due(state: State) -> int | None:
+    """When the next failed step is tried again, µs since 1970; 0: a person waits for it; None: no step is owed."""
+    suspects = [f for f in state.documents.files.values() if f.stats.get("nullCount", {}).get("due", 0) < f.rows]
+    if not suspects:
+        return None
+    with connect(state.staging) as db:
+        db.register("suspects", parquet.scan([state.documents.folder / f.path for f in suspects], DOCUMENTS))
+        db.register("documents", parquet.scan(state.documents.paths(), DOCUMENTS))
+        [(due,)] = db.execute("""
+            SELECT min(last.due) FROM (
+                SELECT arg_max({due: due}, wave) AS last FROM documents
+                WHERE document IN (SELECT document FROM suspects WHERE due IS NOT NULL) GROUP BY source, document
+            )
+        """).fetchall()
+    return None if due is None else int(due)
+
+
+def _chosen(state: State, command: Command) -> list[dict[str, Any]]:
+    """Deliveries the command concerns: their columns."""
+    with view(state.root, state.plan) as seen:
+        found = seen.docs(command.status, command.destination, command.source, None)
+    found = [d for d in found if command.document in (None, d["document"], d["origin"])]
+    if not command.force:
+        found = [d for d in found if d["status"] in _AGAIN]
+    keep = ("source", "document", "parent", "origin", "version", "revision", "operation", "route", "branches", "destination", "delivery_hash")
+    return [{k: d[k] for k in keep} for d in found]
+
+
+def _put_due(state: State, hashes: set[str]) -> list[tuple[str, DataFile]]:
+    """Outbox files with these rows due now, attempts from zero; rewritten, not yet committed."""
+    replaced = []
+    for file in list(state.outbox.files.values()):
+        table = read_part(state.outbox.folder / file.path)
+        again = pc.is_in(table["delivery_hash"], value_set=pa.array(list(hashes), pa.string()))
+        if not pc.any(again).as_py():
+            continue
+        for column in ("attempt", "due"):
+            at = table.schema.get_field_index(column)
+            table = table.set_column(at, column, pc.if_else(again, pa.scalar(0, pa.int64()), table[column]))
+        part = write_part(state.outbox.folder, table, stats=due_stats(table["due"].to_pylist()))
+        replaced.append((file.path, state.outbox.data_file(part, file.partition)))
+    return replaced
+
+
+def _hashes_in(state: State, paths: list[str]) -> set[str]:
+    return {h for p in paths for h in read_part(state.outbox.folder / p, ["delivery_hash"])["delivery_hash"].to_pylist()}
+
+
+def _documents_again(state: State, again: set[tuple[str, str]], number: int, *, force: bool) -> list[Part]:
+    """``documents`` rows that make the next scan take these up."""
+    if not again or not state.documents.files:
+        return []
+    wanted = pa.table({"source": [s for s, _ in again], "document": [d for _, d in again]})
+    with connect(state.staging) as db:
+        db.register("documents", parquet.scan(state.documents.paths(), DOCUMENTS))
+        db.register("wanted", wanted)
+        rows = db.execute("""
+            SELECT d.* FROM documents d SEMI JOIN wanted w ON d.source = w.source AND d.document = w.document
+            QUALIFY row_number() OVER (PARTITION BY d.source, d.document ORDER BY wave DESC) = 1
+        """).fetchall()
+    columns: dict[str, Any] = {f.name: [r[i] for r in rows] for i, f in enumerate(DOCUMENTS)}
+    columns |= {"wave": number, "due": 0, "attempt": 0, "forced": pa.array([force] * len(rows))}
+    return [write_part(state.documents.folder, table_of(DOCUMENTS, len(rows), **columns), stats={"minValues": {"due": 0}, "nullCount": {"due": 0}})]
+
+
+def _who() -> str:
+    with contextlib.suppress(OSError, KeyError):
+        return f"{getpass.getuser()}@{socket.gethostname()}"
+    return f"somebody@{socket.gethostname()}"

@@ -1,0 +1,114 @@
+"""Keeping files few: small ones are merged, logs folded, what nobody names is removed. Only between waves.
+
+Each piece is one commit that changes no row's meaning, so a crash before or after it changes nothing; a file that was
+written and not committed is swept with the rest.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ferryman import settings
+from ferryman.ledger.settle import due_stats
+from ferryman.ledger.state import State, remove_strays
+from ferryman.storage.files import fsync_folder
+from ferryman.storage.parquet import Part, read_part, write_part
+from ferryman.storage.tables import DataFile, Table
+from ferryman.testing import crash
+
+
+def maintain(state: State) -> None:
+    """Merge what has become many, fold long logs, sweep. Cheap when there is nothing to do."""
+    changed = False
+    for table in (state.ledger, state.documents):
+        changed |= _merge_small(table)
+    changed |= _merge_outbox(state)
+    for table in state.tables:
+        if len(table.log.versions()) > settings.CHECKPOINT_COMMITS:
+            table.checkpoint()
+            changed = True
+    if changed:
+        sweep(state)
+
+
+def sweep(state: State) -> int:
+    """Remove every data file that no table names; how many there were. Only when no wave is unsettled."""
+    gone = 0
+    for table in state.tables:
+        gone += table.sweep()
+        crash.point("sweep.table")
+    for folder in (state.root, state.commands, state.journal.folder):
+        remove_strays(folder)
+    return gone
+
+
+def _merge_small(table: Table) -> bool:
+    """Merge the small files of the ledger or of ``documents`` (there only each document's last row is kept)."""
+    small = [f for f in table.files.values() if f.size < settings.PART_BYTES // 4]
+    if len(small) < settings.COMPACT_FILES:
+        return False
+    merged = pa.concat_tables([read_part(table.folder / f.path) for f in small])
+    if "delivery_hash" in table.schema.names:
+        merged = merged.sort_by([("wave", "ascending"), ("ordinal", "ascending")])
+    else:
+        merged = last_rows(merged)
+    stats = due_stats if "given" in table.schema.names else lambda _: None
+    parts = [write_part(table.folder, p, stats=stats(p["due"].to_pylist())) for p in _pieces(merged, sum(f.size for f in small))]
+    _replace(table, small, [table.data_file(p) for p in parts])
+    return True
+
+
+def last_rows(documents: pa.Table) -> pa.Table:
+    """Each document's last row, by wave."""
+    rows = documents.append_column("at", pa.array(range(documents.num_rows), pa.int64()))
+    rows = rows.sort_by([("wave", "ascending"), ("at", "ascending")])
+    last = rows.group_by(["source", "document"], use_threads=False).aggregate([("at", "last")])
+    return documents.take(last["at_last"].sort())
+
+
+def _merge_outbox(state: State) -> bool:
+    """Merge a destination's small files: rows that wait or are parked for long. Sequences stay what they are."""
+    table = state.outbox
+    if state.journal.passes() and any(state.journal.claims(p) for p in state.journal.passes()):
+        return False  # a late worker may still answer for rows by their file
+    changed = False
+    by_destination: dict[str, list[DataFile]] = {}
+    for file in sorted(table.files.values(), key=lambda f: int(f.partition["first_sequence"])):
+        if file.size < settings.PART_BYTES // 4:
+            by_destination.setdefault(file.partition["destination"], []).append(file)
+    for files in by_destination.values():
+        if len(files) >= settings.COMPACT_FILES:
+            part = _merged_outbox(table.folder, files)
+            _replace(table, files, [table.data_file(part, files[0].partition)])
+            changed = True
+    return changed
+
+
+def _merged_outbox(folder: Path, files: list[DataFile]) -> Part:
+    key = int(files[0].partition["first_sequence"])
+    tables = []
+    for file in files:
+        rows = read_part(folder / file.path)
+        shifted = pc.add(rows["row"], int(file.partition["first_sequence"]) - key)
+        tables.append(rows.set_column(rows.schema.get_field_index("row"), "row", shifted))
+    merged = pa.concat_tables(tables)
+    return write_part(folder, merged, stats=due_stats(merged["due"].to_pylist()))
+
+
+def _replace(table: Table, old: list[DataFile], new: list[DataFile]) -> None:
+    crash.point("compact.written")
+    fsync_folder(table.folder)
+    table.commit("compact", adds=new, removes=[f.path for f in old], data_change=False)
+    for file in old:
+        (table.folder / file.path).unlink(missing_ok=True)
+    crash.point("compact.removed")
+
+
+def _pieces(rows: pa.Table, size: int) -> list[pa.Table]:
+    """Cut rows that came from ``size`` bytes of files so that each piece stays below ``PART_BYTES``."""
+    count = 1 + size // settings.PART_BYTES
+    step = -(-rows.num_rows // count)
+    return [rows.slice(at, step) for at in range(0, rows.num_rows, step)]

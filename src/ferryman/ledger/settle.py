@@ -1,0 +1,274 @@
+"""Settle: what the journal says becomes the ledger, and what is done leaves the outbox.
+
+Numbered as in the body of ``settle``; a crash between any two is finished by running it again:
+
+1. close the pass: nothing unclaimed of it is sent any more
+2. read its journal, once
+3. write the ledger events that no worker wrote (of chunks whose worker died after it noted them, and of unknown ones)
+4. commit the ledger: this fixes the fold for ever
+5. commit the wave's staged ``documents`` rows
+6. rewrite outbox files of which some rows stay (executors do)
+7. remove the pass's journal, but for unanswered claims: their late results belong to the next settle
+8. commit the outbox: what is done leaves it
+
+5–8 follow from what 4 committed, never from the journal again. Files are moved, not rows: workers' results are data
+files of the ledger already, and an outbox file that was delivered whole is only removed.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ferryman.ledger.events import sent_events
+from ferryman.ledger.journal import Journal, Result, RowResult, Rows
+from ferryman.ledger.state import SETTLED, State
+from ferryman.ledger.statuses import Status
+from ferryman.storage.files import fsync_folder
+from ferryman.storage.parquet import Part, read_part, write_part
+from ferryman.storage.tables import DataFile, Table
+from ferryman.testing import crash
+
+_I = TypeVar("_I")
+_A = TypeVar("_A")
+
+
+class RunTasks(Protocol):
+    """``Runner.run``: task(item) for every item, on executors."""
+
+    def __call__(self, task: Callable[[_I], _A], items: Sequence[_I], /) -> list[_A]: ...
+
+
+class Repair(NamedTuple):
+    """Rows of an outbox file whose ledger events the driver must have written."""
+
+    path: str
+    destination: str
+    wave: int
+    rows: Rows
+    noted: list[RowResult]
+    eligible: list[int] | None
+    """Rows of the range that were attempted; None: all that are in the file."""
+
+
+class Fold(NamedTuple):
+    """What a journal comes to."""
+
+    results: list[Result]
+    """Results that have a ledger file, no two about the same row."""
+    repairs: list[Repair]
+    unknown: list[Rows]
+    """Claims of this pass without a result."""
+
+
+def settle(state: State, wave: int, run: RunTasks) -> dict[str, Any]:
+    """Settle a committed wave; returns what it came to: ``{"counts": {status: n}, …}``. Idempotent."""
+    if state.ledger.transactions[SETTLED] < wave:
+        state.journal.close(wave)  # 1
+        crash.point("settle.closed")
+        fold = read_fold(state, wave)  # 2
+        _commit_ledger(state, wave, fold, run)
+    info = find_info(state.ledger, "ledger", wave)
+    if state.documents.transactions[SETTLED] < wave:
+        staged = find_info(state.outbox, "wave", wave)["documents"]
+        adds = [state.documents.data_file(Part(*p)) for p in staged]
+        fsync_folder(state.documents.folder)
+        state.documents.commit("documents", adds=adds, transactions={SETTLED: wave})  # 5
+    if state.outbox.transactions[SETTLED] < wave:
+        touched = {path: parts for path, parts in info["files"].items() if path in state.outbox.files}
+        mixed = [Rewrite(str(state.root), path, tuple(parts)) for path, parts in touched.items() if parts]
+        rewritten = run(rewrite, mixed) if mixed else []  # 6
+        crash.point("settle.rewritten")
+        keep = {Rows(*rows) for rows in info["unknown"]}
+        for pass_ in state.journal.passes():  # 7
+            if pass_ <= wave:
+                state.journal.trim(pass_, keep if pass_ == wave else set())
+                crash.point("settle.trimmed")
+        fsync_folder(state.outbox.folder)
+        adds = [
+            state.outbox.data_file(part, state.outbox.files[item.path].partition)
+            for item, part in zip(mixed, rewritten, strict=True)
+            if part is not None
+        ]
+        state.outbox.commit("outbox", adds=adds, removes=list(touched), transactions={SETTLED: wave})  # 8
+        for path in touched:
+            (state.outbox.folder / path).unlink(missing_ok=True)
+    return info
+
+
+def read_fold(state: State, wave: int) -> Fold:
+    """Read the journal of this pass, and what came late for the one before."""
+    by_key = {int(f.partition["first_sequence"]): f for f in state.outbox.files.values()}
+    results: list[Result] = []
+    repairs: list[Repair] = []
+    unknown: list[Rows] = []
+    for pass_ in state.journal.passes():
+        if pass_ > wave:
+            continue
+        found: dict[int, list[Result]] = defaultdict(list)
+        claims = state.journal.claims(pass_)
+        for result in state.journal.results(pass_):
+            late = pass_ < wave  # then it counts only if it answers a claim that was left open
+            if result.key in by_key and (not late or result.range in claims):
+                found[result.key].append(result)
+        for key, of_file in found.items():
+            file = by_key[key]
+            parts, rest = _without_overlap(of_file)
+            results += parts
+            repairs += [
+                Repair(file.path, file.partition["destination"], wave, r.range, r.rows, r.eligible) for r in rest if r.part is None
+            ]
+        answered = [r.range for rs in found.values() for r in rs]
+        if pass_ == wave:
+            unknown += [c for c in claims if c.key in by_key and not any(_covers(a, c) for a in answered)]
+    return Fold(results, repairs, unknown)
+
+
+def _covers(rows: Rows, others: Rows) -> bool:
+    return rows.key == others.key and rows.first <= others.first and others.end <= rows.end
+
+
+def _without_overlap(results: list[Result]) -> tuple[list[Result], list[Result]]:
+    """(results with a ledger file, of which none overlap; chunks noted that no such file covers).
+
+    Two workers of one file (a lost pair of a speculation) may both have written: then the one that begins first counts,
+    and rows only the other one covers are sent again or found done, as if it had not noted them.
+    """
+    parts: list[Result] = []
+    for result in sorted((r for r in results if r.part is not None), key=lambda r: (r.first, -r.end)):
+        if not parts or result.first >= parts[-1].end:
+            parts.append(result)
+    bare = [r for r in results if r.part is None and not any(_covers(p.range, r.range) for p in parts)]
+    return parts, bare
+
+
+def _commit_ledger(state: State, wave: int, fold: Fold, run: RunTasks) -> None:
+    by_key = {int(f.partition["first_sequence"]): f for f in state.outbox.files.values()}
+    repairs = list(fold.repairs)
+    for rows in fold.unknown:
+        file = by_key[rows.key]
+        meant = state.journal.claimed_rows(wave, rows)
+        repairs.append(Repair(file.path, file.partition["destination"], wave, rows, _unknown(state, file, rows, meant), meant))
+    repaired = run(Repairer(str(state.root)), repairs) if repairs else []  # 3
+    crash.point("settle.repaired")
+    parts: dict[str, list[Part]] = defaultdict(list)
+    leaving: dict[str, int] = defaultdict(int)
+    touched: dict[str, int] = defaultdict(int)
+    for result in fold.results:
+        path = by_key[result.key].path
+        assert result.ledger_part is not None
+        parts[path].append(result.ledger_part)
+        leaving[path] += result.leave
+        touched[path] += result.sent
+    for item, (part, left) in zip(repairs, repaired, strict=True):
+        if part is not None:
+            parts[item.path].append(part)
+            leaving[item.path] += left
+            touched[item.path] += part.rows
+    staged = [Part(*p) for p in find_info(state.outbox, "wave", wave)["ledger"]]
+    fsync_folder(state.ledger.folder)
+    state.ledger.commit(  # 4
+        "ledger",
+        adds=[state.ledger.data_file(p) for p in (*staged, *(p for ps in parts.values() for p in ps))],
+        transactions={SETTLED: wave},
+        info={
+            "wave": wave,
+            "files": {path: [] if leaving[path] == state.outbox.files[path].rows else [p.path for p in ps] for path, ps in parts.items()},
+            "unknown": fold.unknown,
+            "delivered": sum(leaving.values()),
+            "sent": sum(touched.values()),
+            "dead": sum(n.status == Status.DEAD for r in fold.results for n in r.rows),
+        },
+    )
+
+
+def _unknown(state: State, file: DataFile, rows: Rows, meant: list[int] | None) -> list[RowResult]:
+    """A claimed chunk without a result: every row that the claim meant is unknown."""
+    table = read_part(state.outbox.folder / file.path, ["row", "attempt"])
+    why = "unknown: claimed, and the worker ended before it noted a result"
+    wanted = None if meant is None else set(meant)
+    return [
+        RowResult(row, Status.INDEXING, why, attempt + 1, None)
+        for row, attempt in zip(table["row"].to_pylist(), table["attempt"].to_pylist(), strict=True)
+        if rows.first <= row < rows.end and (wanted is None or row in wanted)
+    ]
+
+
+class Repairer(NamedTuple):
+    """Task: write the ledger events of rows that no worker wrote."""
+
+    root: str
+
+    def __call__(self, item: Repair) -> tuple[Part | None, int]:
+        """(the file, how many of its rows leave the outbox)."""
+        table = read_part(Path(self.root) / "outbox" / item.path)
+        rows = table["row"]
+        mask = pc.and_(pc.greater_equal(rows, item.rows.first), pc.less(rows, item.rows.end))
+        if item.eligible is not None:
+            mask = pc.and_(mask, pc.is_in(rows, value_set=pa.array(item.eligible, pa.int64())))
+        events = sent_events(table.filter(mask).combine_chunks(), item.noted, item.destination, item.wave)
+        if not events.num_rows:
+            return None, 0
+        return write_part(Path(self.root) / "ledger", events), pc.sum(pc.equal(events["status"], "INDEXED")).as_py() or 0
+
+
+class Rewrite(NamedTuple):
+    """An outbox file of which some rows stay, and the ledger files that say which."""
+
+    root: str
+    path: str
+    parts: tuple[str, ...]
+
+
+def rewrite(item: Rewrite) -> Part | None:
+    """Task: write the rows that stay, with their new attempt and due time; None if all leave.
+
+    A row leaves when the ledger says INDEXED or DROPPED. ERROR waits until it is due; anything else is parked (due null).
+    """
+    root = Path(item.root)
+    table = read_part(root / "outbox" / item.path)
+    said = pa.concat_tables([read_part(root / "ledger" / p, ["delivery_hash", "status", "attempt", "due"]) for p in item.parts])
+    latest = {h: (s, a, d) for h, s, a, d in zip(*(c.to_pylist() for c in said.columns), strict=True)}
+    columns = (table[c].to_pylist() for c in ("delivery_hash", "attempt", "due"))
+    kept, attempts, dues = [], [], []
+    for i, (digest, attempt, due) in enumerate(zip(*columns, strict=True)):
+        status, now_attempt, now_due = latest.get(digest, (None, attempt, due))
+        if status in (Status.INDEXED, Status.DROPPED):
+            continue
+        kept.append(i)
+        attempts.append(now_attempt)
+        dues.append(now_due)
+    if not kept:
+        return None
+    table = table.take(pa.array(kept, pa.int64()))
+    table = table.set_column(table.schema.get_field_index("attempt"), "attempt", pa.array(attempts, pa.int64()))
+    table = table.set_column(table.schema.get_field_index("due"), "due", pa.array(dues, pa.int64()))
+    return write_part(root / "outbox", table, stats=due_stats(dues))
+
+
+def due_stats(dues: Sequence[int | None]) -> dict[str, Any]:
+    """Delta statistics of an outbox file's ``due``: what a wave must know without opening it."""
+    owed = [d for d in dues if d is not None]
+    stats: dict[str, Any] = {"nullCount": {"due": len(dues) - len(owed)}}
+    if owed:
+        stats |= {"minValues": {"due": min(owed)}, "maxValues": {"due": max(owed)}}
+    return stats
+
+
+def find_info(table: Table, kind: str, wave: int) -> dict[str, Any]:
+    """What our commit of this kind for this wave said; it is in the log until the wave is settled."""
+    for version in reversed(table.log.versions()):
+        info = table.log.info(version)
+        if info.get("kind") == kind and info.get("wave") == wave:
+            return info
+    raise LookupError(f"{table.folder}: no {kind} commit of wave {wave} in the log")
+
+
+def late_answers(journal: Journal, settled: int) -> bool:
+    """Has a late worker answered a claim that was settled as unknown?"""
+    return any(journal.results(p) for p in journal.passes() if p <= settled)

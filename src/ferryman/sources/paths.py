@@ -1,0 +1,50 @@
+"""File names as text: as ids that survive the way back, and as words in a message."""
+
+from __future__ import annotations
+
+import os
+import re
+from urllib.parse import unquote_to_bytes
+
+_PLAIN = re.compile(r"[ -~]*")
+_CONTROL = "\x00-\x1f\x7f-\x9f\u2028\u2029"  # they would break a line of output in two
+_UNDECODABLE = "\udc80-\udcff"  # a byte that is not UTF-8, as Python keeps it
+_ENCODED_IN_ID = re.compile(f"[%#{_CONTROL}{_UNDECODABLE}]")
+_ENCODED_IN_MESSAGE = re.compile(f"[{_CONTROL}{_UNDECODABLE}]")
+
+
+def id_of(name: str) -> str:
+    """The id of a file by its name or relative path as the operating system gives it.
+
+    Every name has exactly one id, and ``name_of`` leads back, whatever bytes the name is made of. Letters of all
+    alphabets, spaces and punctuation stay as they are. Percent-encoded, byte by byte, are ``%`` itself, ``#`` (it
+    parts a child's key from its parent), control characters and Unicode's line ends, and bytes that are not UTF-8.
+    The id does not depend on the locale of the process that makes it.
+    """
+    if _PLAIN.fullmatch(name) and "%" not in name and "#" not in name:
+        return name
+    return _ENCODED_IN_ID.sub(_encode, _utf8(name))
+
+
+def name_of(id: str) -> str:
+    """The name as the operating system wants it, from an id that ``id_of`` made.
+
+    Raises:
+        UnicodeEncodeError: no ``id_of`` made this.
+    """
+    if id.isascii() and "%" not in id:
+        return id
+    return os.fsdecode(unquote_to_bytes(id))
+
+
+def shown(path: str) -> str:
+    """A path for a message: as it is, but on one line and printable."""
+    return path if _PLAIN.fullmatch(path) else _ENCODED_IN_MESSAGE.sub(_encode, _utf8(path))
+
+
+def _utf8(name: str) -> str:
+    return os.fsencode(name).decode("utf-8", "surrogateescape")
+
+
+def _encode(found: re.Match[str]) -> str:
+    return "".join(f"%{byte:02X}" for byte in found[0].encode("utf-8", "surrogateescape"))

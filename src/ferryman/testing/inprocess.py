@@ -1,0 +1,78 @@
+"""A runner for tests of the protocol: the same tasks as on Spark, in this process or in forked children.
+
+It knows no DataFrames (``Table`` sources need Spark) and is no product: use Spark.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ferryman.engine.runner import Answer, Item
+from ferryman.errors import EngineError
+
+
+class InProcess:
+    """Runs tasks one after the other. Task, items and answers are pickled, as they would be by Spark.
+
+    Args:
+        fork: each task in a child process, so that a task can be killed; tried again as Spark does.
+        failures: how often a task's process may die before the run fails (``spark.task.maxFailures``).
+    """
+
+    def __init__(self, *, slots: int = 2, fork: bool = False, failures: int = 4) -> None:
+        self._slots = slots
+        self._fork = fork
+        self._failures = failures
+
+    @property
+    def slots(self) -> int:
+        return self._slots
+
+    def run(self, task: Callable[[Item], Answer], items: Sequence[Item]) -> list[Answer]:
+        """See ``Runner.run``."""
+        return [self._one(pickle.dumps((task, item))) for item in items]
+
+    def run_frame(self, read: Callable[[Any], Any], task: Callable[[int, Any], Answer]) -> list[Answer]:
+        raise EngineError("DataFrames need Spark: the in-process runner has none.")
+
+    def _one(self, call: bytes) -> Any:
+        if not self._fork:
+            return pickle.loads(pickle.dumps(_call(call)))
+        for _ in range(self._failures):
+            answer = _in_child(call)
+            if answer is not None:
+                fine, value = pickle.loads(answer)
+                if fine:
+                    return value
+                raise value
+        raise EngineError(f"a worker died {self._failures} times over the same task")
+
+
+def _call(call: bytes) -> Any:
+    task, item = pickle.loads(call)
+    return task(item)
+
+
+def _in_child(call: bytes) -> bytes | None:
+    """The pickled (fine, answer or error) of a call in a forked process; None if the process died."""
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:  # pragma: no cover - measured in the parent
+        os.close(read)
+        try:
+            try:
+                answer = pickle.dumps((True, _call(call)))
+            except Exception as e:
+                answer = pickle.dumps((False, e))
+            with os.fdopen(write, "wb") as pipe:
+                pipe.write(answer)
+        finally:
+            os._exit(0)
+    os.close(write)
+    with os.fdopen(read, "rb") as pipe:
+        answer = pipe.read()
+    _, status = os.waitpid(child, 0)
+    return answer if status == 0 and answer else None

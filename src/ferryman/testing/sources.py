@@ -1,0 +1,197 @@
+"""Promises of the source port, as tests: run them over a source of your own.
+
+    from ferryman.testing.sources import SourceSuite
+
+    class TestMySource(SourceSuite):
+        def source(self, folder):
+            (folder / "a.txt").write_text("a")
+            (folder / "b.txt").write_text("b")
+            return MySource(folder)
+
+        def change(self, source, id):
+            ...
+
+pytest collects the class and runs every promise as a test. Only ``source`` is required; a promise that needs a method
+you do not override is skipped. This module imports no test framework.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+from unittest import SkipTest
+
+import cloudpickle
+
+from ferryman.document import Document, content_version, encode_fields
+from ferryman.errors import BadDocument, TransientError, UsageError
+from ferryman.sources.base import Listed, Source
+
+
+class SourceSuite:
+    """Base of a test class. ``folder`` is pytest's ``tmp_path``: empty, and this test's own."""
+
+    # --- what you tell ------------------------------------------------------------------------------------------------
+
+    def source(self, folder: Path) -> Source:
+        """The source, with at least two documents to list, all of them readable."""
+        raise NotImplementedError
+
+    def absent(self, folder: Path) -> Source:
+        """The source, with nothing there to list from (no such folder, no such table)."""
+        raise SkipTest("absent() is not overridden")
+
+    def change(self, source: Source, id: str) -> None:
+        """Give this document another content, as the outside world would."""
+        raise SkipTest("change() is not overridden")
+
+    def remove(self, source: Source, id: str) -> None:
+        """Take this document away, as the outside world would."""
+        raise SkipTest("remove() is not overridden")
+
+    def pieces(self, source: Source) -> list[Any]:
+        """The pieces of a scan, in the driver. Override it only for a source that the engine asks in another way."""
+        return source.partitions()
+
+    def entries(self, source: Source, piece: Any) -> Iterable[Listed | Document]:
+        """The entries of a piece, in a worker. Override it only as ``pieces``."""
+        return source.listing(piece)
+
+    # --- the promises -------------------------------------------------------------------------------------------------
+
+    def test_check_passes_where_there_is_something(self, tmp_path: Path) -> None:
+        """check() raises nothing, and may be called again."""
+        source = self.source(tmp_path)
+        source.check()
+        source.check()
+
+    def test_check_says_what_is_missing(self, tmp_path: Path) -> None:
+        """Where there is nothing to list from, check() raises UsageError: a listing of nothing would delete everything."""
+        source = self.absent(tmp_path)
+        try:
+            source.check()
+        except UsageError as e:
+            assert str(e), "the error says nothing"
+        else:
+            raise AssertionError("check() passed although there is nothing to list from")
+
+    def test_it_works_from_a_worker(self, tmp_path: Path) -> None:
+        """A pickled copy lists and reads pickled pieces as the original does."""
+        source = self.source(tmp_path)
+        here = [self._document(source, entry) for entry in self._scan(source)]
+        copy = pickle.loads(cloudpickle.dumps(source))
+        pieces = pickle.loads(cloudpickle.dumps(self.pieces(source)))
+        there = [self._document(copy, entry) for piece in pieces for entry in self.entries(copy, piece)]
+        assert len(here) >= 2, "source() has to have at least two documents"
+        assert there == here
+
+    def test_a_scan_repeats_itself(self, tmp_path: Path) -> None:
+        """A second scan of what did not change brings the same ids in the same order: of two with one id the later counts."""
+        source = self.source(tmp_path)
+        first, second = list(self._scan(source)), list(self._scan(source))
+        assert [entry.id for entry in first] == [entry.id for entry in second]
+        for before, after in zip(first, second, strict=True):
+            if isinstance(before, Listed) and isinstance(after, Listed) and before.fingerprint and after.fingerprint:
+                assert before.fingerprint == after.fingerprint, f"{before.id} did not change, its fingerprint did"
+
+    def test_ids_are_plain_text(self, tmp_path: Path) -> None:
+        """An id is text that UTF-8 can hold, not empty, of one line, and no other document's here."""
+        ids = [entry.id for entry in self._scan(self.source(tmp_path))]
+        for id in ids:
+            assert isinstance(id, str), f"{id!r} is no text"
+            assert id.encode(), "an id is empty"
+            assert len(id.splitlines()) == 1, f"{id!r} has a line end in it"
+        assert len(ids) == len(set(ids)), f"there are ids twice: {ids}"
+
+    def test_ids_are_without_prefix(self, tmp_path: Path) -> None:
+        """The prefix is put before ids by the engine, not by the source."""
+        source = self.source(tmp_path)
+        ids = [entry.id for entry in self._scan(source)]
+        source.prefix = "prefix/"
+        assert [entry.id for entry in self._scan(source)] == ids
+
+    def test_a_listing_says_what_the_engine_needs(self, tmp_path: Path) -> None:
+        """Entries are Listed (with a size in bytes) or Document; a refusal is one line of text."""
+        for entry in self._scan(self.source(tmp_path)):
+            assert isinstance(entry, Listed | Document), f"{entry!r} is neither Listed nor Document"
+            if isinstance(entry, Listed):
+                assert entry.size >= 0, f"{entry.id}: size {entry.size}"
+                for text in (entry.fingerprint, entry.location, entry.refused):
+                    assert len(text.encode().splitlines()) <= 1, f"{entry.id}: {text!r} is more than a line"
+
+    def test_content_is_a_document(self, tmp_path: Path) -> None:
+        """What is read has the id it was listed by, bytes or None as raw, fields that JSON holds, and is no child."""
+        source = self.source(tmp_path)
+        for entry in self._scan(source):
+            doc = self._document(source, entry)
+            assert isinstance(doc, Document), f"{entry.id}: read() returned a {type(doc).__name__}"
+            assert (doc.id, doc.origin_id, doc.parent_id) == (entry.id, entry.id, None)
+            assert doc.operation == "upsert"
+            assert doc.raw is None or isinstance(doc.raw, bytes), f"{doc.id}: raw is a {type(doc.raw).__name__}"
+            encode_fields(doc.fields)
+
+    def test_unchanged_content_keeps_its_version(self, tmp_path: Path) -> None:
+        """Content is the same each time it is read: no time, no chance in it."""
+        source = self.source(tmp_path)
+        assert self._versions(source) == self._versions(source)
+
+    def test_a_step_changes_only_its_own_copy(self, tmp_path: Path) -> None:
+        """What a step does to a document is not in the next one that is made of the same source."""
+        source = self.source(tmp_path)
+        before = self._versions(source)
+        for entry in self._scan(source):
+            doc = self._document(source, entry)
+            for value in doc.values():
+                if isinstance(value, list | dict):
+                    value.clear()
+            doc.raw = b"changed by a step"
+            doc["changed"] = True
+        assert self._versions(source) == before
+
+    def test_a_change_is_seen(self, tmp_path: Path) -> None:
+        """Changed content has another version, and another fingerprint or an untrusted one."""
+        source = self.source(tmp_path)
+        before = {entry.id: entry for entry in self._scan(source)}
+        versions = self._versions(source)
+        id = next(iter(before))
+        self.change(source, id)
+        after = {entry.id: entry for entry in self._scan(source)}
+        now = self._versions(source)
+        assert now.pop(id) != versions.pop(id), f"{id} changed, its version did not"
+        assert now == versions, "other documents changed too"
+        old, new = before[id], after[id]
+        if isinstance(old, Listed) and isinstance(new, Listed):
+            assert new.fingerprint == "" or new.fingerprint != old.fingerprint, f"{id} changed, its fingerprint did not"
+
+    def test_a_removed_document_is_not_listed(self, tmp_path: Path) -> None:
+        """It is missing from the next scan; one who still wants to read it is told so by a Ferryman error that travels."""
+        source = self.source(tmp_path)
+        before = list(self._scan(source))
+        gone = before[0]
+        self.remove(source, gone.id)
+        assert [entry.id for entry in self._scan(source)] == [entry.id for entry in before[1:]]
+        if isinstance(gone, Listed):
+            try:
+                source.read(gone)
+            except (TransientError, BadDocument) as e:
+                assert str(pickle.loads(pickle.dumps(e))) == str(e) != ""
+            else:
+                raise AssertionError(f"{gone.id} was removed, and can still be read")
+
+    # --- how it is asked ----------------------------------------------------------------------------------------------
+
+    def _scan(self, source: Source) -> Iterable[Listed | Document]:
+        for piece in self.pieces(source):
+            yield from self.entries(source, piece)
+
+    def _document(self, source: Source, entry: Listed | Document) -> Document:
+        if isinstance(entry, Document):
+            return entry
+        assert not entry.refused, f"source() has to have readable documents only: {entry.refused}"
+        return source.read(entry)
+
+    def _versions(self, source: Source) -> dict[str, str]:
+        documents = (self._document(source, entry) for entry in self._scan(source))
+        return {doc.id: content_version(encode_fields(doc.fields), doc.raw) for doc in documents}

@@ -1,0 +1,144 @@
+"""The demo: its plan reads what is in the standard library, and only what is broken on purpose is refused."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import sysconfig
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ferryman import Document
+from ferryman.cli import demo, demo_plan
+from ferryman.errors import BadDocument, UsageError
+
+Ferryman = Callable[..., Any]
+STDLIB = Path(sysconfig.get_path("stdlib"))
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ('"""One."""\n', "One."),
+        ("#!/usr/bin/python\n\n# a comment\nr'''One \\d'''\nx = 1\n", "One \\d"),
+        ("'One ' \\\n  'two'; x = 1\n", "One two"),
+        ('"""First.\n\n    indented\n    """\n', "First.\n\nindented"),
+        ('"""\\ud800"""\n', "?"),
+        ('"""old escape \\d"""\n', "old escape \\d"),
+        ("", ""),
+        ("import os\n'''late'''\n", ""),
+        ("b'bytes'\n", ""),
+        ("f'{x}'\n", ""),
+        ("'a' + 'b'\n", ""),
+        ("'never closed\n", ""),
+        ("'''never closed\n", ""),
+        ("print 'old'\n", ""),
+        ("   'indented'\n", ""),
+    ],
+)
+def test_docstrings_are_found_without_running_anything(text: str, told: str) -> None:
+    """The first statement, if it is a string; no Python of any kind is an error."""
+    assert demo_plan.docstring(text) == told
+
+
+@pytest.mark.parametrize(
+    ("raw", "text", "encoding"),
+    [
+        (b"x = '\xc3\xa9'", "x = 'é'", "utf-8"),
+        (b"# coding: latin-1\nx = '\xe9'", "# coding: latin-1\nx = 'é'", "iso-8859-1"),
+        (b"\xef\xbb\xbfx = 1", "x = 1", "utf-8-sig"),
+        (b"x = '\xe9'", "x = 'é'", "latin-1"),
+        (b"# coding: klingon\n", "# coding: klingon\n", "latin-1"),
+        (b"# coding: rot13\n", "# coding: rot13\n", "latin-1"),
+        (b"", "", "utf-8"),
+    ],
+)
+def test_python_files_say_their_encoding(raw: bytes, text: str, encoding: str) -> None:
+    """PEP 263; what breaks it is read as Latin-1, and says so. What destinations get is UTF-8."""
+    doc = Document("a.py", raw=raw)
+
+    assert demo_plan.python_text(doc) == text
+    assert doc["encoding"] == encoding
+    assert ("badly_encoded" in doc) == (encoding == "latin-1")
+    assert doc.raw == text.encode()
+
+
+def test_a_document_gets_title_path_and_docstring() -> None:
+    """The title is the module's name and what its docstring begins with."""
+    doc = demo_plan.describe(Document("json/__init__.py", raw=b'"""JSON.\n\nMore."""'))
+
+    assert (doc["title"], doc["path"]) == ("json: JSON.", "json/__init__.py")
+    assert doc["docstring"] == "JSON.\n\nMore."
+
+
+def test_a_text_that_is_not_utf8_is_refused() -> None:
+    """Only Python files say their encoding."""
+    with pytest.raises(BadDocument, match="byte 2"):
+        demo_plan.describe(Document("a.txt", raw=b"ab\xe9"))
+
+
+def test_every_file_of_the_standard_library_can_be_read() -> None:
+    """Also those that CPython's own tests break on purpose: no file below the library is refused by the plan's step."""
+    files = [p for p in STDLIB.rglob("*.py") if not {"site-packages", "dist-packages"} & set(p.parts)]
+    assert len(files) > 100
+    for path in files:
+        if path.is_file():
+            doc = demo_plan.describe(Document(path.relative_to(STDLIB).as_posix(), raw=path.read_bytes()))
+            json.dumps(doc.fields).encode("ascii")
+            (doc.raw or b"").decode("utf-8")
+
+
+def test_preparing_changes_nothing_that_is_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A plan that a person has changed is theirs."""
+    demo.prepare(tmp_path)
+    demo.prepare(tmp_path)
+    assert capsys.readouterr().err == ""
+
+    plan = tmp_path / "plan.py"
+    plan.write_text("mine")
+    (tmp_path / "broken" / "empty.txt").write_text("mine")
+    demo.prepare(tmp_path)
+
+    assert plan.read_text() == "mine"
+    assert (tmp_path / "broken" / "empty.txt").read_text() == "mine"
+    assert "is not the demo's own any more" in capsys.readouterr().err
+
+
+def test_preparing_refuses_a_file(tmp_path: Path) -> None:
+    """--dir names a folder."""
+    (tmp_path / "taken").touch()
+
+    with pytest.raises(UsageError, match="is a file"):
+        demo.prepare(tmp_path / "taken")
+
+
+@pytest.mark.spark
+def test_the_demo_indexes_the_library(ferryman: Ferryman, tmp_path: Path) -> None:
+    """It ends with 0 within a minute; the files broken on purpose are refused and told, all others are found."""
+    began = time.monotonic()
+
+    done = ferryman("demo")
+
+    assert done.code == 0, done.err
+    assert time.monotonic() - began < 60
+    for name in ("undecodable", "dangling", "loop"):
+        assert f"  broken/{name}.txt: " in done.out
+    assert "NOT EXPECTED" not in done.out
+    with sqlite3.connect(tmp_path / "ferryman-demo" / "index.db") as index:
+        ids = {id for (id,) in index.execute("SELECT id FROM documents")}
+    assert {"json/decoder.py", "broken/empty.txt", "broken/folder.txt/inside.txt"} <= ids
+    assert not any("site-packages" in id for id in ids)
+    assert "  json/" in done.out.replace("\njson/", "\n  json/")
+
+    status = json.loads(ferryman("status", "ferryman-demo/plan.py", "--state", "ferryman-demo/state", "--json").out)
+    assert status["balanced"]
+    assert status["destinations"]["documents"]["indexed"] == len(ids)
+    assert status["destinations"]["documents"]["error_doc"] == 3
+
+    again = ferryman("demo")
+    assert again.code == 0, again.err
+    assert "Nothing has changed since the last run" in again.out

@@ -1,0 +1,490 @@
+"""What the verbs tell, given what the ledger and a run say: those are replaced by fakes here."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import signal
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import pytest
+
+from ferryman.cli.app import start
+from ferryman.cli.options import seconds, spark_settings, status_name
+from ferryman.errors import EngineError, StateHeld, UsageError
+
+Fake = Callable[..., None]
+
+
+@dataclass
+class Summary:
+    exit: int = 0
+    waves: int = 1
+    delivered: int = 2
+    dropped: int = 0
+    dead: int = 0
+    error_doc: int = 0
+    owed: int = 0
+    unknown: int = 0
+    messages: list[str] = field(default_factory=list)
+
+    def as_dict(self) -> dict[str, int]:
+        return {name: value for name, value in vars(self).items() if name != "messages"}
+
+
+def row(document: str, status: str, message: str = "", **more: Any) -> dict[str, Any]:
+    return {
+        "source": "files",
+        "document": document,
+        "version": "00ff",
+        "revision": 1,
+        "operation": "upsert",
+        "destination": "index",
+        "status": status,
+        "message": message,
+        "attempt": 1,
+        "wave": 1,
+        "created": dt.datetime(2025, 1, 31, 12, tzinfo=dt.UTC),
+        **more,
+    }
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> Fake:
+    """``fake("ferryman.ledger.account", docs=…)``: this module, with these functions only."""
+
+    def call(name: str, **functions: Any) -> None:
+        module = ModuleType(name)
+        vars(module).update(functions)
+        monkeypatch.setitem(sys.modules, name, module)
+        package, _, last = name.rpartition(".")
+        monkeypatch.setattr(sys.modules[package], last, module, raising=False)
+
+    return call
+
+
+@pytest.fixture
+def state(plan_file: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The root of a state that is there, with the plan's folder as the current one."""
+    import ferryman.engine
+    import ferryman.ledger  # noqa: F401
+
+    monkeypatch.chdir(plan_file.parent)
+    root = plan_file.parent / ".ferryman" / "small-v2"
+    root.mkdir(parents=True)
+    return root
+
+
+# --- run ----------------------------------------------------------------------------------------------------------
+
+
+def test_run_hands_its_options_on(fake: Fake, state: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each option of the command is an argument of the engine's run, in its units."""
+    got: dict[str, Any] = {}
+
+    def run(plan: Any, **options: Any) -> Summary:
+        got.update(options, plan=plan.key)
+        return Summary()
+
+    fake("ferryman.engine.wave", run=run)
+
+    code = start(
+        [
+            "run",
+            "plan.py",
+            "--master",
+            "local[1]",
+            "--conf",
+            "a=b=c",
+            "--conf",
+            "d=",
+            "--wait",
+            "2m",
+            "--every",
+            "30s",
+            "--allow-deletes",
+            "--json",
+        ]
+    )
+
+    del got["observer"]
+    assert got == {
+        "plan": "small-v2",
+        "state": state.parent,
+        "master": "local[1]",
+        "conf": {"a": "b=c", "d": ""},
+        "wait": 120.0,
+        "every": 30.0,
+        "allow_deletes": True,
+    }
+    assert code == 0
+    assert json.loads(capsys.readouterr().out) == Summary().as_dict()
+
+
+def test_run_tells_what_is_left_and_what_to_type(fake: Fake, state: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Counts, the newest few with their reasons, the commands that go on; the exit code is the run's."""
+    fake(
+        "ferryman.engine.wave",
+        run=lambda plan, **_: Summary(3, 2, dropped=1, error_doc=5),
+    )
+    fake("ferryman.ledger.account", docs=lambda root, status, limit: [row("a b.txt", status, "not\nUTF-8")][:limit])
+
+    code = start(["run", "plan.py", "--state", "my state"])
+
+    assert code == 3
+    assert capsys.readouterr().out.splitlines() == [
+        "2 waves: 2 delivered, 1 dropped",
+        "5 refused, the newest of them:",
+        "  a b.txt for index: not UTF-8",
+        "All refused: ferryman docs plan.py --state 'my state' --status error_doc",
+        "A document that changes is tried again by itself; all again: ferryman retry plan.py --state 'my state'",
+    ]
+
+
+def test_run_tells_that_something_is_owed(fake: Fake, state: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What is owed is no loss: the next run sends it."""
+    fake("ferryman.engine.wave", run=lambda plan, **_: Summary(exit=4, owed=7))
+    fake("ferryman.ledger.account", docs=lambda root, status, limit: [])
+
+    assert start(["run", "plan.py"]) == 4
+    out = capsys.readouterr().out.splitlines()
+    assert out[1:] == ["7 owed", "What is owed is sent by the next run: ferryman run plan.py"]
+
+
+def test_a_run_without_news_says_so(fake: Fake, state: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """No wave: nothing had changed."""
+    fake("ferryman.engine.wave", run=lambda plan, **_: Summary(waves=0, delivered=0))
+
+    assert start(["run", "plan.py"]) == 0
+    assert capsys.readouterr().out == "Nothing has changed since the last run.\n"
+
+
+def test_an_interrupted_run_ends_with_130(fake: Fake, state: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Ctrl-C, and SIGTERM like it: the person is told how to go on."""
+
+    def run(plan: Any, **_: Any) -> Summary:
+        signal.raise_signal(signal.SIGTERM)
+        return Summary()
+
+    fake("ferryman.engine.wave", run=run)
+
+    assert start(["run", "plan.py"]) == 130
+    assert capsys.readouterr().err.startswith("interrupted: nothing is lost")
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+@pytest.mark.parametrize(
+    ("raised", "code", "told"),
+    [
+        (StateHeld("/s", "here", 7, "noon"), 1, "error: /s is held by process 7 on here since noon."),
+        (EngineError("Spark\nfailed"), 1, "error: Spark failed"),
+        (UsageError("no"), 2, "error: no"),
+        (ValueError("oh\ndear"), 1, "error: ValueError: oh. This is a fault of Ferryman's; -v shows"),
+        (PermissionError(13, "Permission denied", "/x"), 1, "error: /x: Permission denied."),
+    ],
+)
+def test_an_error_ends_with_its_code(
+    fake: Fake, state: Path, capsys: pytest.CaptureFixture[str], raised: Exception, code: int, told: str
+) -> None:
+    """One line on stderr, nothing on stdout, no traceback."""
+
+    def run(plan: Any, **_: Any) -> Summary:
+        raise raised
+
+    fake("ferryman.engine.wave", run=run)
+
+    assert start(["run", "plan.py", "--json"]) == code
+    captured = capsys.readouterr()
+    assert captured.err.startswith(told)
+    assert captured.err.count("\n") == 1
+    assert captured.out == ""
+
+
+def test_progress_goes_to_stderr(fake: Fake, state: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Results own stdout."""
+
+    def run(plan: Any, observer: Any, **_: Any) -> Summary:
+        observer.phase(1, "deliver")
+        observer.settled(2, 0, 0)
+        return Summary()
+
+    fake("ferryman.engine.wave", run=run)
+
+    assert start(["run", "plan.py", "--json"]) == 0
+    assert capsys.readouterr().err == "wave 1: 2 delivered, 0 owed, 0 dead\n"
+
+
+# --- status, docs, history ----------------------------------------------------------------------------------------
+
+STATUS = {
+    "plan": "small",
+    "version": 2,
+    "waves": 1,
+    "sources": {"files": {"documents": 3, "deleted": 0}},
+    "destinations": {
+        "index": {
+            "indexed": 2, "deleted": 0, "dropped": 0, "dead": 1, "error_doc": 0, "error": 0, "owed": 0, "unknown": 0,
+        }
+    },
+    "balanced": True,
+}  # fmt: skip
+
+
+def test_status_is_a_table_in_a_pipe(fake: Fake, state: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Aligned columns, the last waves, whether it adds up, and where to look next."""
+    wave = {"wave": 1, "created": dt.datetime(2025, 1, 31, 12, tzinfo=dt.UTC), "documents": 3}
+    fake("ferryman.ledger.account", status=lambda root, plan: STATUS, waves=lambda root: [wave])
+
+    assert start(["status", "plan.py"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "plan small, version 2: 1 wave",
+        "",
+        "source  documents  deleted",
+        "files           3        0",
+        "",
+        "destination  indexed  deleted  dropped  dead  error_doc  error  owed  unknown",
+        "index              2        0        0     1          0      0     0        0",
+        "",
+        "The last waves:",
+        "wave  created              documents",
+        "   1  2025-01-31 12:00:00          3",
+        "",
+        "It adds up: every document is accounted for at every destination that its source reaches.",
+        "Which are dead, and why: ferryman docs plan.py --status dead",
+    ]
+
+
+def test_status_json_is_the_ledgers(fake: Fake, state: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing is added for people."""
+    fake("ferryman.ledger.account", status=lambda root, plan: STATUS)
+
+    assert start(["status", "plan.py", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == STATUS
+
+
+def test_status_says_loudly_that_it_does_not_add_up(
+    fake: Fake, state: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An unbalanced account is the one thing that nobody may miss."""
+    fake("ferryman.ledger.account", status=lambda root, plan: STATUS | {"balanced": False}, waves=lambda root: [])
+
+    assert start(["status", "plan.py"]) == 0
+    assert "IT DOES NOT ADD UP" in capsys.readouterr().out
+
+
+def test_docs_hands_its_filters_on(fake: Fake, state: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Status in any case; only filters that were given; JSON holds the ledger's columns, times as ISO 8601."""
+    got: dict[str, Any] = {}
+
+    def docs(root: Path, **filters: Any) -> list[dict[str, Any]]:
+        got.update(filters, root=root)
+        return [row("a.txt", "ERROR_DOC")]
+
+    fake("ferryman.ledger.account", docs=docs)
+
+    assert (
+        start(["docs", "plan.py", "--status", "Error_Doc", "--destination", "index", "--source", "files", "--json"])
+        == 0
+    )
+    assert got == {"root": state, "status": "ERROR_DOC", "destination": "index", "source": "files", "limit": None}
+    (shown,) = json.loads(capsys.readouterr().out)
+    assert (shown["document"], shown["created"]) == ("a.txt", "2025-01-31T12:00:00+00:00")
+
+
+def test_docs_are_whole_lines_in_a_pipe(fake: Fake, state: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A long id or message is neither wrapped nor shortened."""
+    long = "folder/" * 40 + "a.txt"
+    fake("ferryman.ledger.account", docs=lambda root, limit: [row(long, "DEAD", "why " * 60), row("b", "INDEXED")])
+
+    assert start(["docs", "plan.py"]) == 0
+    heading, first, second = capsys.readouterr().out.splitlines()
+    assert heading.split() == ["document", "source", "destination", "status", "attempt", "wave", "message"]
+    assert first.startswith(long)
+    assert first.endswith("why why")
+    assert second.split() == ["b", "files", "index", "INDEXED", "1", "1"]
+
+
+def test_docs_show_the_newest_and_say_that_there_are_more(
+    fake: Fake, state: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A person gets 50, a script all, --limit its number."""
+    limits: list[int | None] = []
+
+    def docs(root: Path, limit: int | None) -> list[dict[str, Any]]:
+        limits.append(limit)
+        return [row(str(n), "INDEXED") for n in range(60)][:limit]
+
+    fake("ferryman.ledger.account", docs=docs)
+
+    assert start(["docs", "plan.py"]) == 0
+    captured = capsys.readouterr()
+    assert len(captured.out.splitlines()) == 51
+    assert captured.err == "These are the 50 newest; --limit shows more.\n"
+    assert start(["docs", "plan.py", "--limit", "7"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 8
+    assert start(["docs", "plan.py", "--json"]) == 0
+    assert limits == [51, 7, None]
+
+
+def test_history_tells_every_event(fake: Fake, state: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Oldest first, with the reason of each."""
+    events = [row("a.txt", "ERROR", "down"), row("a.txt", "INDEXED", attempt=2)]
+    fake("ferryman.ledger.account", history=lambda root, document: events if document == "a.txt" else [])
+
+    assert start(["history", "plan.py", "a.txt"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1].split() == ["2025-01-31", "12:00:00", "1", "a.txt", "index", "upsert", "ERROR", "1", "down"]
+    assert lines[-1] == "a.txt: version 00ff, revision 1, from source files"
+
+
+# --- retry, search, fsck ------------------------------------------------------------------------------------------
+
+
+class Retried(NamedTuple):
+    count: int | None
+    queued: bool = False
+
+
+@pytest.mark.parametrize(
+    ("done", "told"),
+    [
+        (Retried(3), "3 due now. Next: ferryman run plan.py"),
+        (Retried(0), "Nothing matches: nothing was changed."),
+        (Retried(None), "What matches is due now. Next: ferryman run plan.py"),
+        (Retried(None, queued=True), "A run holds the state: the request is queued, its next wave takes it up."),
+    ],
+)
+def test_retry_says_what_comes_of_it(
+    fake: Fake, state: Path, capsys: pytest.CaptureFixture[str], done: Retried, told: str
+) -> None:
+    """Done, nothing to do, or queued for the run that holds the state."""
+    got: dict[str, Any] = {}
+
+    def retry(plan: Any, **options: Any) -> Retried:
+        got.update(options)
+        return done
+
+    fake("ferryman.ledger.commands", retry=retry)
+
+    assert (
+        start(
+            [
+                "retry",
+                "plan.py",
+                "--status",
+                "dead",
+                "--doc",
+                "a.txt",
+                "--destination",
+                "index",
+                "--source",
+                "files",
+                "--force",
+                "--why",
+                "x",
+            ]
+        )
+        == 0
+    )
+    assert got == {
+        "state": state.parent,
+        "status": "DEAD",
+        "document": "a.txt",
+        "destination": "index",
+        "source": "files",
+        "force": True,
+        "why": "x",
+    }
+    assert capsys.readouterr().out == told + "\n"
+
+
+class Hit(NamedTuple):
+    id: str
+    title: str
+    snippet: str
+    rank: float
+
+
+def test_search_prints_a_line_a_hit(fake: Fake, capsys: pytest.CaptureFixture[str]) -> None:
+    """Id, title, and where the words stand; as JSON with the rank."""
+    hits = [Hit("a.txt", "A", "the\n  [word]", -1.5), Hit("b.txt", "", "", -1.0)]
+    fake(
+        "ferryman.search",
+        search=lambda db, text, table, limit: hits if (db, text, table, limit) == ("i", "w", "t", 2) else [],
+    )
+
+    assert start(["search", "i", "w", "--table", "t", "--limit", "2"]) == 0
+    assert capsys.readouterr().out == "a.txt  A: the [word]\nb.txt\n"
+    assert start(["search", "i", "w", "--table", "t", "--limit", "2", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)[0] == {
+        "id": "a.txt",
+        "title": "A",
+        "snippet": "the\n  [word]",
+        "rank": -1.5,
+    }
+    assert start(["search", "i", "nothing"]) == 0
+    assert capsys.readouterr() == ("", "Nothing found for 'nothing' in i.\n")
+
+
+class Finding(NamedTuple):
+    path: Path
+    what: str
+    remedy: str
+
+
+def test_fsck_ends_with_1_if_anything_is_damaged(fake: Fake, state: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A line a finding: the file, what is wrong, what can be done."""
+    findings = [Finding(Path("/x"), "3 bytes are missing", "Restore it.")]
+    fake("ferryman.ledger.fsck", fsck=lambda root: findings)
+
+    assert start(["fsck", "plan.py"]) == 1
+    assert capsys.readouterr().out == f"/x: 3 bytes are missing. Restore it.\n{state}: 1 damaged or missing\n"
+    findings.clear()
+    assert start(["fsck", "plan.py"]) == 0
+    assert capsys.readouterr().out == f"{state}: all well\n"
+
+
+# --- words --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("60", 60.0),
+        ("60s", 60.0),
+        ("2m", 120.0),
+        ("1.5h", 5400.0),
+        ("500ms", 0.5),
+        ("0", 0.0),
+        (".5", 0.5),
+        (None, None),
+    ],
+)
+def test_times_have_units(text: str | None, value: float | None) -> None:
+    """Seconds, unless a unit says otherwise."""
+    assert seconds("--wait", text) == value
+
+
+@pytest.mark.parametrize("text", ["", "-1", "1d", "soon", "1 2", "1s s"])
+def test_other_times_are_refused(text: str) -> None:
+    """What is no time names the option and the units."""
+    with pytest.raises(UsageError, match=r"--wait .*give seconds"):
+        seconds("--wait", text)
+
+
+def test_settings_of_spark_are_key_and_value() -> None:
+    """The value may hold an equals sign, and may be empty."""
+    assert spark_settings(["a=1", "b= x=y "]) == {"a": "1", "b": "x=y"}
+    with pytest.raises(UsageError):
+        spark_settings(["=1"])
+
+
+def test_a_status_is_known_in_any_case() -> None:
+    """Dashes will do, too."""
+    assert status_name("error-doc") == "ERROR_DOC"
+    assert status_name(None) is None

@@ -1,0 +1,209 @@
+"""The verbs as people and scripts meet them: what they print where, and how they end. No Spark."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Ferryman = Callable[..., Any]
+Write = Callable[[str, str], Path]
+
+
+def test_help_is_there_at_once(ferryman: Ferryman) -> None:
+    """`ferryman --help` takes less than half a second, for it imports neither Spark nor any table library."""
+    ferryman("--help")  # bytecode and disk cache
+    times = []
+    for _ in range(3):
+        began = time.monotonic()
+        done = ferryman("--help")
+        times.append(time.monotonic() - began)
+        assert done.code == 0
+
+    for verb in ("init", "demo", "run", "status", "docs", "history", "retry", "search", "fsck", "plan"):
+        assert f"\n  {verb} " in done.out
+    assert min(times) < 0.5
+
+
+def test_the_version_is_the_packages(ferryman: Ferryman) -> None:
+    """--version names the version that is installed."""
+    assert ferryman("--version").out.startswith("ferryman ")
+
+
+@pytest.mark.parametrize(
+    ("args", "told"),
+    [
+        (["runn"], "error: No such command 'runn'"),
+        (["run"], "error: Missing argument 'PLAN'"),
+        (["plan", "show", "plan.py", "--format", "gif"], "error: Invalid value for '--format'"),
+        (["run", "plan.py", "--wait", "soon"], "error: --wait soon: give seconds"),
+        (["run", "plan.py", "--every", "0"], "error: --every 0: give a time above 0"),
+        (["run", "plan.py", "--conf", "spark.ui.enabled"], "error: --conf spark.ui.enabled: give KEY=VALUE"),
+        (["docs", "plan.py", "--status", "deadd"], "error: --status deadd: choose one of force, "),
+        (["docs", "plan.py", "--destination", "indx"], "error: --destination indx: plan small has files, index, words"),
+        (["run", "nowhere.py"], "error: nowhere.py: there is no such file"),
+        (["fsck", "plan.py"], "there is no state here"),
+    ],
+)
+def test_bad_usage_ends_with_2(ferryman: Ferryman, plan_file: Path, args: list[str], told: str) -> None:
+    """One line on stderr says what is wrong and what to do; nothing is on stdout, and nothing was made."""
+    done = ferryman(*args)
+
+    assert done.code == 2
+    assert told in done.err
+    assert done.err.startswith("error: ")
+    assert len(done.err.splitlines()) == 1
+    assert done.out == ""
+    assert sorted(p.name for p in plan_file.parent.iterdir()) == ["plan.py"]
+
+
+def test_no_command_shows_the_help(ferryman: Ferryman) -> None:
+    """`ferryman` alone prints its help, to stderr: nothing was asked."""
+    done = ferryman()
+
+    assert done.code == 2
+    assert done.err.startswith("Usage: ferryman")
+
+
+def test_verbose_shows_the_traceback(ferryman: Ferryman, write: Write) -> None:
+    """Tracebacks are for -v; the error itself is the same."""
+    file = write("bad.py", "1 / 0\n")
+
+    plain, verbose = ferryman("plan", "check", file), ferryman("plan", "check", file, "-v")
+
+    assert (
+        plain.err
+        == f"error: {file}, line 1: ZeroDivisionError: division by zero. Correct it there; -v shows the traceback.\n"
+    )
+    assert verbose.err.startswith(plain.err)
+    assert "Traceback (most recent call last)" in verbose.err
+    assert (plain.code, verbose.code) == (2, 2)
+
+
+# --- plan ---------------------------------------------------------------------------------------------------------
+
+
+def test_plan_check_says_that_all_is_well(ferryman: Ferryman, plan_file: Path) -> None:
+    """A plan that can run ends with 0."""
+    done = ferryman("plan", "check", plan_file)
+
+    assert done == (0, "plan small, version 2: 3 nodes, all well\n", "")
+
+
+def test_plan_check_names_every_reason(ferryman: Ferryman, write: Write) -> None:
+    """All that is wrong is told at once, an error a line."""
+    file = write(
+        "plan.py",
+        """
+        from ferryman import Plan
+        from ferryman.sources import Files
+        plan = Plan("bad")
+        plan.source("files", Files("x"))
+        plan.step("1", print)
+        """,
+    )
+
+    done = ferryman("plan", "check", file)
+
+    assert done.code == 2
+    lines = done.err.splitlines()
+    assert len(lines) > 2
+    assert all(line.startswith("error: ") for line in lines)
+    assert any("ends here in no destination" in line for line in lines)
+
+
+def test_plan_show_draws_it(ferryman: Ferryman, plan_file: Path) -> None:
+    """The picture goes to stdout, as text or as JSON."""
+    drawn = ferryman("plan", "show", plan_file)
+    data = ferryman("plan", "show", plan_file, "--format", "json")
+
+    assert drawn.code == data.code == 0
+    assert "└─ words" in drawn.out
+    assert [n["name"] for n in json.loads(data.out)["nodes"]] == ["files", "words", "index"]
+
+
+# --- a plan that never ran ----------------------------------------------------------------------------------------
+
+
+def test_status_before_the_first_run_is_all_zero(ferryman: Ferryman, plan_file: Path) -> None:
+    """A script gets the same JSON as ever; a person is told that nothing has run."""
+    done = ferryman("status", plan_file, "--json")
+
+    assert done.code == 0
+    assert "nothing has run" in done.err
+    zeros = dict.fromkeys(("indexed", "deleted", "dropped", "dead", "error_doc", "error", "owed", "unknown"), 0)
+    assert json.loads(done.out) == {
+        "plan": "small",
+        "version": 2,
+        "waves": 0,
+        "sources": {"files": {"documents": 0, "deleted": 0}},
+        "destinations": {"index": zeros},
+        "balanced": True,
+    }
+    assert sorted(p.name for p in plan_file.parent.iterdir()) == ["plan.py"]
+
+
+def test_docs_before_the_first_run_are_none(ferryman: Ferryman, plan_file: Path) -> None:
+    """No state is no error; no state directory is made by looking."""
+    done = ferryman("docs", plan_file, "--status", "DEAD", "--json", "--state", "elsewhere")
+
+    assert (done.code, json.loads(done.out)) == (0, [])
+    assert str(plan_file.parent / "elsewhere" / "small-v2") in done.err
+
+
+def test_history_of_an_unknown_document_is_an_error(ferryman: Ferryman, plan_file: Path) -> None:
+    """A person is told how to find the ids; a script still gets JSON."""
+    done = ferryman("history", plan_file, "no.txt", "--json")
+
+    assert done.code == 2
+    assert json.loads(done.out) == []
+    assert done.err.startswith("error: no.txt: the state ")
+    assert f"ferryman docs {plan_file}" in done.err
+
+
+# --- init ---------------------------------------------------------------------------------------------------------
+
+
+def test_init_writes_a_plan_that_is_in_order(ferryman: Ferryman, tmp_path: Path) -> None:
+    """The new plan is named after its folder, passes the check, and the next command is told."""
+    made = ferryman("init", "my plays")
+
+    assert made.code == 0
+    assert made.err == ""
+    assert "  ferryman run 'my plays/plan.py'" in made.out.splitlines()
+    assert len(list((tmp_path / "my plays" / "documents").rglob("*.*"))) == 3
+    assert ferryman("plan", "check", "my plays/plan.py").out == "plan my-plays, version 1: 3 nodes, all well\n"
+
+
+def test_init_overwrites_nothing(ferryman: Ferryman, write: Write) -> None:
+    """A plan.py that is there is an error, and nothing else is written then."""
+    file = write("mine/plan.py", "mine")
+
+    done = ferryman("init", "mine")
+
+    assert done.code == 2
+    assert done.err.startswith("error: mine/plan.py is there already")
+    assert file.read_text() == "mine"
+    assert list(file.parent.iterdir()) == [file]
+
+
+def test_init_takes_a_documents_folder_as_it_is(ferryman: Ferryman, write: Write) -> None:
+    """Your own documents get no samples among them."""
+    mine = write("mine/documents/my.txt", "mine")
+
+    assert ferryman("init", "mine").code == 0
+    assert list(mine.parent.iterdir()) == [mine]
+
+
+def test_init_into_a_file_is_refused(ferryman: Ferryman, write: Write) -> None:
+    """The name of a file is no folder."""
+    write("taken", "")
+
+    done = ferryman("init", "taken")
+
+    assert done.code == 2
+    assert done.err.startswith("error: taken is a file")
