@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import json
 import signal
 import sys
@@ -49,7 +48,7 @@ def row(document: str, status: str, message: str = "", **more: Any) -> dict[str,
         "message": message,
         "attempt": 1,
         "wave": 1,
-        "created": dt.datetime(2025, 1, 31, 12, tzinfo=dt.UTC),
+        "created": "2025-01-31T12:00:00.123456+00:00",
         **more,
     }
 
@@ -77,6 +76,7 @@ def state(plan_file: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(plan_file.parent)
     root = plan_file.parent / ".ferryman" / "small-v2"
     root.mkdir(parents=True)
+    (root / "state.json").touch()
     return root
 
 
@@ -132,7 +132,9 @@ def test_run_tells_what_is_left_and_what_to_type(fake: Fake, state: Path, capsys
         "ferryman.engine.wave",
         run=lambda plan, **_: Summary(3, 2, dropped=1, error_doc=5),
     )
-    fake("ferryman.ledger.account", docs=lambda root, status, limit: [row("a b.txt", status, "not\nUTF-8")][:limit])
+    fake(
+        "ferryman.ledger.account", docs=lambda root, status, limit, plan: [row("a b.txt", status, "not\nUTF-8")][:limit]
+    )
 
     code = start(["run", "plan.py", "--state", "my state"])
 
@@ -149,7 +151,7 @@ def test_run_tells_what_is_left_and_what_to_type(fake: Fake, state: Path, capsys
 def test_run_tells_that_something_is_owed(fake: Fake, state: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """What is owed is no loss: the next run sends it."""
     fake("ferryman.engine.wave", run=lambda plan, **_: Summary(exit=4, owed=7))
-    fake("ferryman.ledger.account", docs=lambda root, status, limit: [])
+    fake("ferryman.ledger.account", docs=lambda root, status, limit, plan: [])
 
     assert start(["run", "plan.py"]) == 4
     out = capsys.readouterr().out.splitlines()
@@ -237,8 +239,8 @@ STATUS = {
 
 def test_status_is_a_table_in_a_pipe(fake: Fake, state: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Aligned columns, the last waves, whether it adds up, and where to look next."""
-    wave = {"wave": 1, "created": dt.datetime(2025, 1, 31, 12, tzinfo=dt.UTC), "documents": 3}
-    fake("ferryman.ledger.account", status=lambda root, plan: STATUS, waves=lambda root: [wave])
+    wave = {"wave": 1, "created": "2025-01-31T12:00:00.123456+00:00", "documents": 3}
+    fake("ferryman.ledger.account", status=lambda root, plan: STATUS, waves=lambda root, plan: [wave])
 
     assert start(["status", "plan.py"]) == 0
     assert capsys.readouterr().out.splitlines() == [
@@ -271,7 +273,7 @@ def test_status_says_loudly_that_it_does_not_add_up(
     fake: Fake, state: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """An unbalanced account is the one thing that nobody may miss."""
-    fake("ferryman.ledger.account", status=lambda root, plan: STATUS | {"balanced": False}, waves=lambda root: [])
+    fake("ferryman.ledger.account", status=lambda root, plan: STATUS | {"balanced": False}, waves=lambda root, plan: [])
 
     assert start(["status", "plan.py"]) == 0
     assert "IT DOES NOT ADD UP" in capsys.readouterr().out
@@ -282,6 +284,7 @@ def test_docs_hands_its_filters_on(fake: Fake, state: Path, capsys: pytest.Captu
     got: dict[str, Any] = {}
 
     def docs(root: Path, **filters: Any) -> list[dict[str, Any]]:
+        del filters["plan"]
         got.update(filters, root=root)
         return [row("a.txt", "ERROR_DOC")]
 
@@ -293,13 +296,15 @@ def test_docs_hands_its_filters_on(fake: Fake, state: Path, capsys: pytest.Captu
     )
     assert got == {"root": state, "status": "ERROR_DOC", "destination": "index", "source": "files", "limit": None}
     (shown,) = json.loads(capsys.readouterr().out)
-    assert (shown["document"], shown["created"]) == ("a.txt", "2025-01-31T12:00:00+00:00")
+    assert (shown["document"], shown["created"]) == ("a.txt", "2025-01-31T12:00:00.123456+00:00")
 
 
 def test_docs_are_whole_lines_in_a_pipe(fake: Fake, state: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A long id or message is neither wrapped nor shortened."""
     long = "folder/" * 40 + "a.txt"
-    fake("ferryman.ledger.account", docs=lambda root, limit: [row(long, "DEAD", "why " * 60), row("b", "INDEXED")])
+    fake(
+        "ferryman.ledger.account", docs=lambda root, limit, plan: [row(long, "DEAD", "why " * 60), row("b", "INDEXED")]
+    )
 
     assert start(["docs", "plan.py"]) == 0
     heading, first, second = capsys.readouterr().out.splitlines()
@@ -315,7 +320,7 @@ def test_docs_show_the_newest_and_say_that_there_are_more(
     """A person gets 50, a script all, --limit its number."""
     limits: list[int | None] = []
 
-    def docs(root: Path, limit: int | None) -> list[dict[str, Any]]:
+    def docs(root: Path, limit: int | None, plan: Any) -> list[dict[str, Any]]:
         limits.append(limit)
         return [row(str(n), "INDEXED") for n in range(60)][:limit]
 
@@ -334,7 +339,7 @@ def test_docs_show_the_newest_and_say_that_there_are_more(
 def test_history_tells_every_event(fake: Fake, state: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Oldest first, with the reason of each."""
     events = [row("a.txt", "ERROR", "down"), row("a.txt", "INDEXED", attempt=2)]
-    fake("ferryman.ledger.account", history=lambda root, document: events if document == "a.txt" else [])
+    fake("ferryman.ledger.account", history=lambda root, document, plan: events if document == "a.txt" else [])
 
     assert start(["history", "plan.py", "a.txt"]) == 0
     lines = capsys.readouterr().out.splitlines()

@@ -126,9 +126,9 @@ def test_a_folder_is_walked_only_if_it_can_matter(
 
 names = st.sampled_from(["a", "b", "ab", ".a", "a.py", "b.py"])
 paths = st.lists(names, min_size=1, max_size=4).map("/".join)
-globs = st.lists(st.sampled_from(["**", "*", "a", "a*", "*.py", "?", "[ab]", "{a,b.py}", ".*"]), min_size=1, max_size=4).map(
-    "/".join
-)
+globs = st.lists(
+    st.sampled_from(["**", "*", "a", "a*", "*.py", "?", "[ab]", "{a,b.py}", ".*"]), min_size=1, max_size=4
+).map("/".join)
 
 
 @given(include=st.lists(globs, min_size=1, max_size=2), exclude=st.lists(globs, max_size=2), path=paths)

@@ -216,6 +216,10 @@ def test_hooks_that_are_not_overridden_skip(tmp_path: Path) -> None:
 
     suite = SourceSuite()
     suite.source = lambda folder: Numbers()  # type: ignore[method-assign]
-    for promise in ("test_a_change_is_seen", "test_a_removed_document_is_not_listed", "test_check_says_what_is_missing"):
+    for promise in (
+        "test_a_change_is_seen",
+        "test_a_removed_document_is_not_listed",
+        "test_check_says_what_is_missing",
+    ):
         with pytest.raises(unittest.SkipTest):
             getattr(suite, promise)(tmp_path)

@@ -15,6 +15,7 @@ from ferryman.errors import UsageError
 
 if TYPE_CHECKING:
     from ferryman.engine.wave import Summary
+    from ferryman.plan import Plan
 
 SEARCHES = ("regular expression", "parse json")
 SHOWN = 3
@@ -40,16 +41,17 @@ def demo(
     prepare(directory)
     file, state = directory / "plan.py", directory / "state"
     say(f"The plan is {file}: it indexes the standard library of this Python.")
+    plan = load_plan(str(file))
     began = time.monotonic()
     root, summary = carried(
-        load_plan(str(file)),
+        plan,
         file.absolute(),
         state,
         verbose=verbose,
         master=master,
         conf=spark_settings(conf),
     )
-    code = _told(summary, root, time.monotonic() - began)
+    code = _told(summary, root, plan, time.monotonic() - began)
     _searched(directory / "index.db")
     _next(directory)
     raise typer.Exit(code)
@@ -79,7 +81,7 @@ def prepare(directory: Path) -> None:
         note(f"{file} is not the demo's own any more: yours is run. Remove it to get the demo's back.")
 
 
-def _told(summary: Summary, root: Path, seconds: float) -> int:
+def _told(summary: Summary, root: Path, plan: Plan, seconds: float) -> int:
     """What was indexed and what was refused; the demo's exit code."""
     from ferryman.ledger import account
 
@@ -87,12 +89,12 @@ def _told(summary: Summary, root: Path, seconds: float) -> int:
         say(f"{summary.delivered} documents delivered to the index in {seconds:.0f} s.")
     else:
         say("Nothing has changed since the last run: nothing was sent.")
-    refused: list[dict[str, Any]] = account.docs(root, status="ERROR_DOC")
+    refused: list[dict[str, Any]] = account.docs(root, status="ERROR_DOC", plan=plan)
     on_purpose = [row for row in refused if row["source"] == BROKEN]
     if on_purpose:
         say(f"{len(on_purpose)} files were refused. They are broken on purpose; each is told with the reason:")
     for row in on_purpose:
-        say(f"  {row['document']}: {row['message']}")
+        say(f"  {row['document']}: {row['message'].removeprefix(row['document'] + ': ')}")
     for row in refused:
         if row["source"] != BROKEN:
             say(f"NOT EXPECTED: {row['document']} was refused: {row['message']}")

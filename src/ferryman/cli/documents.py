@@ -15,6 +15,7 @@ from ferryman.cli.options import (
     StateDir,
     Verbose,
     chosen,
+    has_run,
     status_name,
 )
 from ferryman.cli.terminal import command, json_line, note, say, table, when
@@ -58,12 +59,12 @@ def docs(
     _are_nodes(loaded, destination=destination, source=source)
     filters = chosen(status=status_name(status), destination=destination, source=source)
     root = state_root(loaded, state, plan_file(plan))
-    if not root.exists():
+    if not has_run(root):
         note(f"{root}: there is no state here yet: nothing has run. Next: {command('run', plan, state=state)}")
         rows: list[dict[str, Any]] = []
     else:
         most = limit if json else (limit or LIMIT) + (limit is None)
-        rows = account.docs(root, **filters, limit=most)
+        rows = account.docs(root, **filters, limit=most, plan=loaded)
     if json:
         json_line(rows)
         return
@@ -90,7 +91,7 @@ def history(
 
     loaded = load_plan(plan)
     root = state_root(loaded, state, plan_file(plan))
-    events = account.history(root, document) if root.exists() else []
+    events = account.history(root, document, plan=loaded) if has_run(root) else []
     if json:
         json_line(events)
     if not events:

@@ -6,7 +6,6 @@ import typer
 
 from ferryman.cli.options import Json, PlanSpec, StateDir, Verbose
 from ferryman.cli.terminal import json_line, say
-from ferryman.errors import UsageError
 
 
 def fsck(plan: PlanSpec, state: StateDir = None, json: Json = False, verbose: Verbose = False) -> None:
@@ -21,8 +20,6 @@ def fsck(plan: PlanSpec, state: StateDir = None, json: Json = False, verbose: Ve
 
     loaded = load_plan(plan)
     root = state_root(loaded, state, plan_file(plan))
-    if not root.exists():
-        raise UsageError(f"{root}: there is no state here. Give the --state that the plan ran with.")
     findings = ledger.fsck(root)
     if json:
         json_line([{"path": str(f.path), "what": f.what, "remedy": f.remedy} for f in findings])

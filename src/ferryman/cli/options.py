@@ -110,6 +110,11 @@ def status_name(text: str | None) -> str | None:
         raise UsageError(f"--status {text}: choose one of {', '.join(s.value.lower() for s in Status)}.") from None
 
 
+def has_run(root: Path) -> bool:
+    """Is there a state? (A run that was killed while it made one has left none.)"""
+    return (root / "state.json").is_file()
+
+
 def chosen(**filters: Any) -> dict[str, Any]:
     """The filters that were given."""
     return {name: value for name, value in filters.items() if value is not None}

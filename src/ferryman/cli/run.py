@@ -79,7 +79,7 @@ def run(
     if json:
         terminal.json_line(summary.as_dict())
     else:
-        tell(summary, root, plan, state)
+        tell(summary, root, loaded, plan, state)
     raise typer.Exit(summary.exit)
 
 
@@ -120,7 +120,7 @@ def _terminated_like_interrupted() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def tell(summary: Summary, root: Path, plan: str, state: Path | None) -> None:
+def tell(summary: Summary, root: Path, loaded: Plan, plan: str, state: Path | None) -> None:
     """What this run did and left, and what to type next. (Its messages were told when they came up.)"""
     terminal.say(_counts(summary))
     left = (
@@ -131,7 +131,7 @@ def tell(summary: Summary, root: Path, plan: str, state: Path | None) -> None:
     )
     for count, status, word in left:
         if count:
-            _examples(root, status, f"{count} {word}")
+            _examples(root, loaded, status, f"{count} {word}")
     for count, status, word in left[:3]:
         if count:
             terminal.say(f"All {word}: {terminal.command('docs', plan, '--status', status, state=state)}")
@@ -151,13 +151,14 @@ def _counts(summary: Summary) -> str:
     return f"{waves}: {summary.delivered} delivered{dropped}"
 
 
-def _examples(root: Path, status: str, heading: str) -> None:
+def _examples(root: Path, plan: Plan, status: str, heading: str) -> None:
     """The first few documents of a status, with the reason of each."""
     from ferryman.cli.options import status_name
     from ferryman.ledger import account
 
-    rows = account.docs(root, status=status_name(status), limit=EXAMPLES)
+    rows = account.docs(root, status=status_name(status), limit=EXAMPLES, plan=plan)
     terminal.say(heading + (", the newest of them:" if rows else ""))
     for row in rows:
         where = f" for {row['destination']}" if row["destination"] else ""
-        terminal.say(f"  {row['document']}{where}: {row['message'] or 'no reason was given'}")
+        reason = (row["message"] or "no reason was given").removeprefix(f"{row['document']}: ")
+        terminal.say(f"  {row['document']}{where}: {reason}")

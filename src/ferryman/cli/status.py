@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ferryman.cli.options import Json, PlanSpec, StateDir, Verbose
+from ferryman.cli.options import Json, PlanSpec, StateDir, Verbose, has_run
 from ferryman.cli.terminal import command, json_line, note, say, table, when
 
 if TYPE_CHECKING:
@@ -31,12 +31,12 @@ def status(plan: PlanSpec, state: StateDir = None, json: Json = False, verbose: 
     loaded.check()
     root = state_root(loaded, state, plan_file(plan))
     waves: list[dict[str, Any]] = []
-    if not root.exists():
+    if not has_run(root):
         note(f"{root}: there is no state here yet: nothing has run. Next: {command('run', plan, state=state)}")
         found = never_run(loaded)
     else:
         found = account.status(root, loaded)
-        waves = [] if json else account.waves(root)
+        waves = [] if json else account.waves(root, plan=loaded)
     if json:
         json_line(found)
         return

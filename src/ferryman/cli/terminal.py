@@ -40,13 +40,7 @@ def error(text: object) -> None:
 
 def json_line(value: Any) -> None:
     """The result for a script, as one line. Only ASCII, so that no terminal's encoding can spoil it."""
-    print(json.dumps(value, default=_jsonable))
-
-
-def _jsonable(value: object) -> object:
-    if isinstance(value, dt.datetime):
-        return value.isoformat()
-    return str(value)
+    print(json.dumps(value, default=str))
 
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
@@ -85,10 +79,11 @@ def _aligned(headings: Sequence[str], cells: list[list[str]], numeric: list[bool
 
 
 def when(value: object) -> str:
-    """A time as people read it, in UTC like the ledger's: ``2025-01-31 12:00:00``."""
-    if isinstance(value, dt.datetime):
-        return value.astimezone(dt.UTC).strftime("%Y-%m-%d %H:%M:%S") if value.tzinfo else f"{value:%Y-%m-%d %H:%M:%S}"
-    return str(value or "")
+    """An ISO 8601 time of the ledger as people read it, in UTC like the ledger's: ``2025-01-31 12:00:00``."""
+    try:
+        return dt.datetime.fromisoformat(str(value)).astimezone(dt.UTC).strftime("%Y-%m-%d %H:%M:%S")
+    except ValueError:
+        return ""
 
 
 def command(verb: str, plan: str, *rest: str, state: Path | None = None) -> str:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ferryman import settings
 from ferryman.engine.deliver import Lane, LaneReport, OutboxFile, Pass
 from ferryman.engine.runner import Runner, Shipped
 from ferryman.engine.sender import Hung, Sender
 from ferryman.errors import EngineError, FerrymanError, PermanentError
-from ferryman.ledger.schemas import OUTBOX, OUTBOX_PARTITION
 from ferryman.ledger.state import State
 from ferryman.plan import DestinationNode
 from ferryman.storage import parquet
@@ -117,8 +116,7 @@ class Dispatcher:
         with connect(self._state.staging) as db:
             tables = []
             for i, file in enumerate(files):
-                schema = _file_schema()
-                db.register(f"f{i}", parquet.scan([self._state.outbox.folder / file.path], schema))
+                db.register(f"f{i}", parquet.scan([self._state.outbox.folder / file.path], self._state.outbox.file_schema))
                 tables.append(f"SELECT document, row + {first_sequence(file)} AS sequence FROM f{i} WHERE due IS NOT NULL")
             rows = db.execute(
                 f"SELECT document, min(sequence) FROM ({' UNION ALL '.join(tables)}) GROUP BY document HAVING count(*) > 1"
@@ -142,7 +140,7 @@ class Dispatcher:
     def _note(self, destination: str, why: str, permanent: bool) -> None:
         before = self.trouble.get(destination)
         times = 1 + (before.times if before else 0)
-        wait = min(settings.WAIT_S, settings.BACKOFF_FIRST_S * settings.BACKOFF_FACTOR ** (times - 1))
+        wait = min(settings.BACKOFF_MAX_S, settings.BACKOFF_FIRST_S * settings.BACKOFF_FACTOR ** (times - 1))
         self.trouble[destination] = Trouble(why, permanent, time.monotonic() + wait, times)
 
 
@@ -159,9 +157,3 @@ def owed_rows(file: DataFile) -> int:
 def first_due(file: DataFile) -> int:
     """When the first owed row of an outbox file is due, µs since 1970."""
     return int(file.stats.get("minValues", {}).get("due", 0))
-
-
-def _file_schema() -> Any:
-    import pyarrow as pa
-
-    return pa.schema([f for f in OUTBOX if f.name not in OUTBOX_PARTITION])

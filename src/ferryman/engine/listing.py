@@ -112,8 +112,7 @@ class ListFrame(NamedTuple):
         assert isinstance(source, Table)
         with _Writer(self.folder, self.source) as out:
             try:
-                for batch in batches:
-                    ids, fields = source.columns(batch)
+                for ids, fields in source.columns(batches):
                     out.add_columns(ids, fields, source.prefix)
             except Exception as e:
                 for _ in batches:  # Spark wants its input read to the end

@@ -119,6 +119,7 @@ class Run:
         self._dispatcher = Dispatcher(state, self._shipped, runner, pace_s=pace_s, send_timeout_s=send_timeout_s)
         self._summary = Summary()
         self._incomplete = False
+        self._waited = 0.0
 
     def go(self, every: float | None = None) -> Summary:
         """Recover, then scan and deliver; with ``every`` for ever."""
@@ -238,8 +239,6 @@ class Run:
             if self._steps_owed(now_us()):
                 self._scan(only_owed=True)
             idle = 0 if self._redeliver() else idle + 1
-
-    _waited = 0.0
 
     def _redeliver(self) -> int:
         """A wave without a scan, for rows that are due."""

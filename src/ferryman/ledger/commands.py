@@ -84,6 +84,7 @@ def retry(
     command = Command(_who(), why, force, status and status.upper(), document, destination, source)
     name = f"{dt.datetime.now(dt.UTC):%Y%m%dT%H%M%S%f}-{uuid.uuid4().hex[:8]}.json"
     files.publish(root / "commands" / name, files.sealed(command))
+    crash.point("command.queued")
     try:
         with State.take(root, plan) as taken:
             if taken.wave > taken.settled:

@@ -214,7 +214,9 @@ class Repairer(NamedTuple):
         events = sent_events(table.filter(mask).combine_chunks(), item.noted, item.destination, item.wave)
         if not events.num_rows:
             return None, 0
-        return write_part(Path(self.root) / "ledger", events), pc.sum(pc.equal(events["status"], "INDEXED")).as_py() or 0
+        part = write_part(Path(self.root) / "ledger", events)
+        crash.point("settle.repair")
+        return part, pc.sum(pc.equal(events["status"], "INDEXED")).as_py() or 0
 
 
 class Rewrite(NamedTuple):
@@ -248,7 +250,9 @@ def rewrite(item: Rewrite) -> Part | None:
     table = table.take(pa.array(kept, pa.int64()))
     table = table.set_column(table.schema.get_field_index("attempt"), "attempt", pa.array(attempts, pa.int64()))
     table = table.set_column(table.schema.get_field_index("due"), "due", pa.array(dues, pa.int64()))
-    return write_part(root / "outbox", table, stats=due_stats(dues))
+    part = write_part(root / "outbox", table, stats=due_stats(dues))
+    crash.point("settle.rewrite")
+    return part
 
 
 def due_stats(dues: Sequence[int | None]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from decimal import Decimal
 from typing import Any
@@ -19,6 +20,9 @@ _sorted = msgspec.json.Encoder(order="sorted").encode
 _as_is = msgspec.json.Encoder().encode
 
 
+_NO_STRUCT_NAME = re.compile(r'["\\\x00-\x1f]')  # msgspec writes a struct's names as they are, without escapes
+
+
 class RowEncoder:
     """Makes ids and JSON of batches of one schema: for each row what ``encode_fields`` makes of its values.
 
@@ -33,27 +37,34 @@ class RowEncoder:
         check_names(schema.names, id)
         self.schema = schema
         self._id = schema.names.index(id)
+        self._id_casts = _casts(schema.types[self._id])
         self._id_text = _id_text(id, schema.types[self._id])
         order = sorted(range(len(schema.names)), key=lambda i: schema.names[i])
-        names = {f"c{at}": schema.names[i] for at, i in enumerate(order)}
-        self._row = msgspec.defstruct("Row", list(names), rename=names, gc=False)
+        self._row = _row_of([schema.names[i] for i in order])
         self._columns = [(i, _casts(schema.types[i]), _convert(schema.types[i])) for i in order]
         nested = any(kind.num_fields for kind in schema.types)
         self._encode = _sorted if nested else _as_is  # the columns are in order already
 
     def encode(self, batch: pa.RecordBatch) -> tuple[list[str | None], list[bytes]]:
         """Ids, None or "" where a row has none, and fields."""
-        ids = batch.column(self._id).to_pylist()
-        if self._id_text is not None:
-            ids = _converted(ids, self._id_text)
-        columns = []
-        for i, casts, convert in self._columns:
-            column = batch.column(i)
-            for kind in casts:
-                column = column.cast(kind)
-            values = column.to_pylist()
-            columns.append(values if convert is None else _converted(values, convert))
+        ids = _values(batch.column(self._id), self._id_casts, self._id_text)
+        columns = [_values(batch.column(i), casts, convert) for i, casts, convert in self._columns]
         return ids, list(map(self._encode, map(self._row, *columns)))
+
+
+def _values(column: pa.Array, casts: list[pa.DataType], convert: Convert | None) -> list[Any]:
+    for kind in casts:
+        column = column.cast(kind)
+    values: list[Any] = column.to_pylist()
+    return values if convert is None else _converted(values, convert)
+
+
+def _row_of(names: list[str]) -> Callable[..., Any]:
+    """What makes of a row's values, in the order of these names, something to encode."""
+    if any(_NO_STRUCT_NAME.search(name) for name in names):
+        return lambda *values: dict(zip(names, values, strict=True))
+    fields = {f"c{at}": name for at, name in enumerate(names)}
+    return msgspec.defstruct("Row", list(fields), rename=fields, gc=False)
 
 
 def check_names(names: list[str], id: str) -> None:
@@ -74,15 +85,15 @@ def bad_id(name: str, kind: str) -> str:
 
 
 def _id_text(name: str, kind: pa.DataType) -> Convert | None:
-    """What makes text of an id; None if it is text."""
+    """What makes text of an id, after the casts; None if it is text."""
     if types.is_string(kind) or types.is_large_string(kind):
         return None
     if types.is_integer(kind):
         return str
     if types.is_floating(kind):
-        return lambda value: "" if value != value else str(value)  # NaN is no id
+        return _number_text
     if types.is_decimal(kind):
-        return lambda value: format(value, "f")
+        return _digits
     raise UsageError(bad_id(name, str(kind)))
 
 
@@ -90,7 +101,8 @@ def _casts(kind: pa.DataType) -> list[pa.DataType]:
     """The types that a column is cast to, one after the other, before it goes to Python.
 
     Times become text in Arrow: Python's own end with the year 9999, Spark's do not. An instant is brought to UTC
-    first, so that its text (and the document's version) does not depend on the session's time zone.
+    first, so that its text (and the document's version) does not depend on the session's time zone. A number of single
+    precision goes by its text too: 0.1 stays 0.1, where Python would show the 0.10000000149011612 that it is.
     """
     utc = _swapped(kind, _in_utc)
     text = _swapped(utc, _as_text)
@@ -115,8 +127,8 @@ def _in_utc(kind: pa.DataType) -> pa.DataType:
 
 
 def _as_text(kind: pa.DataType) -> pa.DataType:
-    is_text = types.is_decimal(kind) or (types.is_temporal(kind) and not types.is_duration(kind))
-    return pa.string() if is_text else kind
+    is_time = types.is_temporal(kind) and not types.is_duration(kind)
+    return pa.string() if is_time or types.is_decimal(kind) or types.is_float32(kind) else kind
 
 
 def _convert(kind: pa.DataType) -> Convert | None:
@@ -125,6 +137,8 @@ def _convert(kind: pa.DataType) -> Convert | None:
         return _moment
     if types.is_decimal(kind):
         return _digits
+    if types.is_float32(kind):
+        return float
     if types.is_map(kind):
         key, item = _convert(kind.key_type) or _same, _convert(kind.item_type) or _same
         return lambda pairs: {_name(key(k)): None if v is None else item(v) for k, v in pairs}
@@ -169,3 +183,9 @@ def _moment(text: str) -> str:
 def _digits(text: str) -> str:
     """A decimal without an exponent."""
     return format(Decimal(text), "f") if "E" in text else text
+
+
+def _number_text(value: float | str) -> str:
+    """The text of a number as Python writes it; "" for NaN, which names nothing."""
+    number = float(value)
+    return "" if number != number else str(number)

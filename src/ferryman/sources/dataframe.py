@@ -24,11 +24,11 @@ _SHOWN_CHARACTERS: Final = 200  # of a row without an id: enough to find it
 class Table(Source):
     """Rows of any Spark DataFrame: ``Table(lambda spark: spark.table("sales.orders"), id="order_no")``.
 
-    Each column is a field, the id's too; there are no raw bytes. Values become what JSON has: nulls and NaN null;
-    structs, arrays and maps objects and arrays (keys of maps as text); dates and times text as in ISO 8601 (a
-    timestamp in UTC, ``2024-05-01T10:00:00Z``, whatever the session's time zone; one without time zone as it is);
-    decimals text, exact to the last digit; binary base64; day-time intervals ISO 8601 durations. Spark's VARIANT,
-    GEOMETRY and year-month intervals are refused: make text of them in ``read``.
+    Each column is a field, the id's too; there are no raw bytes. Values become what JSON has: null, NaN and the
+    infinite numbers null; structs, arrays and maps objects and arrays (keys of maps as text); dates and times text as
+    in ISO 8601 (a timestamp in UTC, ``2024-05-01T10:00:00Z``, whatever the session's time zone; one without time zone
+    as it is); decimals text, exact to the last digit; binary base64; day-time intervals ISO 8601 durations. Spark's
+    VARIANT, GEOMETRY and year-month intervals are refused: make text of them in ``read``.
 
     The id is text, or a number, of which the text is taken. A row whose id is null or empty cannot be named. All other
     rows are listed, but the listing counts as incomplete, and says so: nothing is deleted while there are such rows.

@@ -166,7 +166,9 @@ class Files(Source):
         start = f"{folder}/" if folder else ""
         start_id = id_of(start)
         trusted_ns = time.time_ns() - _TRUST_NS  # before anything is looked at: what changes meanwhile is not trusted
-        for entry in self._entries(folder, troubles):
+        entries = self._entries(folder, troubles)
+        while entries:
+            entry = entries.pop()  # and forget it: with what it knows of its file it is large, and folders may be too
             name = start + entry.name
             try:
                 if entry.is_dir(follow_symlinks=False):
@@ -190,6 +192,7 @@ class Files(Source):
                     return  # the folder may be read but not searched: all its files would say the same
 
     def _entries(self, folder: str, troubles: list[str]) -> list[os.DirEntry[str]]:
+        """What is in a folder, sorted by name, the last first."""
         path = self._root.path_of(folder)
         entries: list[os.DirEntry[str]] = []
         try:
@@ -200,7 +203,7 @@ class Files(Source):
                 troubles.append(f"{shown(path)}: there is no such folder on {socket.gethostname()}")
         except OSError as e:
             troubles.append(f"{shown(path)}: {e.strerror}")
-        entries.sort(key=_by_name)
+        entries.sort(key=_by_name, reverse=True)
         return entries
 
     def _file(self, id: str, about: os.stat_result, trusted_ns: int, link_to: str = "") -> Listed:

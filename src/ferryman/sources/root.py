@@ -32,7 +32,7 @@ class Root:
 
     def path_of(self, name: str) -> str:
         """Absolute path of a relative one; "" is the root itself."""
-        return self._start + name
+        return self._start + name if name else self.path
 
     def shown(self, id: str) -> str:
         """Absolute path of a document, for messages."""

@@ -1,8 +1,8 @@
 """Every durable step of the protocol by name, and the means to kill a process right there.
 
-Code calls ``crash.point("commit.files")`` between two durable writes. In normal runs ``point`` does nothing: it is one
+Code calls ``crash.point("commit.ready")`` between two durable writes. In normal runs ``point`` does nothing: it is one
 call of an empty function. A test arms one point (in this process with ``arm``, in subprocesses with the environment
-variable ``FERRYMAN_CRASH=name`` or ``name:3`` for the third pass over it), and the process kills itself there with
+variable ``FERRYMAN_CRASH=name``, ``name:3`` for the third pass over it, ``name@FILE`` to die only once over all processes), and the process kills itself there with
 SIGKILL, which nothing can catch. The crash test is parametrized over ``POINTS``: a point that is never reached fails.
 
 This module imports nothing of Ferryman, so that everything may import it.
@@ -17,24 +17,83 @@ from typing import Final
 DRIVER: Final = "driver"
 EXECUTOR: Final = "executor"
 
-POINTS: Final[dict[str, str]] = {}
-"""Name of each point -> where it stands (driver or executor)."""
+POINTS: Final[dict[str, str]] = {
+    # making a state, taking it over
+    "create.table": DRIVER,
+    "create.state": DRIVER,
+    "epoch.logged": DRIVER,
+    "epoch.synced": DRIVER,
+    "epoch.marked": DRIVER,
+    "epoch.table": DRIVER,
+    "recover.settled": DRIVER,
+    "sweep.table": DRIVER,
+    # a person's word
+    "command.queued": DRIVER,
+    "command.staged": DRIVER,
+    "command.done": DRIVER,
+    # 1 scan
+    "scan.listed": DRIVER,
+    "scan.judged": DRIVER,
+    # 2 transform
+    "transform.outbox": EXECUTOR,
+    "transform.documents": EXECUTOR,
+    "transform.ledger": EXECUTOR,
+    "transform.staged": EXECUTOR,
+    "transform.done": DRIVER,
+    # 3 commit
+    "commit.ready": DRIVER,
+    "wave.logged": DRIVER,
+    "wave.synced": DRIVER,
+    "wave.marked": DRIVER,
+    # 4 deliver
+    "deliver.claimed": EXECUTOR,
+    "deliver.sent": EXECUTOR,
+    "deliver.noted": EXECUTOR,
+    "deliver.part": EXECUTOR,
+    "deliver.result": EXECUTOR,
+    "deliver.done": DRIVER,
+    # 5 settle
+    "settle.closed": DRIVER,
+    "settle.repair": EXECUTOR,
+    "settle.repaired": DRIVER,
+    "ledger.logged": DRIVER,
+    "ledger.synced": DRIVER,
+    "ledger.marked": DRIVER,
+    "documents.logged": DRIVER,
+    "documents.synced": DRIVER,
+    "documents.marked": DRIVER,
+    "settle.rewrite": EXECUTOR,
+    "settle.rewritten": DRIVER,
+    "settle.trimmed": DRIVER,
+    "outbox.logged": DRIVER,
+    "outbox.synced": DRIVER,
+    "outbox.marked": DRIVER,
+    # between waves
+    "compact.written": DRIVER,
+    "compact.logged": DRIVER,
+    "compact.synced": DRIVER,
+    "compact.marked": DRIVER,
+    "compact.removed": DRIVER,
+    "checkpoint.made": DRIVER,
+    "checkpoint.marked": DRIVER,
+    "checkpoint.trimmed": DRIVER,
+}
+"""Name of each point -> where it stands (driver or executor), in the order of a run. ``x.logged``, ``.synced`` and
+``.marked`` follow the steps of one commit (storage/tables.py); x is what the commit is for."""
 
 ENVIRONMENT: Final = "FERRYMAN_CRASH"
 
-_armed: dict[str, int] = {}
-_seen_file: str | None = None
+_armed: dict[str, tuple[int, str | None]] = {}
+"""Point -> (passes left, file that is made at the kill)."""
 
 
 def arm(spec: str, seen_file: str | None = None) -> None:
     """Arm ``name`` or ``name:n`` (die at the n-th pass). With ``seen_file`` the kill happens once over all processes:
     the file is made at the kill, and where it exists the point stays silent."""
-    global _seen_file
     name, _, count = spec.partition(":")
     if name not in POINTS:
         raise KeyError(f"no crash point {name!r}; there are {', '.join(POINTS)}")
-    _armed[name] = int(count or 1)
-    _seen_file = seen_file
+    _armed[name] = (int(count or 1), seen_file)
 
 
 def disarm() -> None:
@@ -49,21 +108,20 @@ def point(name: str) -> None:
 
 
 def _pass(name: str) -> None:
-    left = _armed.get(name)
-    if left is None:
+    if name not in _armed:
         return
+    left, seen_file = _armed[name]
     if left > 1:
-        _armed[name] = left - 1
+        _armed[name] = (left - 1, seen_file)
         return
-    if _seen_file is not None:
+    if seen_file is not None:
         try:
-            os.close(os.open(_seen_file, os.O_CREAT | os.O_EXCL))
+            os.close(os.open(seen_file, os.O_CREAT | os.O_EXCL))
         except FileExistsError:
             return
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-if os.environ.get(ENVIRONMENT):  # pragma: no cover - only in processes that are about to die
+if os.environ.get(ENVIRONMENT):  # only in processes that are about to die
     _spec, _, _file = os.environ[ENVIRONMENT].partition("@")
-    POINTS.setdefault(_spec.partition(":")[0], DRIVER)
     arm(_spec, _file or None)

@@ -1,0 +1,155 @@
+"""A small corpus that meets every branch of the protocol, a destination that shows doubles, and an oracle without Ferryman.
+
+Two runs: the first indexes ten files; before the second some are changed, removed and made, and a person retries what
+is dead. One document cannot be read (ERROR_DOC), one is refused by the destination (DEAD), one succeeds only at its
+second attempt.
+"""
+
+from __future__ import annotations
+
+import collections
+import fcntl
+import json
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from ferryman.destinations.base import Delivery, Destination, DestinationContext, Effect, Guarantee, Outcome
+from ferryman.document import Document
+from ferryman.plan import Plan
+from ferryman.sources import Files
+
+GUARANTEES = [g.value for g in Guarantee]
+BATCH = 3
+BAD, REFUSED, SECOND = "bad.txt", "refused.txt", "second.txt"
+
+
+class Log(Destination):
+    """Appends a line a delivery to a file, durably visible to all processes. Transactional where it is asked to be:
+    a line is effect and hash in one, and a hash that is there is not written again."""
+
+    effect = Effect.IDEMPOTENT
+    transactional = True
+
+    def __init__(self, path: Path) -> None:
+        self.path = str(path)
+
+    def open(self, context: DestinationContext) -> None:
+        self._exactly_once = context.guarantee is Guarantee.EXACTLY_ONCE
+
+    def write(self, chunk: list[Delivery]) -> list[Outcome]:
+        with open(self.path, "a+") as log:
+            fcntl.flock(log, fcntl.LOCK_EX)
+            log.seek(0)
+            there = {json.loads(line)["hash"] for line in log} if self._exactly_once else set()
+            outcomes, lines = [], []
+            for d in chunk:
+                if d.id == REFUSED and d.operation == "upsert":
+                    outcomes.append(Outcome.permanent("refused on principle"))
+                elif d.id == SECOND and d.attempt < 2:
+                    outcomes.append(Outcome.transient("not the first time"))
+                else:
+                    outcomes.append(Outcome.ok())
+                    if d.hash not in there:
+                        lines.append(json.dumps({"op": d.operation, "id": d.id, "text": d.text(), "hash": d.hash, "seq": d.sequence}))
+            os.write(log.fileno(), "".join(line + "\n" for line in lines).encode())
+        return outcomes
+
+
+def words(doc: Document) -> Document:
+    doc["words"] = len(doc.text().split())
+    return doc
+
+
+def make_plan(root: Path, guarantee: str) -> Plan:
+    plan = Plan("crash", version=1)
+    log = Log(root / "delivered.jsonl")
+    files = plan.source("files", Files(str(root / "corpus")))
+    files.step("words", words).destination("log", log, guarantee=guarantee, batch=BATCH, backoff=0, attempts=3)
+    return plan
+
+
+def first_corpus() -> dict[str, bytes]:
+    """Before the first run."""
+    corpus = {f"f{i}.txt": f"first {i}".encode() for i in range(7)}
+    return {**corpus, BAD: b"\x80\x81", REFUSED: b"refuse me", SECOND: b"second"}
+
+
+def second_corpus() -> dict[str, bytes]:
+    """Before the second run: changed, removed, new; and two more that are refused or fail first."""
+    corpus = first_corpus()
+    corpus |= {"f1.txt": b"changed 1", "f2.txt": b"changed 2", "new.txt": b"new", BAD: b"\xff", REFUSED: b"refuse me again", SECOND: b"second again"}
+    del corpus["f3.txt"], corpus["f4.txt"]
+    return corpus
+
+
+def write_corpus(root: Path, corpus: dict[str, bytes]) -> None:
+    folder = root / "corpus"
+    folder.mkdir(exist_ok=True)
+    for path in folder.iterdir():
+        if path.name not in corpus:
+            path.unlink()
+    for name, content in corpus.items():
+        if not (folder / name).exists() or (folder / name).read_bytes() != content:
+            (folder / name).write_bytes(content)
+
+
+Expected = collections.Counter[tuple[str, str, str]]
+
+
+def expected(shape: str) -> Expected:
+    """What must arrive, by the corpora alone: (operation, id, text), once each."""
+    first, second = first_corpus(), second_corpus()
+    silent = {BAD, REFUSED}
+    arrives = collections.Counter(("upsert", i, c.decode()) for i, c in first.items() if i not in silent)
+    if shape == "second":
+        arrives.update(("upsert", i, c.decode()) for i, c in second.items() if i not in silent and first.get(i) != c)
+        arrives.update(("delete", i, "") for i in first if i not in second)
+    return arrives
+
+
+def delivered(root: Path) -> list[dict[str, Any]]:
+    log = root / "delivered.jsonl"
+    return [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
+
+
+def check(root: Path, shape: str, guarantee: str, status: dict[str, Any], unknown: Iterable[dict[str, Any]]) -> None:
+    """The destination against the oracle, the ledger against both."""
+    lines = delivered(root)
+    got: Expected = collections.Counter((d["op"], d["id"], d["text"]) for d in lines)
+    wanted = expected(shape)
+    assert not got.keys() - wanted.keys(), "delivered what nobody asked for"
+    missing = wanted.keys() - got.keys()
+    doubled = {k: n for k, n in got.items() if n > 1}
+    in_doubt = {(u["operation"], u["document"]) for u in unknown}
+    match guarantee:
+        case "exactly-once":
+            assert not missing, "lost"
+            assert not doubled, "doubled"
+        case "at-least-once":
+            assert not missing, "lost"
+            assert len(doubled) <= 3 * BATCH, "doubled more than was in flight"
+        case _:
+            assert not doubled, "doubled"
+            assert {(op, id) for op, id, _ in missing} <= in_doubt, "lost without a word"
+            assert len(in_doubt) <= BATCH, "more in doubt than was in flight"
+    _in_order(lines)
+    assert status["balanced"], status
+    counts = status["destinations"]["log"]
+    current = second_corpus() if shape == "second" else first_corpus()
+    gone = len(first_corpus().keys() - current.keys()) if shape == "second" else 0
+    assert counts["owed"] == 0, counts
+    assert counts["error_doc"] == 1, counts
+    assert counts["dead"] == 1 or (counts["unknown"] and (guarantee == "at-most-once")), counts
+    assert counts["indexed"] + counts["deleted"] + counts["unknown"] + counts["dead"] == len(current) - 1 + gone, counts
+    if guarantee != "at-most-once":
+        assert counts["unknown"] == 0, counts
+
+
+def _in_order(lines: list[dict[str, Any]]) -> None:
+    """No older version of an id arrives after a newer one."""
+    highest: dict[str, int] = {}
+    for line in lines:
+        assert line["seq"] >= highest.get(line["id"], 0), f"{line['id']} went back in time"
+        highest[line["id"]] = line["seq"]

@@ -1,0 +1,60 @@
+"""One run of the crash scenario on real Spark, as a process of its own: ``python -m tests.crash.spark_run JOB``."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+
+from ferryman import settings
+from ferryman.destinations.base import Delivery, Outcome
+from ferryman.engine import session, wave
+from ferryman.ledger.state import State, state_root
+from ferryman.plan import Plan
+from ferryman.sources import Files
+from tests.crash import child, scenario
+
+CONF = {"spark.driver.memory": "512m"}
+
+
+class Slow(scenario.Log):
+    """Takes its time before each chunk: there is always one in flight."""
+
+    def __init__(self, path: Path, seconds: float) -> None:
+        super().__init__(path)
+        self._seconds = seconds
+
+    def write(self, chunk: list[Delivery]) -> list[Outcome]:
+        time.sleep(self._seconds)  # stands for a slow server, not for a condition
+        return super().write(chunk)
+
+
+def slow_plan(root: Path, guarantee: str) -> Plan:
+    plan = Plan("crash", version=1)
+    files = plan.source("files", Files(str(root / "corpus")))
+    files.step("words", scenario.words).destination(
+        "log", Slow(root / "delivered.jsonl", 0.25), guarantee=guarantee, batch=scenario.BATCH, backoff=0
+    )
+    return plan
+
+
+def main(job: child.Job) -> None:
+    settings.COMPACT_FILES = 2  # type: ignore[misc]
+    settings.CHECKPOINT_COMMITS = 4  # type: ignore[misc]
+    root = Path(job.root)
+    plan = slow_plan(root, job.guarantee) if job.shape == "slow" else scenario.make_plan(root, job.guarantee)
+    for spec, seen in job.arm:
+        child.crash.arm(spec, seen)
+        os.environ[child.crash.ENVIRONMENT] = f"{spec}@{seen}"  # workers are started with it
+    plan.freeze()
+    with State.take(state_root(plan, root / "state"), plan) as state:
+        spark = session.start("local[2,4]", CONF, "crash")
+        summary = wave.Run(state, session.SparkRunner(spark), child.Spoken(), wait=5, wave_bytes=30 if job.shape != "slow" else 1 << 30).go()
+        print(summary, flush=True)
+
+
+if __name__ == "__main__":
+    main(msgspec.json.decode(sys.argv[1], type=child.Job))

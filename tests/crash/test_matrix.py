@@ -1,0 +1,113 @@
+"""Every crash point × three guarantees × {first run, second run}: killed there, started again, compared with the oracle."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ferryman.testing.crash import EXECUTOR, POINTS
+from tests.crash import scenario
+from tests.crash.zygote import Zygote
+
+SHAPES = ("first", "second")
+
+ONLY = {
+    "create.": ("first", None, "a state is made once"),
+    "command.": ("second", None, "a person speaks before the second run"),
+    "deliver.claimed": (None, "at-most-once", "only it claims"),
+    "deliver.noted": (None, "at-most-once", "only it notes every chunk"),
+    "settle.repair": (None, "at-most-once", "only noted chunks are repaired"),
+}
+"""Points that not every case passes: prefix -> (shape, guarantee, why)."""
+
+BEFORE = {"settle.repair": "deliver.noted"}
+"""Points that are passed only after another crash."""
+
+
+def applies(point: str, guarantee: str, shape: str) -> bool:
+    for prefix, (only_shape, only_guarantee, _) in ONLY.items():
+        if point == prefix or (prefix.endswith(".") and point.startswith(prefix)):
+            return only_shape in (None, shape) and only_guarantee in (None, guarantee)
+    return True
+
+
+CASES = [(p, g, s) for p in POINTS for g in scenario.GUARANTEES for s in SHAPES if applies(p, g, s)]
+
+
+MEMORY = Path("/dev/shm")
+"""A kill -9 is the same in memory, and 250 cases × 100 fsyncs are not."""
+
+
+@pytest.fixture(scope="module")
+def folder() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None) as made:
+        yield Path(made)
+
+
+@pytest.fixture(scope="module")
+def zygote(folder: Path) -> Iterator[Zygote]:
+    made = Zygote(folder)
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def after_first_run(folder: Path, zygote: Zygote) -> dict[str, Path]:
+    """Guarantee -> a folder in which the first run went well; each second run starts from a copy."""
+    places = {}
+    for guarantee in scenario.GUARANTEES:
+        place = folder / guarantee
+        place.mkdir()
+        scenario.write_corpus(place, scenario.first_corpus())
+        code, said = zygote.run(verb="run", root=str(place), guarantee=guarantee)
+        assert code == 0, said
+        places[guarantee] = place
+    return places
+
+
+def test_the_matrix_names_every_point(capsys: pytest.CaptureFixture[str]) -> None:
+    """No crash point is left out; the number of cases is printed."""
+    assert {p for p, _, _ in CASES} == set(POINTS)
+    with capsys.disabled():
+        print(f"\ncrash matrix: {len(CASES)} cases (point, guarantee, shape) over {len(POINTS)} points")
+
+
+@pytest.mark.parametrize(("point", "guarantee", "shape"), CASES, ids=["-".join(c) for c in CASES])
+def test_killed_there_and_started_again(
+    zygote: Zygote, folder: Path, after_first_run: dict[str, Path], point: str, guarantee: str, shape: str
+) -> None:
+    """A kill -9 at this point loses nothing and doubles only what the guarantee allows."""
+    root = folder / f"{point}-{guarantee}-{shape}"
+    job = {"root": str(root), "guarantee": guarantee, "shape": shape}
+    if shape == "second":
+        shutil.copytree(after_first_run[guarantee], root)
+        scenario.write_corpus(root, scenario.second_corpus())
+    else:
+        root.mkdir()
+        scenario.write_corpus(root, scenario.first_corpus())
+    seen = root / "killed"
+    arm = [(point, str(seen))]
+    if point in BEFORE:
+        arm.append((BEFORE[point], str(root / "killed-before")))
+    verbs = ["retry", "run"] if shape == "second" else ["run"]
+    for verb in verbs:
+        code, said = zygote.run(verb=verb, arm=arm, **job)
+        assert code in (0, -9), said
+        if code == -9:
+            assert seen.exists(), said
+            assert POINTS[point] != EXECUTOR, "the driver was killed at a point of the executors"
+            code, said = zygote.run(verb="run", **job)
+            assert code == 0, said
+            break
+    assert seen.exists(), f"{point} was never reached"
+    code, said = zygote.run(verb="check", **job)
+    assert code == 0, said
+    code, said = zygote.run(verb="run", **job)
+    assert code == 0, said
+    assert "recovered" not in said, "a clean end leaves nothing to recover"
+    code, said = zygote.run(verb="check", **job)
+    assert code == 0, said

@@ -1,0 +1,92 @@
+"""The crash points on real Spark: driver and JVM killed, or the Python worker, and started again."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ferryman.testing.crash import EXECUTOR, POINTS
+from tests.crash import scenario, spark
+from tests.crash.test_matrix import BEFORE, CASES
+from tests.crash.zygote import Zygote
+
+pytestmark = pytest.mark.spark
+
+SHORT = (
+    "create.state",
+    "epoch.table",
+    "scan.judged",
+    "wave.logged",
+    "wave.marked",
+    "deliver.done",
+    "ledger.logged",
+    "documents.marked",
+    "outbox.logged",
+    "compact.logged",
+    *(p for p, where in POINTS.items() if where == EXECUTOR and p not in BEFORE),
+)
+"""Points tried on Spark in every CI run, each under one guarantee; all × all is the long proof."""
+
+
+def _cases() -> Iterator[object]:
+    turn = 0
+    for point in POINTS:
+        if point in BEFORE:
+            continue  # two deaths in one run: on the in-process runner
+        shapes = {g: [s for p, g2, s in CASES if p == point and g2 == g] for g in scenario.GUARANTEES}
+        possible = [g for g in scenario.GUARANTEES if shapes[g]]
+        turn += 1
+        for i, guarantee in enumerate(possible):
+            shape = shapes[guarantee][turn % len(shapes[guarantee])]
+            short = point in SHORT and i == turn % len(possible)
+            yield pytest.param(point, guarantee, shape, marks=[] if short else [pytest.mark.slow], id=f"{point}-{guarantee}-{shape}")
+
+
+@pytest.fixture(scope="module")
+def zygote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zygote]:
+    made = Zygote(tmp_path_factory.mktemp("zygote"))
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def after_first_run(tmp_path_factory: pytest.TempPathFactory, zygote: Zygote) -> dict[str, Path]:
+    """Guarantee -> a folder in which the first run went well."""
+    places = {}
+    for guarantee in scenario.GUARANTEES:
+        place = tmp_path_factory.mktemp(guarantee)
+        scenario.write_corpus(place, scenario.first_corpus())
+        code, said = zygote.run(verb="run", root=str(place), guarantee=guarantee)
+        assert code == 0, said
+        places[guarantee] = place
+    return places
+
+
+@pytest.mark.parametrize(("point", "guarantee", "shape"), list(_cases()))
+def test_killed_there_on_spark(
+    zygote: Zygote, after_first_run: dict[str, Path], tmp_path: Path, point: str, guarantee: str, shape: str
+) -> None:
+    """A kill -9 of the driver, or of a Python worker, loses nothing and doubles only what the guarantee allows."""
+    root = tmp_path / "place"
+    if shape == "second":
+        shutil.copytree(after_first_run[guarantee], root)
+        scenario.write_corpus(root, scenario.second_corpus())
+    else:
+        root.mkdir()
+        scenario.write_corpus(root, scenario.first_corpus())
+    seen = root / "killed"
+    if point.startswith("command."):
+        code, said = zygote.run(verb="retry", root=str(root), guarantee=guarantee, arm=[(point, str(seen))])
+        assert code == -9, said
+    else:
+        code, said = spark.run(root, guarantee, shape=shape, arm=((point, str(seen)),))
+        assert code == (0 if POINTS[point] == EXECUTOR else -9), said
+    assert seen.exists(), f"{point} was never reached: {said}"
+    if code == -9:
+        code, said = spark.run(root, guarantee, shape=shape)
+        assert code == 0, said
+    code, said = zygote.run(verb="check", root=str(root), guarantee=guarantee, shape=shape)
+    assert code == 0, said

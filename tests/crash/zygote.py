@@ -1,0 +1,67 @@
+"""Forks a fresh process for each job from one that has all modules loaded, so that a case costs milliseconds.
+
+Nothing here starts a thread before the fork: delta-rs and Arrow start theirs in the children.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import traceback
+from pathlib import Path
+from typing import IO
+
+import msgspec
+
+
+class Zygote:
+    """A process to fork from. ``run`` returns the child's exit code (-9: killed) and what it printed."""
+
+    def __init__(self, folder: Path) -> None:
+        self._output = folder / "output.txt"
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.crash.zygote", str(self._output)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            cwd=Path(__file__).parents[2],
+        )
+
+    def run(self, **job: object) -> tuple[int, str]:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(msgspec.json.encode(job) + b"\n")
+        self._process.stdin.flush()
+        answer = self._process.stdout.readline()
+        return int(answer), self._output.read_text()
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
+
+
+def serve(output: str, jobs: IO[bytes]) -> None:
+    from tests.crash import child
+
+    for line in jobs:
+        pid = os.fork()
+        if pid == 0:
+            out = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+            os.dup2(out, 1)
+            os.dup2(out, 2)
+            code = 0
+            try:
+                child.work(msgspec.json.decode(line, type=child.Job))
+            except BaseException:
+                traceback.print_exc()
+                code = 1
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+        _, status = os.waitpid(pid, 0)
+        print(os.waitstatus_to_exitcode(status), flush=True)
+
+
+if __name__ == "__main__":
+    serve(sys.argv[1], sys.stdin.buffer)

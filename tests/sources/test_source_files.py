@@ -1,0 +1,404 @@
+"""Files: what is listed of a folder, how it is cut, and what makes a listing incomplete."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import stat
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from folders import refused, scan, tree, until_it_fails
+
+from ferryman import settings
+from ferryman.errors import BadDocument, UsageError
+from ferryman.sources import Files, Listed
+
+AsNobody = Callable[[Callable[[], Any]], Any]
+
+
+# --- plain files ------------------------------------------------------------------------------------------------------
+
+
+def test_files_are_listed_with_size_and_read_whole(tmp_path: Path) -> None:
+    """A file is listed by its path relative to the root, and read as its bytes."""
+    tree(tmp_path, "histories/henryv.txt", "a b.txt", ".hidden", ".git/config")
+    source = Files(tmp_path)
+
+    found = scan(source)
+
+    assert sorted(found) == [".git/config", ".hidden", "a b.txt", "histories/henryv.txt"]
+    assert found["a b.txt"].size == 7
+    doc = source.read(found["histories/henryv.txt"])
+    assert (doc.id, doc.raw, doc.fields) == ("histories/henryv.txt", b"histories/henryv.txt", {})
+
+
+def test_an_empty_file_is_a_document(tmp_path: Path) -> None:
+    """It has empty bytes, which is not no bytes."""
+    (tmp_path / "empty").touch()
+    source = Files(tmp_path)
+
+    assert source.read(scan(source)["empty"]).raw == b""
+
+
+def test_globs_choose_the_files(tmp_path: Path) -> None:
+    """Includes take, excludes win."""
+    tree(tmp_path, "a.py", "a.txt", "x/b.py", "x/c.md", "build/d.py", "x/build/e.py")
+
+    assert sorted(scan(Files(tmp_path, "**/*.py"))) == ["a.py", "build/d.py", "x/b.py", "x/build/e.py"]
+    assert sorted(scan(Files(tmp_path, ["**/*.{py,md}"], exclude="**/build"))) == ["a.py", "x/b.py", "x/c.md"]
+    assert sorted(scan(Files(tmp_path, "x/*"))) == ["x/b.py", "x/c.md"]
+    assert sorted(scan(Files(tmp_path, exclude=["**/*.py", "a.*"]))) == ["x/c.md"]
+
+
+def test_a_folder_named_like_a_file_is_walked(tmp_path: Path) -> None:
+    """A folder is never a document, and what is in it is judged by its own name."""
+    tree(tmp_path, "x.py/y.py", "x.py/z.txt", "empty.py/")
+
+    assert list(scan(Files(tmp_path, "**/*.py"))) == ["x.py/y.py"]
+
+
+def test_a_listing_is_in_order(tmp_path: Path) -> None:
+    """The files of a folder by name, then the folders in it: a scan of the same tree brings the same order."""
+    tree(tmp_path, "b", "a", "c", "y/2", "y/1", "x/b/1", "x/a/1", "x/c")
+
+    ids = [entry.id for entry in Files(tmp_path).listing([("", True)])]
+
+    assert ids == ["a", "b", "c", "x/c", "x/a/1", "x/b/1", "y/1", "y/2"]
+
+
+def test_excluded_folders_are_never_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither are those that no include reaches: a huge or broken folder can be left out."""
+    tree(tmp_path, "docs/a.md", "docs/deep/b.md", "docs/old/c.md", "src/d.md")
+    opened = []
+    scandir = os.scandir
+    monkeypatch.setattr(os, "scandir", lambda path: opened.append(os.path.relpath(path, tmp_path)) or scandir(path))
+
+    assert sorted(scan(Files(tmp_path, "docs/**/*.md", exclude="docs/old/**"))) == ["docs/a.md", "docs/deep/b.md"]
+    assert set(opened) == {".", "docs", "docs/deep"}
+
+
+def test_a_relative_root_counts_from_where_the_source_was_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers run elsewhere."""
+    tree(tmp_path, "corpus/a.txt", "elsewhere/")
+    monkeypatch.chdir(tmp_path)
+    source = Files("corpus/")
+    monkeypatch.chdir(tmp_path / "elsewhere")
+
+    assert source.root == str(tmp_path / "corpus")
+    assert source.read(scan(source)["a.txt"]).raw == b"corpus/a.txt"
+
+
+def test_the_root_may_be_a_link_that_is_turned(tmp_path: Path) -> None:
+    """`current -> release-2` is a common way to switch a folder; files of the new one are not outside."""
+    tree(tmp_path, "release-1/a.txt", "release-2/a.txt")
+    (tmp_path / "current").symlink_to("release-1")
+    source = Files(tmp_path / "current")
+    listed = scan(source)["a.txt"]
+    assert source.read(listed).raw == b"release-1/a.txt"
+
+    (tmp_path / "current").unlink()
+    (tmp_path / "current").symlink_to("release-2")
+
+    assert source.read(listed).raw == b"release-2/a.txt"
+    assert source.read(listed).raw == b"release-2/a.txt"
+
+
+def test_the_whole_file_system_can_be_a_root(tmp_path: Path) -> None:
+    """The root of all roots ends in a slash already."""
+    tree(tmp_path, "a.txt")
+    source = Files("/", f"{tmp_path}/*".lstrip("/"))
+
+    [listed] = scan(source).values()
+
+    assert source.read(listed).raw == b"a.txt"
+
+
+# --- pieces -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        [],
+        ["a", "b"],
+        [f"folder{i}/{j}" for i in range(7) for j in range(3)],
+        [f"folder{i}/below/{j}" for i in range(300) for j in range(2)] + ["top"],
+        ["/".join("x" * depth) + "/file" for depth in range(1, 90)],
+        [f"{i}/{j}/{k}" for i in range(9) for j in range(9) for k in range(2)],
+    ],
+    ids=["empty", "flat", "few folders", "many folders", "a deep one", "two levels"],
+)
+def test_pieces_cover_everything_once(tmp_path: Path, names: list[str]) -> None:
+    """However the tree is cut: no more pieces than the limit, every file in one of them, the same cut each time."""
+    tree(tmp_path, *names)
+    source = Files(tmp_path)
+
+    pieces = source.partitions()
+
+    assert 1 <= len(pieces) <= settings.SMALL_LISTING_PARTS
+    assert all(pieces)
+    assert sorted(scan(source)) == sorted(names)
+    assert source.partitions() == pieces
+
+
+def test_the_driver_opens_only_as_many_folders_as_it_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Walking is the workers' work."""
+    tree(tmp_path, *(f"{i}/{j}/file" for i in range(80) for j in range(2)))
+    opened = []
+    scandir = os.scandir
+    monkeypatch.setattr(os, "scandir", lambda path: opened.append(path) or scandir(path))
+
+    Files(tmp_path).partitions()
+
+    assert len(opened) == 1
+
+
+# --- fingerprints -----------------------------------------------------------------------------------------------------
+
+
+def set_mtime(path: Path, seconds_from_now: float) -> None:
+    mtime_ns = time.time_ns() + int(seconds_from_now * 1e9)
+    os.utime(path, ns=(mtime_ns, mtime_ns))
+
+
+@pytest.mark.parametrize(
+    ("age_s", "trusted"), [(60, True), (0, False), (-60, False), (settings.FINGERPRINT_TRUST_S + 0.5, True)]
+)
+def test_a_fingerprint_is_trusted_when_the_file_had_time_to_settle(tmp_path: Path, age_s: float, trusted: bool) -> None:
+    """What changed just now, or by its clock will change later, may change again without a sign."""
+    tree(tmp_path, "a.txt")
+    set_mtime(tmp_path / "a.txt", -age_s)
+
+    listed = scan(Files(tmp_path))["a.txt"]
+
+    mtime_ns = (tmp_path / "a.txt").stat().st_mtime_ns
+    assert listed.fingerprint == (f"5-{mtime_ns}" if trusted else "")
+
+
+# --- what is no file --------------------------------------------------------------------------------------------------
+
+
+def test_special_files_are_refused_and_never_opened(tmp_path: Path) -> None:
+    """Opening a named pipe that nobody writes to would hang for ever."""
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to("pipe")
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(tmp_path / "socket"))
+    kinds = {"pipe": "a named pipe", "link": "a named pipe", "socket": "a socket"}
+    if os.geteuid() == 0:
+        os.mknod(tmp_path / "device", stat.S_IFCHR | 0o666, os.makedev(1, 3))
+        kinds["device"] = "a device"
+    source = Files(tmp_path)
+
+    why = refused(source)
+
+    assert {id: text.split(": ")[1].split(",")[0] for id, text in why.items()} == kinds
+    for id in kinds:
+        with pytest.raises(BadDocument, match=f"{id}: a .*, not a file"):
+            source.read(Listed(id, 0))
+
+
+def test_a_file_over_the_limit_is_refused_unread(tmp_path: Path) -> None:
+    """A file of 1 GB is refused by its listing: it would not fit a worker's memory."""
+    with open(tmp_path / "huge.iso", "wb") as file:
+        file.truncate(settings.GIB)
+    source = Files(tmp_path)
+
+    [listed] = scan(source).values()
+
+    assert listed.size == settings.GIB
+    assert listed.refused == (
+        f"{tmp_path}/huge.iso: 1073741824 bytes, more than the limit of 268435456. "
+        "Allow it with Files(max_bytes=1073741824), or leave it out with Files(exclude=…)."
+    )
+
+
+def test_the_limit_itself_is_allowed(tmp_path: Path) -> None:
+    """max_bytes is the size of the largest file that is read."""
+    (tmp_path / "a").write_bytes(b"12345")
+
+    assert not refused(Files(tmp_path, max_bytes=5))
+    assert list(refused(Files(tmp_path, max_bytes=4))) == ["a"]
+    assert Files(tmp_path, max_bytes=5).read(Listed("a", 5)).raw == b"12345"
+
+
+# --- folders that cannot be listed ------------------------------------------------------------------------------------
+
+
+def test_an_unreadable_folder_makes_the_listing_incomplete(shared_folder: Path, as_nobody: AsNobody) -> None:
+    """After all else was listed, an error names it: its documents are not taken for deleted."""
+    tree(shared_folder, "a/1", "locked/2", "z/3")
+    (shared_folder / "locked").chmod(0)
+    source = Files(shared_folder)
+
+    ids, why = as_nobody(lambda: until_it_fails(source.listing([("", True)])))
+    pieces = as_nobody(source.partitions)
+
+    assert ids == ["a/1", "z/3"]
+    assert f"{shared_folder}/locked: Permission denied" in why
+    assert "chmod a+rx" in why
+    assert ("locked", True) in [folder for piece in pieces for folder in piece]
+    assert sorted(as_nobody(lambda: scan(Files(shared_folder, exclude="locked")))) == ["a/1", "z/3"]
+
+
+def test_a_folder_that_may_be_read_but_not_searched_is_incomplete(shared_folder: Path, as_nobody: AsNobody) -> None:
+    """Its names can be seen, its files cannot."""
+    tree(shared_folder, "a/1", "names-only/2", "names-only/3")
+    (shared_folder / "names-only").chmod(0o444)
+
+    ids, why = as_nobody(lambda: until_it_fails(Files(shared_folder).listing([("", True)])))
+
+    assert ids == ["a/1"]
+    assert why.count("Permission denied") == 1
+
+
+def test_a_failing_disk_makes_the_listing_incomplete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also in the driver, which leaves the folder to the worker."""
+    tree(tmp_path, "a/1", "bad/2", "z/3")
+    scandir = os.scandir
+
+    def failing(path: str) -> Any:
+        if path.endswith("bad"):
+            raise OSError(errno.EIO, "Input/output error")
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", failing)
+    source = Files(tmp_path)
+
+    ids, why = until_it_fails(source.listing([folder for piece in source.partitions() for folder in piece]))
+
+    assert sorted(ids) == ["a/1", "z/3"]
+    assert f"{tmp_path}/bad: Input/output error" in why
+
+
+def test_a_folder_that_breaks_off_brings_what_it_gave(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A network drive may fail in the middle of a folder."""
+    tree(tmp_path, "a", "b")
+
+    class Failing:
+        def __init__(self, path: str) -> None:
+            self.entries = scandir(path)
+
+        def __enter__(self) -> Any:
+            yield next(self.entries)
+            raise OSError(errno.ESTALE, "Stale file handle")
+
+        def __exit__(self, *_: object) -> None:
+            self.entries.close()
+
+    scandir = os.scandir
+    monkeypatch.setattr(os, "scandir", Failing)
+
+    ids, why = until_it_fails(Files(tmp_path).listing([("", True)]))
+
+    assert len(ids) == 1
+    assert f"{tmp_path}: Stale file handle" in why
+
+
+def test_only_a_few_broken_folders_are_named(shared_folder: Path, as_nobody: AsNobody) -> None:
+    """A message is for reading."""
+    tree(shared_folder, *(f"{i}/" for i in range(8)))
+    for i in range(8):
+        (shared_folder / str(i)).chmod(0)
+
+    _, why = as_nobody(lambda: until_it_fails(Files(shared_folder).listing([("", True)])))
+
+    assert why.count("Permission denied") == 3
+    assert "and 5 more" in why
+
+
+def test_a_folder_that_vanishes_is_gone(tmp_path: Path) -> None:
+    """As long as the root is there, it was deleted between the cut and the listing."""
+    tree(tmp_path, "a/1")
+
+    assert list(Files(tmp_path).listing([("gone", True), ("a", True)])) == list(Files(tmp_path).listing([("a", True)]))
+
+
+def test_a_root_that_vanishes_is_not_an_empty_one(tmp_path: Path) -> None:
+    """An unmounted disk, or a worker that does not see the folder, must delete nothing."""
+    source = Files(tmp_path / "unmounted")
+
+    for folder in ("", "sub"):
+        ids, why = until_it_fails(source.listing([(folder, True)]))
+        assert ids == []
+        assert f"there is no such folder on {socket.gethostname()}" in why
+    assert source.partitions() == [[("", True)]]
+
+
+def test_a_file_that_vanishes_while_its_folder_is_listed_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the folder's names and a look at the file."""
+    tree(tmp_path, "a", "b")
+    entries = Files._entries
+
+    def late(self: Files, folder: str, troubles: list[str]) -> Any:
+        found = entries(self, folder, troubles)
+        (tmp_path / "a").unlink()
+        return found
+
+    monkeypatch.setattr(Files, "_entries", late)
+
+    assert list(scan(Files(tmp_path))) == ["b"]
+
+
+# --- is it there at all -----------------------------------------------------------------------------------------------
+
+
+def test_a_missing_root_is_named(tmp_path: Path) -> None:
+    """With what to do, before anything is listed."""
+    with pytest.raises(UsageError, match=f"^{tmp_path}/none: there is no such folder. Make it, or start Files at"):
+        Files(tmp_path / "none").check()
+
+
+def test_a_root_that_is_a_file_is_named(tmp_path: Path) -> None:
+    """With how to take that one file."""
+    tree(tmp_path, "a.txt")
+
+    with pytest.raises(UsageError, match=r"is not a folder") as caught:
+        Files(tmp_path / "a.txt").check()
+
+    assert f"Files('{tmp_path}', include='a.txt')" in str(caught.value)
+
+
+def test_a_root_that_may_not_be_read_is_named(shared_folder: Path, as_nobody: AsNobody) -> None:
+    """With what to do."""
+    tree(shared_folder, "locked/")
+    (shared_folder / "locked").chmod(0)
+
+    with pytest.raises(UsageError, match=r"locked: this user \(uid \d+\) may not read this folder"):
+        as_nobody(Files(shared_folder / "locked").check)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"root": ""},
+        {"root": b"bytes"},
+        {"max_bytes": 0},
+        {"max_bytes": "1GB"},
+        {"include": "/absolute"},
+        {"exclude": [None]},
+        {"detect": "mtime"},
+        {"max_deleted": 50},
+    ],
+)
+def test_what_cannot_be_meant_is_refused(bad: dict[str, Any]) -> None:
+    """When the source is made, not in the middle of a run."""
+    with pytest.raises(UsageError):
+        Files(**{"root": "corpus", **bad})
+
+
+def test_making_a_source_looks_at_no_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Building a plan does no I/O."""
+    for name in ("stat", "scandir", "open", "lstat", "readlink"):
+        monkeypatch.setattr(os, name, None)
+
+    assert repr(Files("/nowhere", "**/*.py", exclude="build")) == (
+        "Files('/nowhere', include='**/*.py', exclude='build')"
+    )
