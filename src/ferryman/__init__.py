@@ -97,5 +97,12 @@ def retry(
     from ferryman.ledger import commands
 
     return commands.retry(
-        plan, state=state, status=status, document=document, destination=destination, source=source, force=force, why=why
+        plan,
+        state=state,
+        status=status,
+        document=document,
+        destination=destination,
+        source=source,
+        force=force,
+        why=why,
     )

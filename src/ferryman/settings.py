@@ -10,7 +10,7 @@ GIB: Final = 1 << 30
 
 # --- scanning -----------------------------------------------------------------------------------
 WAVE_BYTES: Final = GIB
-"""Listed bytes a wave takes up. Delivery starts after the first wave, so this bounds the wait and the disk in flight."""
+"""Listed bytes a wave takes up. Delivery starts after the first one: this bounds the wait and the disk in flight."""
 
 TASK_BYTES: Final = 32 * MIB
 """Listed bytes a transform task takes: what one task may hold in memory, and what a killed worker costs."""
@@ -28,7 +28,7 @@ FINGERPRINT_TRUST_S: Final = 2.0
 """A file changed less than this before its listing may change again within one tick of its clock: read it."""
 
 SMALL_LISTING_PARTS: Final = 64
-"""Folders a listing is cut into at most before workers take over: enough to keep any executor busy, few enough to walk here."""
+"""Folders a listing is cut into at most: enough to keep executors busy, few enough to walk in the driver."""
 
 # --- steps and delivering -------------------------------------------------------------------------
 ATTEMPTS: Final = 3

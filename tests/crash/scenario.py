@@ -1,4 +1,4 @@
-"""A small corpus that meets every branch of the protocol, a destination that shows doubles, and an oracle without Ferryman.
+"""A small corpus that meets every branch of the protocol, a destination that shows doubles, an oracle of its own.
 
 Two runs: the first indexes ten files; before the second some are changed, removed and made, and a person retries what
 is dead. One document cannot be read (ERROR_DOC), one is refused by the destination (DEAD), one succeeds only at its
@@ -52,7 +52,11 @@ class Log(Destination):
                 else:
                     outcomes.append(Outcome.ok())
                     if d.hash not in there:
-                        lines.append(json.dumps({"op": d.operation, "id": d.id, "text": d.text(), "hash": d.hash, "seq": d.sequence}))
+                        lines.append(
+                            json.dumps(
+                                {"op": d.operation, "id": d.id, "text": d.text(), "hash": d.hash, "seq": d.sequence}
+                            )
+                        )
             os.write(log.fileno(), "".join(line + "\n" for line in lines).encode())
         return outcomes
 
@@ -79,7 +83,14 @@ def first_corpus() -> dict[str, bytes]:
 def second_corpus() -> dict[str, bytes]:
     """Before the second run: changed, removed, new; and two more that are refused or fail first."""
     corpus = first_corpus()
-    corpus |= {"f1.txt": b"changed 1", "f2.txt": b"changed 2", "new.txt": b"new", BAD: b"\xff", REFUSED: b"refuse me again", SECOND: b"second again"}
+    corpus |= {
+        "f1.txt": b"changed 1",
+        "f2.txt": b"changed 2",
+        "new.txt": b"new",
+        BAD: b"\xff",
+        REFUSED: b"refuse me again",
+        SECOND: b"second again",
+    }
     del corpus["f3.txt"], corpus["f4.txt"]
     return corpus
 

@@ -15,12 +15,17 @@ import msgspec
 ROOT = Path(__file__).parents[2]
 
 
-def start(root: Path, guarantee: str, *, shape: str = "first", arm: tuple[tuple[str, str], ...] = (), log: str = "run.log") -> subprocess.Popen[bytes]:
+def start(
+    root: Path, guarantee: str, *, shape: str = "first", arm: tuple[tuple[str, str], ...] = (), log: str = "run.log"
+) -> subprocess.Popen[bytes]:
     """A driver on real Spark, running the scenario's plan; its output goes to ``root/log``."""
     job = {"verb": "run", "root": str(root), "guarantee": guarantee, "shape": shape, "arm": arm}
     with (root / log).open("ab") as out:
         return subprocess.Popen(
-            [sys.executable, "-m", "tests.crash.spark_run", msgspec.json.encode(job).decode()], cwd=ROOT, stdout=out, stderr=out
+            [sys.executable, "-m", "tests.crash.spark_run", msgspec.json.encode(job).decode()],
+            cwd=ROOT,
+            stdout=out,
+            stderr=out,
         )
 
 

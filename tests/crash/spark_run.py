@@ -52,7 +52,9 @@ def main(job: child.Job) -> None:
     plan.freeze()
     with State.take(state_root(plan, root / "state"), plan) as state:
         spark = session.start("local[2,4]", CONF, "crash")
-        summary = wave.Run(state, session.SparkRunner(spark), child.Spoken(), wait=5, wave_bytes=30 if job.shape != "slow" else 1 << 30).go()
+        summary = wave.Run(
+            state, session.SparkRunner(spark), child.Spoken(), wait=5, wave_bytes=30 if job.shape != "slow" else 1 << 30
+        ).go()
         print(summary, flush=True)
 
 

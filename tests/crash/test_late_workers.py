@@ -1,4 +1,4 @@
-"""A killed driver's workers may go on sending. Here they are made to: stopped before the kill, woken while the next driver delivers."""
+"""A killed driver's workers may go on sending: stopped before the kill, woken while the next driver delivers."""
 
 from __future__ import annotations
 

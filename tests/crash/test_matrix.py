@@ -1,4 +1,4 @@
-"""Every crash point × three guarantees × {first run, second run}: killed there, started again, compared with the oracle."""
+"""Every crash point × guarantee × {first run, second run}: killed there, started again, compared with the oracle."""
 
 from __future__ import annotations
 

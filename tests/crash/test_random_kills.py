@@ -87,7 +87,9 @@ def test_killed_at_a_random_time(number: int, corpus: Path, duration: float, tmp
     with sqlite3.connect(tmp_path / "out.db") as db:
         rows = collections.Counter(row[0] for row in db.execute("SELECT id FROM documents"))
     assert rows == {f"{i:05}.txt": 1 for i in range(DOCUMENTS)}
-    said = subprocess.run(command(tmp_path, "status", str(tmp_path / "plan.py"), "--json"), capture_output=True, check=True)
+    said = subprocess.run(
+        command(tmp_path, "status", str(tmp_path / "plan.py"), "--json"), capture_output=True, check=True
+    )
     status = json.loads(said.stdout)
     assert status["balanced"]
     assert status["destinations"]["log"]["indexed"] == DOCUMENTS

@@ -42,7 +42,9 @@ def _cases() -> Iterator[object]:
         for i, guarantee in enumerate(possible):
             shape = shapes[guarantee][turn % len(shapes[guarantee])]
             short = point in SHORT and i == turn % len(possible)
-            yield pytest.param(point, guarantee, shape, marks=[] if short else [pytest.mark.slow], id=f"{point}-{guarantee}-{shape}")
+            yield pytest.param(
+                point, guarantee, shape, marks=[] if short else [pytest.mark.slow], id=f"{point}-{guarantee}-{shape}"
+            )
 
 
 @pytest.fixture(scope="module")

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ferryman.cli import terminal
+from ferryman.cli.interrupt import CODE, Interrupt
 from ferryman.cli.options import Conf, Json, Master, PlanSpec, StateDir, Verbose, seconds, spark_settings
 from ferryman.errors import UsageError
 
@@ -19,7 +17,6 @@ if TYPE_CHECKING:
     from ferryman.engine.wave import Summary
     from ferryman.plan import Plan
 
-INTERRUPTED = 130
 EXAMPLES = 3
 """Documents told with their reason at the end of a run; `ferryman docs` has them all."""
 
@@ -99,25 +96,19 @@ def carried(
         if verbose:
             terminal.note(f"warning: {warning}")
     root = state_root(plan, state, file)
-    with _terminated_like_interrupted():
+    with Interrupt() as interrupt:
         try:
             with watching(sys.stderr, verbose) as observer, logging_to(observer, verbose):
                 from ferryman.engine import wave  # loads Spark: after all that can be refused without it
 
-                return root, wave.run(plan, state=root.parent, observer=observer, **options)
-        except KeyboardInterrupt:
+                summary = wave.run(plan, state=root.parent, observer=interrupt.heeding(observer), **options)
+        except BaseException:
+            if not interrupt.asked:
+                raise
+        if interrupt.asked:
             terminal.note("interrupted: nothing is lost. Type the same again: what was committed is sent first.")
-            raise typer.Exit(INTERRUPTED) from None
-
-
-@contextmanager
-def _terminated_like_interrupted() -> Iterator[None]:
-    """SIGTERM, as a container's stop sends it, ends a run like Ctrl-C does."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+            raise typer.Exit(CODE)
+    return root, summary
 
 
 def tell(summary: Summary, root: Path, loaded: Plan, plan: str, state: Path | None) -> None:

@@ -108,7 +108,8 @@ class Delivery:
         return "" if self.raw is None else self.raw.decode(encoding, errors="replace")
 
     def __repr__(self) -> str:
-        return f"Delivery({self.id!r}, {self.operation}, hash={self.hash}, sequence={self.sequence}, attempt={self.attempt})"
+        what = f"{self.operation}, hash={self.hash}, sequence={self.sequence}, attempt={self.attempt}"
+        return f"Delivery({self.id!r}, {what})"
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _unpickle, tuple(getattr(self, name) for name in Delivery.__slots__)
@@ -195,7 +196,7 @@ class Destination:
     """Rows a chunk where the plan does not say ``batch=``."""
 
     def target(self) -> str | None:
-        """The physical place written to, without secrets (``sqlite:///out.db#documents``); None if it is only this node's."""
+        """The place written to, without secrets (``sqlite:///out.db#documents``); None if it is only this node's."""
         return None
 
     def check(self) -> None:

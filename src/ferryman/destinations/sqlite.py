@@ -56,7 +56,9 @@ def resolved(url: sa.URL) -> sa.URL:
     """
     path = url.database
     if not path or path == ":memory:" or "mode=memory" in path or url.query.get("mode") == "memory":
-        raise PlanError([f"Sql({url}): a database in memory is private to one process. Give a file: sqlite:///index.db"])
+        raise PlanError(
+            [f"Sql({url}): a database in memory is private to one process. Give a file: sqlite:///index.db"]
+        )
     if path.startswith("file:"):
         return url
     return url.set(database=os.path.abspath(os.path.expanduser(path)))
@@ -146,6 +148,12 @@ def explained(where: str) -> Iterator[None]:
         if fault is None or fault is e:
             raise
         raise fault from e
+
+
+def blames_a_row(error: BaseException) -> bool:
+    """Is it one delivery's value that the database does not take, so that the others can still be written?"""
+    fault = explain(error, "")
+    return isinstance(fault, PermanentError) and not fault.universal
 
 
 def explain(error: BaseException, where: str) -> DeliveryError | None:

@@ -46,6 +46,7 @@ class FullText:
         self.columns = tuple(columns)
         names = ", ".join(map(quoted, self.columns))
         self._table, self._index = quoted(table), quoted(table + SUFFIX)
+        self._row_index = quoted(f"{table}{SUFFIX}_row")
         source = f"SELECT {quoted(ROW)}, {names} FROM {self._table}"
         self._insert_new = f"INSERT INTO {self._index}(rowid, {names}) {source} WHERE rowid > ?"
         self._insert = sa.text(f"INSERT INTO {self._index}(rowid, {names}) {source} WHERE id IN :ids").bindparams(
@@ -71,12 +72,13 @@ class FullText:
             f"UPDATE {self._table} SET {quoted(ROW)} = rowid + (SELECT coalesce(max({quoted(ROW)}), 0) FROM {self._table})"
             f" WHERE {quoted(ROW)} IS NULL"
         )
-        row_index = quoted(self._index[1:-1] + "_row")
-        connection.exec_driver_sql(f"CREATE UNIQUE INDEX IF NOT EXISTS {row_index} ON {self._table}({quoted(ROW)})")
+        connection.exec_driver_sql(
+            f"CREATE UNIQUE INDEX IF NOT EXISTS {self._row_index} ON {self._table}({quoted(ROW)})"
+        )
         names = ", ".join(map(quoted, self.columns))
         connection.exec_driver_sql(
             f"CREATE VIRTUAL TABLE {self._index} USING fts5({names}, content={self._table}, "
-            f"content_rowid={quoted(ROW)}, tokenize=\"{TOKENIZER}\")"
+            f'content_rowid={quoted(ROW)}, tokenize="{TOKENIZER}")'
         )
         page_bytes = connection.exec_driver_sql("PRAGMA page_size").scalar_one()
         for option, value in (
@@ -87,6 +89,15 @@ class FullText:
         ):
             connection.exec_driver_sql(f"INSERT INTO {self._index}({self._index}, rank) VALUES(?, ?)", (option, value))
         self._command(connection, "rebuild")
+
+    def last_rowid(self, connection: sa.Connection) -> int:
+        """The table's highest rowid: what is inserted now gets a higher one."""
+        return int(connection.exec_driver_sql(f"SELECT coalesce(max(rowid), 0) FROM {self._table}").scalar_one())
+
+    def next_row(self, connection: sa.Connection) -> int:
+        """The first number that no row has."""
+        query = f"SELECT coalesce(max({quoted(ROW)}), 0) + 1 FROM {self._table}"
+        return int(connection.exec_driver_sql(query).scalar_one())
 
     def add_newer(self, connection: sa.Connection, rowid: int) -> None:
         """Index the rows that were inserted after this rowid was the table's highest."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import random
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -61,7 +62,8 @@ class LaneReport(NamedTuple):
     """A person must mend it."""
 
 
-class Pass(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Pass:
     """Task: deliver a lane in this pass."""
 
     shipped: Shipped
@@ -100,7 +102,9 @@ class _Lane:
 
     def deliver(self) -> LaneReport:
         plan = self.pass_.shipped.plan()
-        context = DestinationContext(plan.name, plan.version, self.node.name, self.pass_.number, self.node.policy.guarantee)
+        context = DestinationContext(
+            plan.name, plan.version, self.node.name, self.pass_.number, self.node.policy.guarantee
+        )
         destination = self.node.destination
         stopped = _Stop()
         try:
@@ -176,7 +180,10 @@ class _FileDelivery:
         if contested := self.lane.lane.contested:
             due, ids, rows = (table[c].to_pylist() for c in ("due", "document", "row"))
             first = [contested.get(i) for i in ids]
-            goes = [None if f is None else f == self.file.key + r and d is not None for f, r, d in zip(first, rows, due, strict=True)]
+            goes = [
+                None if f is None else f == self.file.key + r and d is not None
+                for f, r, d in zip(first, rows, due, strict=True)
+            ]
             mask = pc.coalesce(pa.array(goes, pa.bool_()), mask)
         return table if pc.all(mask).as_py() else table.filter(mask).combine_chunks()
 
@@ -274,17 +281,34 @@ class _FileDelivery:
 
     def _write(self, chunk: list[Delivery]) -> list[Outcome] | None:
         """Call the destination. None: all ok. What it left out is unknown."""
-        outcomes = self.lane.sender.call(self.lane.node.destination.write, chunk, timeout_s=self.lane.pass_.send_timeout_s)
+        outcomes = self.lane.sender.call(
+            self.lane.node.destination.write, chunk, timeout_s=self.lane.pass_.send_timeout_s
+        )
         answered = list(outcomes) if outcomes is not None else []
         if len(answered) == len(chunk) and answered.count(Outcome.ok()) == len(chunk):
             return None
-        answered = [o if isinstance(o, Outcome) else Outcome("unknown", f"write answered {o!r}") for o in answered[: len(chunk)]]
+        answered = [
+            o if isinstance(o, Outcome) else Outcome("unknown", f"write answered {o!r}") for o in answered[: len(chunk)]
+        ]
         return answered + [Outcome("unknown", "write gave no outcome")] * (len(chunk) - len(answered))
 
     def _deliveries(self, start: int, end: int) -> list[Delivery]:
         part = self.table.slice(start, end - start)
         first = self.file.key
-        columns = ("document", "delivery_hash", "row", "operation", "fields", "raw", "version", "source", "parent", "origin", "route", "attempt")
+        columns = (
+            "document",
+            "delivery_hash",
+            "row",
+            "operation",
+            "fields",
+            "raw",
+            "version",
+            "source",
+            "parent",
+            "origin",
+            "route",
+            "attempt",
+        )
         return [
             Delivery(
                 document,
@@ -331,7 +355,9 @@ class _FileDelivery:
         wait = random.uniform(0, self.policy.longest_wait_s(attempt))
         return RowResult(row, Status.ERROR, why, attempt, self.lane.pass_.now_us + int(wait * 1e6))
 
-    def _result(self, rows: Rows, start: int, end: int, noted: list[RowResult], part: tuple[str, int, int] | None) -> Result:
+    def _result(
+        self, rows: Rows, start: int, end: int, noted: list[RowResult], part: tuple[str, int, int] | None
+    ) -> Result:
         untouched = sum(n.status == UNTOUCHED for n in noted)
         stay = sum(n.status != Status.INDEXED for n in noted)
         return Result(
@@ -362,7 +388,9 @@ class _FileDelivery:
             known = {} if not self.lane.once else {n.row: n for r in self._bare(rows) for n in r.rows}
             noted = [n for s, e, o in run for n in self._noted(s, e, o)]
             noted = [known.get(n.row, n) for n in noted]  # the wait was drawn by lot: what is published counts
-            events = sent_events(self.table.slice(start, end - start), noted, self.lane.node.name, self.lane.pass_.number)
+            events = sent_events(
+                self.table.slice(start, end - start), noted, self.lane.node.name, self.lane.pass_.number
+            )
             part = None
             if events.num_rows:
                 written = write_part(self.lane.root / "ledger", events)
@@ -372,7 +400,9 @@ class _FileDelivery:
             self._publish(rows, start, end, noted, part)
         self.noted = time.monotonic()
 
-    def _publish(self, rows: Rows, start: int, end: int, noted: list[RowResult], part: tuple[str, int, int] | None) -> None:
+    def _publish(
+        self, rows: Rows, start: int, end: int, noted: list[RowResult], part: tuple[str, int, int] | None
+    ) -> None:
         if part is None:
             return  # nothing was attempted
         result = self._result(rows, start, end, noted, part)

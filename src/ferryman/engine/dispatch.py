@@ -49,7 +49,11 @@ class Dispatcher:
         """
         self._state.journal.begin(number)
         due = self._due(now_us)
-        work = [(node, files) for name, files in due.items() if (node := self._nodes.get(name)) is not None and self._well(node)]
+        work = [
+            (node, files)
+            for name, files in due.items()
+            if (node := self._nodes.get(name)) is not None and self._well(node)
+        ]
         if not work:
             return []
         task = Pass(self._shipped, str(self._state.root), number, now_us, self._pace_s, self._send_timeout_s)
@@ -73,7 +77,11 @@ class Dispatcher:
 
     def next_probe_s(self, destinations: Sequence[str]) -> float | None:
         """Seconds until the first of these may be tried again; None: none of them is waiting for that."""
-        waits = [t.until - time.monotonic() for d in destinations if (t := self.trouble.get(d)) is not None and not t.permanent]
+        waits = [
+            t.until - time.monotonic()
+            for d in destinations
+            if (t := self.trouble.get(d)) is not None and not t.permanent
+        ]
         return max(0.0, min(waits)) if waits else None
 
     def _due(self, now_us: int) -> dict[str, list[DataFile]]:
@@ -95,7 +103,11 @@ class Dispatcher:
             self._note(node.name, f"check: {e}", permanent=False)
             return False
         except Exception as e:
-            self._note(node.name, str(e) if isinstance(e, FerrymanError) else f"{type(e).__name__}: {e}", isinstance(e, PermanentError))
+            self._note(
+                node.name,
+                str(e) if isinstance(e, FerrymanError) else f"{type(e).__name__}: {e}",
+                isinstance(e, PermanentError),
+            )
             return False
         finally:
             sender.end()
@@ -116,10 +128,15 @@ class Dispatcher:
         with connect(self._state.staging) as db:
             tables = []
             for i, file in enumerate(files):
-                db.register(f"f{i}", parquet.scan([self._state.outbox.folder / file.path], self._state.outbox.file_schema))
-                tables.append(f"SELECT document, row + {first_sequence(file)} AS sequence FROM f{i} WHERE due IS NOT NULL")
+                db.register(
+                    f"f{i}", parquet.scan([self._state.outbox.folder / file.path], self._state.outbox.file_schema)
+                )
+                tables.append(
+                    f"SELECT document, row + {first_sequence(file)} AS sequence FROM f{i} WHERE due IS NOT NULL"
+                )
             rows = db.execute(
-                f"SELECT document, min(sequence) FROM ({' UNION ALL '.join(tables)}) GROUP BY document HAVING count(*) > 1"
+                f"SELECT document, min(sequence) FROM ({' UNION ALL '.join(tables)}) "
+                "GROUP BY document HAVING count(*) > 1"
             ).fetchall()
         return dict(rows)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import duckdb
 import numpy as np
@@ -102,12 +102,18 @@ def judge(
     Raises:
         TooManyDeletes: before anything is cut.
     """
-    notes = [f"source {x.source.name}: incomplete listing, nothing of it is deleted: {f}" for x in listings for f in x.failures]
+    notes = [
+        f"source {x.source.name}: incomplete listing, nothing of it is deleted: {f}"
+        for x in listings
+        for f in x.failures
+    ]
     with connect(folder) as db:
         judges = [_SourceJudge(db, x, documents, now_us, only_owed) for x in listings]
         for j in judges:
             if j.duplicates:
-                notes.append(f"source {j.name}: {j.duplicates} duplicate ids, of each the last is kept: {', '.join(j.examples)}")
+                notes.append(
+                    f"source {j.name}: {j.duplicates} duplicate ids, of each the last is kept: {', '.join(j.examples)}"
+                )
             j.guard_deletes(allow_deletes)
         cutter = _Cutter(folder, slots, sum(x.rows for x in listings), sum(x.bytes for x in listings), wave_bytes)
         for j in judges:
@@ -122,7 +128,9 @@ def judge(
 class _SourceJudge:
     """The verdict on one source."""
 
-    def __init__(self, db: duckdb.DuckDBPyConnection, listing: Listing, documents: Table, now_us: int, only_owed: bool) -> None:
+    def __init__(
+        self, db: duckdb.DuckDBPyConnection, listing: Listing, documents: Table, now_us: int, only_owed: bool
+    ) -> None:
         self._db = db
         self._source = listing.source.source
         self.name = listing.source.name
@@ -159,7 +167,9 @@ class _SourceJudge:
         twice = self._listed_rows - self._one(f"SELECT count(DISTINCT id) FROM {self._files()}")
         if not twice:
             return 0, []
-        rows = self._db.execute(f"SELECT id FROM {self._files()} GROUP BY id HAVING count(*) > 1 ORDER BY id LIMIT 3").fetchall()
+        rows = self._db.execute(
+            f"SELECT id FROM {self._files()} GROUP BY id HAVING count(*) > 1 ORDER BY id LIMIT 3"
+        ).fetchall()
         return twice, [r[0] for r in rows]
 
     def guard_deletes(self, allowed: bool) -> None:
@@ -289,7 +299,11 @@ class _Cutter:
             before = int(sizes[start - 1]) if start else 0
             room = self._task_bytes - self._pending_bytes
             by_bytes = int(np.searchsorted(sizes, before + room, side="right"))
-            end = min(max(by_bytes, start + (not self._pending_rows)), start + self._task_rows - self._pending_rows, batch.num_rows)
+            end = min(
+                max(by_bytes, start + (not self._pending_rows)),
+                start + self._task_rows - self._pending_rows,
+                batch.num_rows,
+            )
             if end > start:
                 self._pending.append(batch.slice(start, end - start))
                 self._pending_rows += end - start
@@ -311,7 +325,9 @@ class _Cutter:
             self._close()
         if self._writer is None:
             self._path = str(self._folder / f"slice-{len(self._slices):06d}.parquet")
-            self._writer = pq.ParquetWriter(self._path, JUDGED, compression="lz4", use_dictionary=["part", "reason", "given"])
+            self._writer = pq.ParquetWriter(
+                self._path, JUDGED, compression="lz4", use_dictionary=["part", "reason", "given"]
+            )
         table = pa.Table.from_batches(self._pending)
         self._writer.write_table(table, row_group_size=table.num_rows)
         self._tasks.append(TaskCut(self._source, self._path, len(self._tasks), table.num_rows))

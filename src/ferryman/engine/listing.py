@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -73,7 +74,10 @@ def list_sources(plan: Plan, shipped: Shipped, folder: Path, runner: Runner) -> 
     for node in sources:
         node.source.check()
     pieces = [
-        (node.name, piece) for node in sources if not isinstance(node.source, Table) for piece in node.source.partitions()
+        (node.name, piece)
+        for node in sources
+        if not isinstance(node.source, Table)
+        for piece in node.source.partitions()
     ]
     parts = runner.run(ListPieces(shipped, str(folder)), pieces) if pieces else []
     for node in sources:
@@ -82,7 +86,8 @@ def list_sources(plan: Plan, shipped: Shipped, folder: Path, runner: Runner) -> 
     return [Listing(node, [p for p in parts if p.source == node.name]) for node in sources]
 
 
-class ListPieces(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class ListPieces:
     """Task: list one piece of one source."""
 
     shipped: Shipped
@@ -100,7 +105,8 @@ class ListPieces(NamedTuple):
             return out.finish()
 
 
-class ListFrame(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class ListFrame:
     """Task: list one partition of a DataFrame; its rows are the documents."""
 
     shipped: Shipped
@@ -186,7 +192,9 @@ class _Writer:
         arrays = [pa.array(range(self._written, self._written + n), pa.int64())]
         arrays += [pa.array(c, f.type) for c, f in zip(columns, list(LISTING)[1:], strict=True)]
         if self._writer is None:
-            self._writer = pq.ParquetWriter(self._path, LISTING, compression="lz4", use_dictionary=False, write_statistics=False)
+            self._writer = pq.ParquetWriter(
+                self._path, LISTING, compression="lz4", use_dictionary=False, write_statistics=False
+            )
         self._writer.write_batch(pa.RecordBatch.from_arrays(arrays, schema=LISTING), row_group_size=_GROUP_ROWS)
         self._written += n
         self._pending = 0

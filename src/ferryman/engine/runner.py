@@ -15,7 +15,7 @@ Answer = TypeVar("Answer")
 
 
 class Runner(Protocol):
-    """Runs tasks on executors. A task may be run more than once, at the same time too; one answer an item is returned."""
+    """Runs tasks on executors. A task may run more than once, at the same time too; one answer an item is returned."""
 
     @property
     def slots(self) -> int:

@@ -79,7 +79,9 @@ def start(master: str, conf: Mapping[str, str], name: str) -> SparkSession:
     try:
         session = builder.getOrCreate()
     except Exception as e:
-        raise UsageError(f"Spark did not start with --master {master}: {str(e).splitlines()[0] if str(e) else type(e).__name__}") from e
+        raise UsageError(
+            f"Spark did not start with --master {master}: {str(e).splitlines()[0] if str(e) else type(e).__name__}"
+        ) from e
     session.sparkContext.setLogLevel("ERROR")
     return session
 
@@ -103,6 +105,10 @@ def _reason(error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     for line in reversed(lines):
         head = line.split(":", 1)[0]
-        if head.replace(".", "").replace("_", "").isalnum() and head.endswith(("Error", "Exception")) and not head.startswith(("org.", "java.")):
+        if (
+            head.replace(".", "").replace("_", "").isalnum()
+            and head.endswith(("Error", "Exception"))
+            and not head.startswith(("org.", "java."))
+        ):
             return line
     return lines[0] if lines else type(error).__name__

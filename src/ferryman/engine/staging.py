@@ -68,13 +68,22 @@ class Stager:
     # -- what may become of a document -------------------------------------------------------------
 
     def upsert(
-        self, id: str, version: str, fingerprint: str, reason: str, known: Known | None, fields: bytes, raw: bytes | None
+        self,
+        id: str,
+        version: str,
+        fingerprint: str,
+        reason: str,
+        known: Known | None,
+        fields: bytes,
+        raw: bytes | None,
     ) -> None:
         """It goes to the destination."""
         revision = self._revision(version, reason, known)
         self._supersede(id, version, revision, known)
         tried = self.attempts_before(version, reason, known)
-        self._rows.append((id, version, revision, "upsert", self._hash_upsert(id, version, revision), tried, fields, raw))
+        self._rows.append(
+            (id, version, revision, "upsert", self._hash_upsert(id, version, revision), tried, fields, raw)
+        )
         self._document(id, version, revision, fingerprint, "upsert", self._destination)
         self._counts["upserts"] += 1
         self._grow(len(fields) + (0 if raw is None else len(raw)))
@@ -90,7 +99,16 @@ class Stager:
             self._counts["deletes"] += 1
         elif known.given:
             digest = self._hash_delete(id, known.version, revision)
-            self._event(id, known.version, revision, "delete", digest, Status.DROPPED, "gone, but this destination keeps (deletes=False)", 0)
+            self._event(
+                id,
+                known.version,
+                revision,
+                "delete",
+                digest,
+                Status.DROPPED,
+                "gone, but this destination keeps (deletes=False)",
+                0,
+            )
             self._counts["dropped"] += 1
         self._document(id, known.version, revision, "", "delete", known.given)
         self._grow(0)
@@ -117,7 +135,15 @@ class Stager:
         self._grow(0)
 
     def owed(
-        self, id: str, version: str, fingerprint: str, reason: str, known: Known | None, message: str, attempt: int, due: int
+        self,
+        id: str,
+        version: str,
+        fingerprint: str,
+        reason: str,
+        known: Known | None,
+        message: str,
+        attempt: int,
+        due: int,
     ) -> None:
         """A step failed; the document is fed again when due."""
         revision = self._revision(version, reason, known)
@@ -160,7 +186,16 @@ class Stager:
         if known is None or known.due is None or revision == known.revision:
             return
         digest = self._hash_upsert(id, known.version, known.revision)
-        self._event(id, known.version, known.revision, "upsert", digest, Status.DROPPED, "superseded by a newer version", known.attempt)
+        self._event(
+            id,
+            known.version,
+            known.revision,
+            "upsert",
+            digest,
+            Status.DROPPED,
+            "superseded by a newer version",
+            known.attempt,
+        )
 
     def _document(
         self,
@@ -269,7 +304,12 @@ class Stager:
         return part
 
     def _write_events(self) -> Part:
-        shared = {"source": self._source, "destination": self._destination, "wave": self._wave, "ordinal": ORDINAL_STEPS}
+        shared = {
+            "source": self._source,
+            "destination": self._destination,
+            "wave": self._wave,
+            "ordinal": ORDINAL_STEPS,
+        }
         part = write_part(self._root / "ledger", events(self._events, **shared))
         crash.point("transform.ledger")
         return part

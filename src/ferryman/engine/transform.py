@@ -11,14 +11,14 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ferryman import settings
 from ferryman.document import Document, content_version, decode_fields, encode_fields
 from ferryman.engine.judge import TaskCut
 from ferryman.engine.listing import rows_of
@@ -34,7 +34,8 @@ UNREAD: Final = "unread"
 """Version of a document that could not be read: any content that can be read later differs from it."""
 
 
-class Transform(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Transform:
     """Task: take up the documents of one cut."""
 
     shipped: Shipped
@@ -74,7 +75,9 @@ class _Feed:
     def block(self, block: pa.Table) -> None:
         rows = zip(*(c.to_pylist() for c in block.columns), strict=True)
         content = _contents(block)
-        for i, (_part, _row, id, size, fingerprint, location, refused, version, reason, *known_values) in enumerate(rows):
+        for i, (_part, _row, id, size, fingerprint, location, refused, version, reason, *known_values) in enumerate(
+            rows
+        ):
             known = known_of(known_values)
             if reason == "gone":
                 self._stage.gone(id, known)
@@ -124,13 +127,17 @@ class _Feed:
                 doc = out
             fields = encode_fields(doc.fields)
         except Dropped as e:
-            self._stage.ended(id, version, fingerprint, reason, known, Status.DROPPED, str(e) or f"dropped by step {name}")
+            self._stage.ended(
+                id, version, fingerprint, reason, known, Status.DROPPED, str(e) or f"dropped by step {name}"
+            )
         except Exception as e:
             self._failed(id, version, fingerprint, reason, known, e, f"step {name}")
         else:
             self._stage.upsert(id, version, fingerprint, reason, known, fields, doc.raw)
 
-    def _failed(self, id: str, version: str, fingerprint: str, reason: str, known: Any, error: Exception, where: str) -> None:
+    def _failed(
+        self, id: str, version: str, fingerprint: str, reason: str, known: Any, error: Exception, where: str
+    ) -> None:
         text = f"{where}: {type(error).__name__}: {error}"
         if isinstance(error, PermanentError):
             text = str(error) if isinstance(error, BadDocument) else text
@@ -138,7 +145,9 @@ class _Feed:
             return
         tried = 1 + self._stage.attempts_before(version, reason, known)
         if tried >= self._attempts:
-            self._stage.ended(id, version, fingerprint, reason, known, Status.DEAD, f"{text} (attempt {tried}, the last)", tried)
+            self._stage.ended(
+                id, version, fingerprint, reason, known, Status.DEAD, f"{text} (attempt {tried}, the last)", tried
+            )
             return
         wait = random.uniform(0, self._policy.longest_wait_s(tried))
         self._stage.owed(id, version, fingerprint, reason, known, text, tried, self._now_us + int(wait * 1e6))
@@ -191,5 +200,3 @@ def _columns(block: pa.Table, *names: str) -> Iterator[tuple[Any, ...]]:
 def now_us() -> int:
     """Wall clock, µs since 1970."""
     return time.time_ns() // 1000
-
-

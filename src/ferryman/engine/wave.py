@@ -41,7 +41,7 @@ from ferryman.testing import crash
 
 @dataclasses.dataclass
 class Summary:
-    """What a run did (``waves``, ``delivered``, ``dropped``) and what it left (the other counts, of the whole state)."""
+    """What a run did (``waves``, ``delivered``, ``dropped``) and what it left (the other counts, of the state)."""
 
     exit: int = 0
     waves: int = 0
@@ -87,7 +87,11 @@ def run(
         EngineError: Spark or the disk failed; start again and it goes on.
     """
     plan.freeze()
-    with State.take(state_root(plan, state), plan) as taken, _plain_errors(taken), _session(plan, spark, master, conf or {}) as runner:
+    with (
+        State.take(state_root(plan, state), plan) as taken,
+        _plain_errors(taken),
+        _session(plan, spark, master, conf or {}) as runner,
+    ):
         return Run(taken, runner, observer or Silent(), wait=wait, allow_deletes=allow_deletes).go(every)
 
 
@@ -320,9 +324,9 @@ def _plain_errors(state: State) -> Iterator[None]:
         full = isinstance(e, OSError) and e.errno in (errno.ENOSPC, errno.EDQUOT)
         if full or (not isinstance(e, OSError) and "No space left on device" in str(e)):
             raise EngineError(
-                f"{state.root}: the disk is full. Nothing is lost: make room and run again. (Waiting rows take {state.bytes_owed()} bytes.)"
+                f"{state.root}: the disk is full. Nothing is lost: make room and run again. "
+                f"(Waiting rows take {state.bytes_owed()} bytes.)"
             ) from e
         if isinstance(e, OSError) and not isinstance(e, FerrymanError):
             raise EngineError(f"{state.root}: {e}. Nothing is lost: mend it and run again.") from e
         raise
-

@@ -121,7 +121,9 @@ class View:
         self._deliveries()
         ways = paths(plan.nodes)
         destinations = {way.destination.name: dict.fromkeys(COUNTS, 0) for way in ways.values()}
-        counted = self._db.execute("SELECT destination, status, operation, failed, count(*) FROM deliveries GROUP BY ALL").fetchall()
+        counted = self._db.execute(
+            "SELECT destination, status, operation, failed, count(*) FROM deliveries GROUP BY ALL"
+        ).fetchall()
         for destination, status, operation, failed, n in counted:
             counts = destinations.setdefault(destination, dict.fromkeys(COUNTS, 0))
             key = _count_of(status, operation)
@@ -151,7 +153,12 @@ class View:
             CREATE TEMP TABLE ends AS SELECT delivery_hash, source, origin, revision, status FROM ledger
             WHERE status IN ('DEAD', 'ERROR_DOC', 'INDEXING') AND destination <> ''
         """)
-        counts = {"dead": 0, "error_doc": 0, "unknown": 0, "owed": self._one("SELECT count(*) FROM waiting WHERE due IS NOT NULL")}
+        counts = {
+            "dead": 0,
+            "error_doc": 0,
+            "unknown": 0,
+            "owed": self._one("SELECT count(*) FROM waiting WHERE due IS NOT NULL"),
+        }
         due = "SELECT DISTINCT document FROM documents WHERE due IS NOT NULL"
         where = f"WHERE document IN ({due}) OR document IN (SELECT origin FROM ends)"
         self._db.execute(f"CREATE TEMP TABLE suspects AS {_CURRENT.replace('{where}', where)}")
@@ -169,10 +176,15 @@ class View:
                 counts[key] += n
         return counts
 
-    def docs(self, status: str | None, destination: str | None, source: str | None, limit: int | None) -> list[dict[str, Any]]:
+    def docs(
+        self, status: str | None, destination: str | None, source: str | None, limit: int | None
+    ) -> list[dict[str, Any]]:
         self._current()
         wanted = [("status", status), ("destination", destination), ("source", source)]
-        where = " AND ".join(f"{column} = ${i}" for i, (column, value) in enumerate(wanted, 1) if value is not None) or "true"
+        where = (
+            " AND ".join(f"{column} = ${i}" for i, (column, value) in enumerate(wanted, 1) if value is not None)
+            or "true"
+        )
         columns = ", ".join(LEDGER_COLUMNS)
         parameters = {str(i): value for i, (_, value) in enumerate(wanted, 1) if value is not None}
         query = f"""
@@ -209,7 +221,9 @@ class View:
         pieces = []
         by_place: dict[tuple[str, str], list[Path]] = {}
         for file in outbox.files.values():
-            by_place.setdefault((file.partition["wave"], file.partition["destination"]), []).append(outbox.folder / file.path)
+            by_place.setdefault((file.partition["wave"], file.partition["destination"]), []).append(
+                outbox.folder / file.path
+            )
         for i, ((wave, destination), files) in enumerate(by_place.items()):
             self._db.register(f"outbox_{i}", parquet.scan(files, schema))
             pieces.append(f"SELECT *, {int(wave)}::BIGINT AS wave, '{destination}' AS destination FROM outbox_{i}")
@@ -293,7 +307,9 @@ def view(root: Path, plan: Plan | None) -> Iterator[View]:
     """
     state = State(root, plan if plan is not None else State.plan_of(root))
     if not state.exists:
-        raise UsageError(f"{root}: there is no state of this plan yet. Run it first, or give the --state that it ran with.")
+        raise UsageError(
+            f"{root}: there is no state of this plan yet. Run it first, or give the --state that it ran with."
+        )
     state.verify()
     with connect() as db:
         try:

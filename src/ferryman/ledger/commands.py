@@ -11,8 +11,9 @@ import datetime as dt
 import getpass
 import socket
 import uuid
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import pyarrow as pa
@@ -47,7 +48,8 @@ class Command(msgspec.Struct, frozen=True):
     file: str = ""
 
 
-class Retried(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Retried:
     """What became of a ``retry``."""
 
     count: int | None
@@ -110,7 +112,9 @@ def apply(state: State, command: Command) -> int:
     if chosen:
         number = state.wave + 1
         status = Status.FORCE if command.force else Status.RESTART
-        message = f"{'retry --force' if command.force else 'retry'} by {command.who}" + (f": {command.why}" if command.why else "")
+        message = f"{'retry --force' if command.force else 'retry'} by {command.who}" + (
+            f": {command.why}" if command.why else ""
+        )
         said = [{**c, "status": status.value, "message": message, "attempt": 0} for c in chosen]
         event_file = write_part(state.ledger.folder, events(said, wave=number, ordinal=ORDINAL_COMMAND))
         hashes = {c["delivery_hash"] for c in chosen}
@@ -150,7 +154,19 @@ def _chosen(state: State, command: Command) -> list[dict[str, Any]]:
     found = [d for d in found if command.document in (None, d["document"], d["origin"])]
     if not command.force:
         found = [d for d in found if d["status"] in _AGAIN]
-    keep = ("source", "document", "parent", "origin", "version", "revision", "operation", "route", "branches", "destination", "delivery_hash")
+    keep = (
+        "source",
+        "document",
+        "parent",
+        "origin",
+        "version",
+        "revision",
+        "operation",
+        "route",
+        "branches",
+        "destination",
+        "delivery_hash",
+    )
     return [{k: d[k] for k in keep} for d in found]
 
 
@@ -171,7 +187,9 @@ def _put_due(state: State, hashes: set[str]) -> list[tuple[str, DataFile]]:
 
 
 def _hashes_in(state: State, paths: list[str]) -> set[str]:
-    return {h for p in paths for h in read_part(state.outbox.folder / p, ["delivery_hash"])["delivery_hash"].to_pylist()}
+    return {
+        h for p in paths for h in read_part(state.outbox.folder / p, ["delivery_hash"])["delivery_hash"].to_pylist()
+    }
 
 
 def _documents_again(state: State, again: set[tuple[str, str]], number: int, *, force: bool) -> list[Part]:
@@ -188,7 +206,13 @@ def _documents_again(state: State, again: set[tuple[str, str]], number: int, *, 
         """).fetchall()
     columns: dict[str, Any] = {f.name: [r[i] for r in rows] for i, f in enumerate(DOCUMENTS)}
     columns |= {"wave": number, "due": 0, "attempt": 0, "forced": pa.array([force] * len(rows))}
-    return [write_part(state.documents.folder, table_of(DOCUMENTS, len(rows), **columns), stats={"minValues": {"due": 0}, "nullCount": {"due": 0}})]
+    return [
+        write_part(
+            state.documents.folder,
+            table_of(DOCUMENTS, len(rows), **columns),
+            stats={"minValues": {"due": 0}, "nullCount": {"due": 0}},
+        )
+    ]
 
 
 def _who() -> str:

@@ -16,7 +16,9 @@ def hasher(
     What all rows of a task share is hashed once. The parts are told apart by NUL, which no name, version or number
     has; the id comes last, so that it may hold anything.
     """
-    shared = blake2b("\0".join((plan, str(plan_version), source, destination, route, operation, "")).encode(), digest_size=16)
+    shared = blake2b(
+        "\0".join((plan, str(plan_version), source, destination, route, operation, "")).encode(), digest_size=16
+    )
 
     def delivery_hash(document: str, version: str, revision: int) -> str:
         h = shared.copy()

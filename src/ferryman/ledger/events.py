@@ -18,7 +18,18 @@ ORDINAL_STEPS: Final = 1
 ORDINAL_SENT: Final = 2
 """Events of one wave in their order: a person's word, what the steps made of it, what sending it came to."""
 
-_COPIED: Final = ("source", "document", "parent", "origin", "version", "revision", "operation", "route", "branches", "delivery_hash")
+_COPIED: Final = (
+    "source",
+    "document",
+    "parent",
+    "origin",
+    "version",
+    "revision",
+    "operation",
+    "route",
+    "branches",
+    "delivery_hash",
+)
 
 
 def table_of(schema: pa.Schema, rows: int, **columns: Any) -> pa.Table:
@@ -45,7 +56,7 @@ def events(rows: list[dict[str, Any]], **constant: Any) -> pa.Table:
 
 
 def sent_events(outbox_rows: pa.Table, noted: Iterable[RowResult], destination: str, wave: int) -> pa.Table:
-    """What became of outbox rows that were sent: INDEXED, but for those that are noted; untouched ones have no event."""
+    """What became of outbox rows that were sent: INDEXED but for those noted; untouched ones have no event."""
     n = outbox_rows.num_rows
     columns: dict[str, Any] = {name: outbox_rows[name] for name in _COPIED}
     columns["status"] = Status.INDEXED.value

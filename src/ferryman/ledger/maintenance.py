@@ -56,7 +56,10 @@ def _merge_small(table: Table) -> bool:
     else:
         merged = last_rows(merged)
     stats = due_stats if "given" in table.schema.names else lambda _: None
-    parts = [write_part(table.folder, p, stats=stats(p["due"].to_pylist())) for p in _pieces(merged, sum(f.size for f in small))]
+    parts = [
+        write_part(table.folder, p, stats=stats(p["due"].to_pylist()))
+        for p in _pieces(merged, sum(f.size for f in small))
+    ]
     _replace(table, small, [table.data_file(p) for p in parts])
     return True
 

@@ -72,6 +72,6 @@ OUTBOX: Final = pa.schema(
     ]
 )
 """One row a committed delivery that has not left. Sequence = ``first_sequence`` + ``row``. ``attempt``: attempts made.
-``due``: µs since 1970, 0 = now; null: parked (dead, refused or unknown), kept for a person's word. ``fields`` is JSON."""
+``due``: µs since 1970, 0 = now; null: parked (dead, refused, unknown), kept for a person's word. ``fields`` is JSON."""
 
 OUTBOX_PARTITION: Final = ["wave", "destination", "first_sequence"]

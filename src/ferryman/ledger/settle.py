@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -121,7 +122,9 @@ def read_fold(state: State, wave: int) -> Fold:
             parts, rest = _without_overlap(of_file)
             results += parts
             repairs += [
-                Repair(file.path, file.partition["destination"], wave, r.range, r.rows, r.eligible) for r in rest if r.part is None
+                Repair(file.path, file.partition["destination"], wave, r.range, r.rows, r.eligible)
+                for r in rest
+                if r.part is None
             ]
         answered = [r.range for rs in found.values() for r in rs]
         if pass_ == wave:
@@ -153,7 +156,9 @@ def _commit_ledger(state: State, wave: int, fold: Fold, run: RunTasks) -> None:
     for rows in fold.unknown:
         file = by_key[rows.key]
         meant = state.journal.claimed_rows(wave, rows)
-        repairs.append(Repair(file.path, file.partition["destination"], wave, rows, _unknown(state, file, rows, meant), meant))
+        repairs.append(
+            Repair(file.path, file.partition["destination"], wave, rows, _unknown(state, file, rows, meant), meant)
+        )
     repaired = run(Repairer(str(state.root)), repairs) if repairs else []  # 3
     crash.point("settle.repaired")
     parts: dict[str, list[Part]] = defaultdict(list)
@@ -178,7 +183,10 @@ def _commit_ledger(state: State, wave: int, fold: Fold, run: RunTasks) -> None:
         transactions={SETTLED: wave},
         info={
             "wave": wave,
-            "files": {path: [] if leaving[path] == state.outbox.files[path].rows else [p.path for p in ps] for path, ps in parts.items()},
+            "files": {
+                path: [] if leaving[path] == state.outbox.files[path].rows else [p.path for p in ps]
+                for path, ps in parts.items()
+            },
             "unknown": fold.unknown,
             "delivered": sum(leaving.values()),
             "sent": sum(touched.values()),
@@ -199,7 +207,8 @@ def _unknown(state: State, file: DataFile, rows: Rows, meant: list[int] | None) 
     ]
 
 
-class Repairer(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Repairer:
     """Task: write the ledger events of rows that no worker wrote."""
 
     root: str
@@ -230,11 +239,13 @@ class Rewrite(NamedTuple):
 def rewrite(item: Rewrite) -> Part | None:
     """Task: write the rows that stay, with their new attempt and due time; None if all leave.
 
-    A row leaves when the ledger says INDEXED or DROPPED. ERROR waits until it is due; anything else is parked (due null).
+    A row leaves when the ledger says INDEXED or DROPPED. ERROR waits until it is due; the rest is parked (due null).
     """
     root = Path(item.root)
     table = read_part(root / "outbox" / item.path)
-    said = pa.concat_tables([read_part(root / "ledger" / p, ["delivery_hash", "status", "attempt", "due"]) for p in item.parts])
+    said = pa.concat_tables(
+        [read_part(root / "ledger" / p, ["delivery_hash", "status", "attempt", "due"]) for p in item.parts]
+    )
     latest = {h: (s, a, d) for h, s, a, d in zip(*(c.to_pylist() for c in said.columns), strict=True)}
     columns = (table[c].to_pylist() for c in ("delivery_hash", "attempt", "due"))
     kept, attempts, dues = [], [], []

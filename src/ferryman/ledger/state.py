@@ -6,7 +6,6 @@ import datetime as dt
 import os
 import shutil
 import time
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -31,7 +30,7 @@ FOLDERS: Final = ("outbox", "documents", "ledger", "journal", "commands", "stagi
 
 
 def state_root(plan: Plan, state: str | Path | None = None, plan_file: Path | None = None) -> Path:
-    """Where this plan's state lives: ``<state>/<plan>-v<version>``; by default in ``.ferryman/`` beside the plan file."""
+    """Where a plan's state lives: ``<state>/<plan>-v<version>``; by default in ``.ferryman/`` beside the plan file."""
     if state is None:
         state = (plan_file.parent if plan_file else Path.cwd()) / ".ferryman"
     return Path(state).absolute() / plan.key
@@ -176,7 +175,11 @@ class State:
     def _refuse_foreign_folder(self) -> None:
         """Never make a state inside something else's folder."""
         if self.root.exists() and not self.exists:
-            strange = sorted(p.name for p in self.root.iterdir() if p.name not in (*FOLDERS, "lock") and not p.name.startswith(files.TEMPORARY))
+            strange = sorted(
+                p.name
+                for p in self.root.iterdir()
+                if p.name not in (*FOLDERS, "lock") and not p.name.startswith(files.TEMPORARY)
+            )
             if strange:
                 raise StateForeign(
                     f"{self.root} holds {', '.join(strange[:3])} and no state.json: it is no state of Ferryman's. "

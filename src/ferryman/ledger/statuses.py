@@ -32,7 +32,7 @@ MEANING: Final[dict[Status, str]] = {
     Status.PROCESSING: "taken up in a wave that has not committed; after a crash it is fed again",
     Status.ERROR: "a step or the destination failed; tried again when due",
     Status.BATCHED: "committed to the outbox; will be delivered",
-    Status.INDEXING: "in flight; stored when an at-most-once chunk got no result: unknown until a late result or a person's word",
+    Status.INDEXING: "in flight; stored when an at-most-once chunk got no result: unknown until a person resolves it",
     Status.INDEXED: "delivered (or the destination had something newer)",
     Status.DROPPED: "let go on purpose, replaced or superseded; the message says which",
     Status.DEAD: "attempts exhausted, or refused for good by the destination",
@@ -70,5 +70,7 @@ def move(before: Status | None, after: Status) -> Status:
         ValueError: not a legal one; nothing changes.
     """
     if after not in MOVES[before]:
-        raise ValueError(f"a delivery cannot go from {before or 'nothing'} to {after}: only to {', '.join(sorted(MOVES[before]))}")
+        raise ValueError(
+            f"a delivery cannot go from {before or 'nothing'} to {after}: only to {', '.join(sorted(MOVES[before]))}"
+        )
     return after

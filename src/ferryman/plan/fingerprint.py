@@ -38,13 +38,11 @@ def _code(fn: Any) -> Iterator[str]:
     """Bytecode and constants of a function, without line numbers: moving it in its file changes nothing."""
     fn = getattr(fn, "func", fn)  # functools.partial
     code = getattr(getattr(fn, "__func__", fn), "__code__", None)
+    if code is None:  # an object that is called: its class says what it does
+        yield f"{type(fn).__module__}.{type(fn).__qualname__}"
+        code = getattr(vars(type(fn)).get("__call__"), "__code__", None)
     if isinstance(code, CodeType):
         yield from _bytecode(code)
-    else:
-        yield f"{type(fn).__module__}.{type(fn).__qualname__}"
-        call = getattr(type(fn), "__call__", None)
-        if isinstance(getattr(call, "__code__", None), CodeType):
-            yield from _bytecode(call.__code__)  # type: ignore[union-attr]
 
 
 def _bytecode(code: CodeType) -> Iterator[str]:

@@ -82,12 +82,16 @@ def _bad_edges(nodes: Sequence[Node]) -> list[str]:
             if name not in kinds:
                 found.append(f"{node.name}: follows {name!r}, which is not in the plan: declare it or correct after=.")
             elif isinstance(kinds[name], DestinationNode):
-                found.append(f"{node.name}: follows {name}, but a destination is the end of a path: follow the node before it.")
+                found.append(
+                    f"{node.name}: follows {name}, but a destination is the end of a path: follow the node before it."
+                )
         if isinstance(node, SourceNode):
             if node.after:
                 found.append(f"{node.name}: a source follows nothing: take its after= away.")
         elif not node.after:
-            found.append(f"{node.name}: follows no node and is no source: give it after=[…], or make it from another node.")
+            found.append(
+                f"{node.name}: follows no node and is no source: give it after=[…], or make it from another node."
+            )
         after = following[node.name]
         if not after and not isinstance(node, DestinationNode):
             found.append(
@@ -96,8 +100,8 @@ def _bad_edges(nodes: Sequence[Node]) -> list[str]:
             )
         if len(after) > 1 and not isinstance(node, DestinationNode):
             found.append(
-                f"{node.name}: has {len(after)} successors ({', '.join(n.name for n in after)}) without a router between: "
-                "let one node follow it."
+                f"{node.name}: has {len(after)} successors ({', '.join(n.name for n in after)}) "
+                "without a router between: let one node follow it."
             )
     return found
 
@@ -110,7 +114,10 @@ def _bad_nodes(nodes: Sequence[Node]) -> list[str]:
                 found.append(f"{node.name}: {node.fn!r} is not a function of a document.")
             if node.effect is Effect.POTENT:
                 apart = " Where it also changes the document, take the two apart." if node.mutates else ""
-                found.append(f"{node.name}: a step runs before the commit and may run again, so it cannot be POTENT: make it a destination.{apart}")
+                found.append(
+                    f"{node.name}: a step runs before the commit and may run again, "
+                    f"so it cannot be POTENT: make it a destination.{apart}"
+                )
             if node.timeout is not None and node.timeout <= 0:
                 found.append(f"{node.name}: timeout={node.timeout!r}: give seconds above 0, or leave it out.")
         if isinstance(node, DestinationNode):
@@ -121,14 +128,15 @@ def _bad_nodes(nodes: Sequence[Node]) -> list[str]:
 def _bad_destination(node: DestinationNode) -> list[str]:
     found = []
     destination, policy = node.destination, node.policy
+    kind = type(destination).__name__
     if not isinstance(destination, Destination):
         return [f"{node.name}: {destination!r} is no Destination: subclass ferryman.destinations.Destination."]
     if getattr(destination, "effect", None) not in (Effect.IDEMPOTENT, Effect.POTENT):
-        found.append(f"{node.name}: {type(destination).__name__} does not say its effect: set effect = Effect.IDEMPOTENT or Effect.POTENT.")
+        found.append(f"{node.name}: {kind} does not say its effect: set effect = Effect.IDEMPOTENT or Effect.POTENT.")
     if policy.guarantee is Guarantee.EXACTLY_ONCE and not destination.transactional:
         found.append(
-            f"{node.name}: {type(destination).__name__} cannot keep exactly-once, for it does not store the delivery hash with the effect "
-            "(transactional = True): ask for at-least-once or at-most-once."
+            f"{node.name}: {kind} cannot keep exactly-once, for it does not store the delivery hash "
+            "with the effect (transactional = True): ask for at-least-once or at-most-once."
         )
     for option in ("attempts", "batch", "batch_bytes"):
         if getattr(policy, option) < 1:
@@ -160,11 +168,18 @@ def _warnings(nodes: Sequence[Node]) -> list[str]:
         prefixes = Counter(s.source.prefix for s in sources)
         if max(prefixes.values()) > 1:
             names = ", ".join(s.name for s in sources)
-            found.append(f"{target}: the sources {names} reach it without distinct prefixes, their ids may clash: give each a prefix=.")
-    for node in nodes:
-        if isinstance(node, DestinationNode) and not node.destination.compares_sequences and not node.destination.transactional:
             found.append(
-                f"{node.name}: {type(node.destination).__name__} does not compare sequences: within a second after a kill, "
-                "a late worker may write an older version of a document after a newer one."
+                f"{target}: the sources {names} reach it without distinct prefixes, their ids may clash: "
+                "give each a prefix=."
+            )
+    for node in nodes:
+        if (
+            isinstance(node, DestinationNode)
+            and not node.destination.compares_sequences
+            and not node.destination.transactional
+        ):
+            found.append(
+                f"{node.name}: {type(node.destination).__name__} does not compare sequences: "
+                "within a second after a kill, a late worker may write an older version of a document after a newer one."
             )
     return found

@@ -21,7 +21,7 @@ class Policy:
     Attributes:
         guarantee: what a kill may do to a delivery in flight.
         attempts: tries a delivery gets before it is DEAD.
-        backoff: seconds to wait after the n-th failed attempt at most (the real wait is uniform below it); None: 1 s × 4ⁿ.
+        backoff: seconds to wait at most after the n-th failed attempt (the wait is uniform below it); None: 1 s × 4ⁿ.
         batch: rows a chunk at most.
         batch_bytes: bytes a chunk at most (one larger row is a chunk of its own).
         deletes: False: vanished documents stay there.

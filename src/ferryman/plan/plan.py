@@ -118,7 +118,9 @@ class Plan:
 
     def _add(self, node: Node) -> Handle:
         if self._frozen:
-            raise PlanError([f"{node.name}: plan {self.name} has run and is frozen: make a new Plan, or add it before the run."])
+            raise PlanError(
+                [f"{node.name}: plan {self.name} has run and is frozen: make a new Plan, or add it before the run."]
+            )
         self._nodes.append(node)
         return Handle(self, node.name)
 

@@ -50,7 +50,9 @@ class Source:
         max_deleted: share of the known documents that may vanish in one scan before a person is asked.
     """
 
-    def __init__(self, *, prefix: str = "", detect: Detect = "content", max_deleted: float = settings.MAX_DELETED) -> None:
+    def __init__(
+        self, *, prefix: str = "", detect: Detect = "content", max_deleted: float = settings.MAX_DELETED
+    ) -> None:
         if detect not in get_args(Detect):
             raise UsageError(f"detect={detect!r}: choose one of {', '.join(get_args(Detect))}.")
         if not 0 <= max_deleted <= 1:

@@ -141,7 +141,9 @@ class Log:
             return False
         if said is None:
             return version == 0 and any("metaData" in a for a in actions) and any("protocol" in a for a in actions)
-        return bool(said["adds"] == sum("add" in a for a in actions) and said["removes"] == sum("remove" in a for a in actions))
+        return bool(
+            said["adds"] == sum("add" in a for a in actions) and said["removes"] == sum("remove" in a for a in actions)
+        )
 
     def _checkpoint_mark(self) -> dict[str, Any] | None:
         path = self.marks / _CHECKPOINT_MARK

@@ -110,7 +110,9 @@ class Table:
         Raises:
             StateLost: another driver has taken over.
         """
-        self._commit(kind, list(adds), list(removes), dict(transactions or {}), dict(info or {}), data_change=data_change)
+        self._commit(
+            kind, list(adds), list(removes), dict(transactions or {}), dict(info or {}), data_change=data_change
+        )
 
     def _commit(
         self,
@@ -128,14 +130,24 @@ class Table:
         handle = self._handle()  # 1
         held = handle.transaction_version(application) or 0
         if handle.version() != self.version or (held >= epoch if announcing else held != epoch):
-            raise StateLost(f"{self.folder}: another driver has taken this state over (epoch {held}, ours is {epoch}): this one stops.")
+            raise StateLost(
+                f"{self.folder}: another driver has taken this state over (epoch {held}, ours is {epoch}): "
+                "this one stops."
+            )
         actions: list[AddAction | RemoveAction] = [
-            AddAction(f.path, f.size, f.partition, 0, data_change, msgspec.json.encode({"numRecords": f.rows, **f.stats}).decode())
+            AddAction(
+                f.path,
+                f.size,
+                f.partition,
+                0,
+                data_change,
+                msgspec.json.encode({"numRecords": f.rows, **f.stats}).decode(),
+            )
             for f in adds
         ]
         for path in removes:
             gone = self.files[path]
-            actions.append(RemoveAction(path, data_change, 0, gone.size, gone.partition))
+            actions.append(RemoveAction(path, data_change, 0, gone.size, {**gone.partition}))
         marks = {**transactions, application: epoch}
         properties = CommitProperties(
             custom_metadata={"ferryman": {"kind": kind, **info, "adds": len(adds), "removes": len(removes)}},
@@ -144,11 +156,18 @@ class Table:
         )
         try:
             handle.create_write_transaction(  # 2
-                actions, "append", self.schema, self.partition_by, commit_properties=properties, post_commithook_properties=_HOOKS
+                actions,
+                "append",
+                self.schema,
+                self.partition_by,
+                commit_properties=properties,
+                post_commithook_properties=_HOOKS,
             )
         except DeltaError as e:
             if "oncurrent" in str(e) or "already exists" in str(e):
-                raise StateLost(f"{self.folder}: another driver committed while this one held the state: this one stops. ({e})") from e
+                raise StateLost(
+                    f"{self.folder}: another driver committed while this one held the state: this one stops. ({e})"
+                ) from e
             raise EngineError(f"{self.folder}: the commit failed: {e}") from e
         self.version += 1
         crash.point(f"{kind}.logged")

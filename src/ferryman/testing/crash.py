@@ -1,8 +1,9 @@
 """Every durable step of the protocol by name, and the means to kill a process right there.
 
 Code calls ``crash.point("commit.ready")`` between two durable writes. In normal runs ``point`` does nothing: it is one
-call of an empty function. A test arms one point (in this process with ``arm``, in subprocesses with the environment
-variable ``FERRYMAN_CRASH=name``, ``name:3`` for the third pass over it, ``name@FILE`` to die only once over all processes), and the process kills itself there with
+call of an empty function. A test arms one point: in this process with ``arm``, in subprocesses with the environment
+variable ``FERRYMAN_CRASH`` (``name``; ``name:3`` for the third pass over it; ``name@FILE`` to die only once over all
+processes). The process kills itself there with
 SIGKILL, which nothing can catch. The crash test is parametrized over ``POINTS``: a point that is never reached fails.
 
 This module imports nothing of Ferryman, so that everything may import it.

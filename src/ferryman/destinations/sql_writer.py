@@ -1,0 +1,147 @@
+"""The writing half of ``Sql``: one connection, open for a task, and chunks as transactions."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+
+import sqlalchemy as sa
+
+from ferryman.destinations import sqlite
+from ferryman.destinations.base import Delivery, Outcome
+from ferryman.destinations.sequences import Known, judge
+from ferryman.destinations.sql_layout import Layout, Mode
+from ferryman.destinations.sqlite_fts import FullText, slices
+
+
+class _NotNew(Exception):
+    """Some of the chunk's ids are known already: the quick way does not do."""
+
+
+class Writer:
+    """Writes chunks into a table that ``Sql.check`` has found fit.
+
+    Every transaction takes the write lock before it reads: hashes and sequences that it has seen still hold when it
+    commits, whoever else writes.
+    """
+
+    def __init__(self, url: str, table: str, mode: Mode, columns: Mapping[str, str]) -> None:
+        self._table, self._mode, self._columns = table, mode, columns
+        self._layout = Layout(table, mode, columns)
+        self._full_text: FullText | None = None
+        self._schema: int | None = None
+        self._connection = sqlite.engine(sa.make_url(url)).connect()
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def write(self, chunk: list[Delivery]) -> list[Outcome]:
+        """All of the chunk in one transaction.
+
+        Raises:
+            Exception: what the database says of itself, or of one of the deliveries; nothing was written.
+        """
+        if self._mode == "append":
+            with self._transaction() as connection:
+                self._insert(connection, chunk)  # a hash that is there is passed over: nothing else can be known
+            return [Outcome.ok()] * len(chunk)
+        if len({d.id for d in chunk}) == len(chunk) and all(d.operation == "upsert" for d in chunk):
+            try:
+                with self._transaction() as connection:
+                    self._insert_new(connection, chunk)
+                return [Outcome.ok()] * len(chunk)
+            except _NotNew:
+                pass
+        with self._transaction() as connection:
+            return self._merge(connection, chunk)
+
+    def write_apart(self, chunk: list[Delivery]) -> list[Outcome]:
+        """One transaction too, with a savepoint for each delivery: what the database does not take harms only itself."""
+        outcomes = [Outcome.ok()] * len(chunk)
+        with self._transaction() as connection:
+            for position in sorted(range(len(chunk)), key=lambda i: chunk[i].sequence):
+                one = [chunk[position]]
+                try:
+                    with connection.begin_nested():
+                        if self._mode == "append":
+                            self._insert(connection, one)
+                        else:
+                            outcomes[position] = self._merge(connection, one)[0]
+                except Exception as e:
+                    if not sqlite.blames_a_row(e):
+                        raise
+                    outcomes[position] = Outcome.permanent(str(sqlite.explain(e, one[0].id)))
+        return outcomes
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sa.Connection]:
+        with self._connection.begin():
+            schema = self._connection.exec_driver_sql("PRAGMA schema_version").scalar_one()
+            if schema != self._schema:  # the first one, or somebody has given the table an index meanwhile
+                self._full_text = FullText.of(self._connection, self._table)
+                self._layout = Layout(self._table, self._mode, self._columns, numbered=self._full_text is not None)
+                self._schema = schema
+            yield self._connection
+
+    def _insert_new(self, connection: sa.Connection, chunk: list[Delivery]) -> None:
+        """The quick way for what was never here, which is most: no look-up, the insert itself finds what is there.
+
+        Raises:
+            _NotNew: an id is there, or was deleted; the transaction must be rolled back.
+        """
+        if self._buried(connection, [d.id for d in chunk], at_most=1) or self._insert(connection, chunk) < len(chunk):
+            raise _NotNew
+
+    def _insert(self, connection: sa.Connection, chunk: list[Delivery]) -> int:
+        """Insert what is not there, and index it. How many were inserted."""
+        layout, full_text = self._layout, self._full_text
+        if full_text is None:
+            return connection.exec_driver_sql(layout.insert, layout.rows(chunk)).rowcount
+        rowid = full_text.last_rowid(connection)
+        rows = layout.rows(chunk, full_text.next_row(connection))
+        inserted = connection.exec_driver_sql(layout.insert, rows).rowcount
+        full_text.add_newer(connection, rowid)
+        return inserted
+
+    def _merge(self, connection: sa.Connection, chunk: list[Delivery]) -> list[Outcome]:
+        """Compare with what is there, and make of each id what its last delivery says."""
+        layout, full_text = self._layout, self._full_text
+        ids = {d.id for d in chunk}
+        rows = self._known(connection, layout.documents, ids)
+        buried = self._buried(connection, ids)
+        outcomes, winners = judge(chunk, buried | rows)
+        upserts = [d for d in winners.values() if d.operation == "upsert"]
+        deletes = [d for d in winners.values() if d.operation == "delete"]
+        if full_text is not None:
+            full_text.remove(connection, winners.keys() & rows.keys())
+        if upserts:
+            first = 0 if full_text is None else full_text.next_row(connection)
+            connection.exec_driver_sql(layout.upsert, layout.rows(upserts, first))
+        if deletes:
+            connection.exec_driver_sql(layout.bury, [(d.id, d.sequence, d.hash) for d in deletes])
+        self._delete(connection, layout.documents, [d.id for d in deletes if d.id in rows])
+        self._delete(connection, layout.tombstones, [d.id for d in upserts if d.id in buried])
+        if full_text is not None:
+            full_text.add(connection, [d.id for d in upserts])
+        return outcomes
+
+    def _buried(self, connection: sa.Connection, ids: Collection[str], at_most: int | None = None) -> dict[str, Known]:
+        """Those of the ids that were deleted. There are often no tombstones at all: one glance."""
+        tombstones = self._layout.tombstones
+        if connection.execute(sa.select(tombstones.c.id).limit(1)).first() is None:
+            return {}
+        return self._known(connection, tombstones, ids, at_most)
+
+    def _known(
+        self, connection: sa.Connection, table: sa.Table, ids: Collection[str], at_most: int | None = None
+    ) -> dict[str, Known]:
+        found: dict[str, Known] = {}
+        for some in slices(ids):
+            query = sa.select(table.c.id, table.c.sequence, table.c.delivery_hash).where(table.c.id.in_(some))
+            for id, sequence, digest in connection.execute(query.limit(at_most)):
+                found[id] = Known(sequence, digest)
+        return found
+
+    def _delete(self, connection: sa.Connection, table: sa.Table, ids: Collection[str]) -> None:
+        for some in slices(ids):
+            connection.execute(sa.delete(table).where(table.c.id.in_(some)))
