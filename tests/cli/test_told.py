@@ -166,18 +166,52 @@ def test_a_run_without_news_says_so(fake: Fake, state: Path, capsys: pytest.Capt
     assert capsys.readouterr().out == "Nothing has changed since the last run.\n"
 
 
-def test_an_interrupted_run_ends_with_130(fake: Fake, state: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Ctrl-C, and SIGTERM like it: the person is told how to go on."""
+INTERRUPTED = "interrupted: nothing is lost. Type the same again: what was committed is sent first.\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_run_ends_with_130(
+    fake: Fake, state: Path, capsys: pytest.CaptureFixture[str], number: signal.Signals
+) -> None:
+    """Ctrl-C, and SIGTERM like it: the person is told how to go on, and the signals are as they were."""
+    before = signal.getsignal(number)
 
     def run(plan: Any, **_: Any) -> Summary:
-        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(number)
         return Summary()
 
     fake("ferryman.engine.wave", run=run)
 
     assert start(["run", "plan.py"]) == 130
-    assert capsys.readouterr().err.startswith("interrupted: nothing is lost")
-    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    assert capsys.readouterr() == ("", INTERRUPTED)
+    assert signal.getsignal(number) is before
+
+
+def test_an_interrupt_is_not_lost_in_spark(fake: Fake, state: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Spark's bridge turns the KeyboardInterrupt into a failed job: the run ends all the same, at its next word.
+
+    Spark also takes SIGINT for itself when it starts; its handler is called by ours, for it cancels the jobs.
+    """
+    cancelled = []
+
+    def cancel(number: int, frame: object) -> None:
+        cancelled.append(number)
+        raise KeyboardInterrupt
+
+    def run(plan: Any, observer: Any, **_: Any) -> Summary:
+        signal.signal(signal.SIGINT, cancel)
+        observer.phase(1, "deliver")
+        try:
+            signal.raise_signal(signal.SIGINT)
+        except KeyboardInterrupt:
+            observer.message("destination index: Spark: Answer from Java side is empty")
+        return Summary()
+
+    fake("ferryman.engine.wave", run=run)
+
+    assert start(["run", "plan.py"]) == 130
+    assert capsys.readouterr() == ("", INTERRUPTED)
+    assert cancelled == [signal.SIGINT]
 
 
 @pytest.mark.parametrize(
@@ -315,9 +349,9 @@ def test_docs_are_whole_lines_in_a_pipe(fake: Fake, state: Path, capsys: pytest.
 
 
 def test_docs_show_the_newest_and_say_that_there_are_more(
-    fake: Fake, state: Path, capsys: pytest.CaptureFixture[str]
+    fake: Fake, state: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A person gets 50, a script all, --limit its number."""
+    """On a terminal 50 at once; a pipe and a script get all; --limit sets the number for each."""
     limits: list[int | None] = []
 
     def docs(root: Path, limit: int | None, plan: Any) -> list[dict[str, Any]]:
@@ -327,13 +361,14 @@ def test_docs_show_the_newest_and_say_that_there_are_more(
     fake("ferryman.ledger.account", docs=docs)
 
     assert start(["docs", "plan.py"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 61
+    assert start(["docs", "plan.py", "--json", "--limit", "7"]) == 0
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert start(["docs", "plan.py"]) == 0
     captured = capsys.readouterr()
-    assert len(captured.out.splitlines()) == 51
+    assert captured.out.count("INDEXED") == 7 + 50
     assert captured.err == "These are the 50 newest; --limit shows more.\n"
-    assert start(["docs", "plan.py", "--limit", "7"]) == 0
-    assert len(capsys.readouterr().out.splitlines()) == 8
-    assert start(["docs", "plan.py", "--json"]) == 0
-    assert limits == [51, 7, None]
+    assert limits == [None, 7, 51]
 
 
 def test_history_tells_every_event(fake: Fake, state: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,7 +19,7 @@ from tests.crash import scenario
 
 
 class Job(msgspec.Struct):
-    """What a child does. ``verb``: run | retry | check."""
+    """What a child does. ``verb``: run | retry | check | run and check | late."""
 
     verb: str
     root: str
@@ -42,7 +42,11 @@ def work(job: Job) -> None:
     for spec, seen in job.arm:
         crash.arm(spec, seen)
     if job.verb == "run":
+        # Only a task that is to be killed needs a process of its own.
+        run(plan, root, fork=any(crash.POINTS[spec] == crash.EXECUTOR for spec, _ in job.arm))
+    elif job.verb == "run and check":
         run(plan, root)
+        check(plan, root, job)
     elif job.verb == "retry":
         commands.retry(plan, state=root / "state", status="dead", why="a test says so")
     elif job.verb == "late":
@@ -51,10 +55,10 @@ def work(job: Job) -> None:
         check(plan, root, job)
 
 
-def run(plan: Any, root: Path) -> None:
+def run(plan: Any, root: Path, *, fork: bool = False) -> None:
     plan.freeze()
     with State.take(state_root(plan, root / "state"), plan) as state:
-        summary = Run(state, InProcess(fork=True), Spoken(), wait=5, wave_bytes=30).go()
+        summary = Run(state, InProcess(fork=fork), Spoken(), wait=5, wave_bytes=30).go()
     assert summary.exit == 3, summary  # one document is bad, one refused
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from ferryman.plan import Plan
 
 LIMIT = 50
-"""Documents shown to a person at once; a script (``--json``) gets all."""
+"""Documents shown at once on a terminal; a pipe gets all."""
 
 
 def docs(
@@ -40,7 +41,7 @@ def docs(
             metavar="N",
             min=1,
             show_default=False,
-            help=f"At most so many. Default: {LIMIT}; all with --json.",
+            help=f"At most so many. Default: {LIMIT} on a terminal, else all.",
         ),
     ] = None,
     state: StateDir = None,
@@ -59,19 +60,22 @@ def docs(
     _are_nodes(loaded, destination=destination, source=source)
     filters = chosen(status=status_name(status), destination=destination, source=source)
     root = state_root(loaded, state, plan_file(plan))
+    rows: list[dict[str, Any]] = []
+    more = False
     if not has_run(root):
         note(f"{root}: there is no state here yet: nothing has run. Next: {command('run', plan, state=state)}")
-        rows: list[dict[str, Any]] = []
     else:
-        most = limit if json else (limit or LIMIT) + (limit is None)
-        rows = account.docs(root, **filters, limit=most, plan=loaded)
+        on_terminal = sys.stdout.isatty() and not json
+        rows = account.docs(root, **filters, limit=LIMIT + 1 if limit is None and on_terminal else limit, plan=loaded)
+        more = limit is None and on_terminal and len(rows) > LIMIT
     if json:
         json_line(rows)
         return
-    shown = rows[: limit or LIMIT]
-    _table(shown, ("document", "source", "destination", "status", "attempt", "wave", "message"))
-    if len(rows) > len(shown):
-        note(f"These are the {len(shown)} newest; --limit shows more.")
+    if more:
+        del rows[LIMIT:]
+    _table(rows, ("document", "source", "destination", "status", "attempt", "wave", "message"))
+    if more:
+        note(f"These are the {LIMIT} newest; --limit shows more.")
 
 
 def history(

@@ -82,8 +82,8 @@ class FullText:
         )
         page_bytes = connection.exec_driver_sql("PRAGMA page_size").scalar_one()
         for option, value in (
-            ("automerge", 0),
-            ("crisismerge", SEGMENTS),
+            ("automerge", SEGMENTS),
+            ("crisismerge", 2 * SEGMENTS),
             ("hashsize", HASH_BYTES),
             ("pgsz", page_bytes - PAGE_OVERHEAD_BYTES),
         ):

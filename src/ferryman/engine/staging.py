@@ -3,36 +3,24 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple, get_args
 
 import pyarrow as pa
 
 from ferryman import settings
-from ferryman.ledger.delivery import hasher
+from ferryman.document import Operation
+from ferryman.engine.block import Block
+from ferryman.ledger.delivery import DeliveryHash, hasher
 from ferryman.ledger.events import ORDINAL_STEPS, events, table_of
 from ferryman.ledger.schemas import DOCUMENTS, OUTBOX, OUTBOX_PARTITION
+from ferryman.ledger.settle import due_stats
 from ferryman.ledger.statuses import Status
 from ferryman.plan import Path as PlanPath
 from ferryman.plan import Plan
 from ferryman.storage.parquet import Part, write_part
 from ferryman.testing import crash
 
-
-class Known(NamedTuple):
-    """What ``documents`` says of a document."""
-
-    version: str
-    revision: int
-    fingerprint: str
-    operation: str
-    given: str
-    due: int | None
-    attempt: int
-
-
-def known_of(values: list[Any]) -> Known | None:
-    """The known part of a judged row; None for a document never seen."""
-    return None if values[0] is None else Known(*values)
+_OUTBOX_FILE: Final = pa.schema([f for f in OUTBOX if f.name not in OUTBOX_PARTITION])
 
 
 class Staged(NamedTuple):
@@ -46,7 +34,7 @@ class Staged(NamedTuple):
 
 
 class Stager:
-    """Gathers the rows of one task. Revisions and delivery hashes are made here and nowhere else."""
+    """Gathers what becomes of a task's documents, block by block. Delivery hashes are made here and nowhere else."""
 
     def __init__(self, plan: Plan, path: PlanPath, root: Path, wave: int) -> None:
         self._root = root
@@ -55,173 +43,107 @@ class Stager:
         self._destination = path.destination.name
         self._deletes = path.destination.policy.deletes
         names = (plan.name, plan.version, self._source, self._destination, "")
-        self._hash_upsert = hasher(*names, "upsert")
-        self._hash_delete = hasher(*names, "delete")
-        self._rows: list[tuple[str, str, int, str, str, int, bytes | None, bytes | None]] = []
+        self._hashers = {operation: hasher(*names, operation) for operation in get_args(Operation)}
+        self._block: Block
+        self._upserted: list[int] = []
+        self._fields: list[bytes] = []
+        self._raws: list[bytes | None] = []
+        self._deleted: list[int] = []
         self._bytes = 0
-        self._documents: list[tuple[str, str, int, str, str, str, int | None, int, bool]] = []
+        self._outbox: list[pa.Table] = []
+        self._outbox_rows = 0
+        self._documents: list[pa.Table] = []
+        self._others: list[dict[str, Any]] = []
         self._events: list[dict[str, Any]] = []
-        self._outbox_parts: list[tuple[str, Part]] = []
-        self._document_parts: list[Part] = []
-        self._counts = {"taken": 0, "upserts": 0, "deletes": 0, "dropped": 0, "error_doc": 0, "dead": 0, "errors": 0}
+        self._staged = Staged([], [], [], dict.fromkeys(("dropped", "error_doc", "dead"), 0))
 
-    # -- what may become of a document -------------------------------------------------------------
+    def begin(self, block: Block) -> None:
+        """What is said from now on is about rows of this block, each of them once."""
+        self._block = block
 
-    def upsert(
-        self,
-        id: str,
-        version: str,
-        fingerprint: str,
-        reason: str,
-        known: Known | None,
-        fields: bytes,
-        raw: bytes | None,
-    ) -> None:
-        """It goes to the destination."""
-        revision = self._revision(version, reason, known)
-        self._supersede(id, version, revision, known)
-        tried = self.attempts_before(version, reason, known)
-        self._rows.append(
-            (id, version, revision, "upsert", self._hash_upsert(id, version, revision), tried, fields, raw)
-        )
-        self._document(id, version, revision, fingerprint, "upsert", self._destination)
-        self._counts["upserts"] += 1
-        self._grow(len(fields) + (0 if raw is None else len(raw)))
-
-    def gone(self, id: str, known: Known | None) -> None:
-        """It vanished from its source: a delete wherever it was given."""
-        assert known is not None
-        revision = known.revision + 1
-        self._supersede(id, known.version, revision, known)
-        if known.given and self._deletes:
-            digest = self._hash_delete(id, known.version, revision)
-            self._rows.append((id, known.version, revision, "delete", digest, 0, None, None))
-            self._counts["deletes"] += 1
-        elif known.given:
-            digest = self._hash_delete(id, known.version, revision)
-            self._event(
-                id,
-                known.version,
-                revision,
-                "delete",
-                digest,
-                Status.DROPPED,
-                "gone, but this destination keeps (deletes=False)",
-                0,
-            )
-            self._counts["dropped"] += 1
-        self._document(id, known.version, revision, "", "delete", known.given)
-        self._grow(0)
-
-    def ended(
-        self,
-        id: str,
-        version: str,
-        fingerprint: str,
-        reason: str,
-        known: Known | None,
-        status: Status,
-        message: str,
-        attempt: int | None = None,
-    ) -> None:
-        """It ends before the destination: dropped, refused, dead."""
-        revision = self._revision(version, reason, known)
-        self._supersede(id, version, revision, known)
-        tried = self.attempts_before(version, reason, known) + 1 if attempt is None else attempt
-        digest = self._hash_upsert(id, version, revision)
-        self._event(id, version, revision, "upsert", digest, status, message, tried)
-        self._document(id, version, revision, fingerprint, "upsert", known.given if known else "")
-        self._counts[status.value.lower()] += 1
-        self._grow(0)
-
-    def owed(
-        self,
-        id: str,
-        version: str,
-        fingerprint: str,
-        reason: str,
-        known: Known | None,
-        message: str,
-        attempt: int,
-        due: int,
-    ) -> None:
-        """A step failed; the document is fed again when due."""
-        revision = self._revision(version, reason, known)
-        self._supersede(id, version, revision, known)
-        digest = self._hash_upsert(id, version, revision)
-        self._event(id, version, revision, "upsert", digest, Status.ERROR, message, attempt, due)
-        self._document(id, version, revision, fingerprint, "upsert", known.given if known else "", due, attempt)
-        self._counts["errors"] += 1
-        self._grow(0)
-
-    def touched(self, id: str, known: Known, fingerprint: str) -> None:
-        """Same content under a new fingerprint: remember it, so that the next scan need not read."""
-        self._document(id, known.version, known.revision, fingerprint, "upsert", known.given, known.due, known.attempt)
-        self._counts["taken"] -= 1
-        self._grow(0)
-
-    def attempts_before(self, version: str, reason: str, known: Known | None) -> int:
-        """Attempts this delivery has had already: only a retry of the same version goes on counting."""
-        return known.attempt if known is not None and reason == "retry" and known.version == version else 0
+    def end(self) -> None:
+        """The block is through."""
+        self._gather()
 
     def finish(self) -> Staged:
         """Write what is left; everything staged is fsynced when this returns."""
         self._flush()
-        ledger = [self._write_events()] if self._events else []
+        if self._events:
+            self._staged.ledger.append(self._write_events())
         crash.point("transform.staged")
-        return Staged(self._outbox_parts, self._document_parts, ledger, self._counts)
+        return self._staged
 
-    # -- inside ------------------------------------------------------------------------------------
+    # -- what may become of a document -------------------------------------------------------------
 
-    def _revision(self, version: str, reason: str, known: Known | None) -> int:
-        """A retry of what failed goes on with its revision; everything else taken up opens a new one."""
-        if known is None:
-            return 1
-        if reason == "retry" and known.version == version:
-            return known.revision
-        return known.revision + 1
+    def upsert(self, i: int, fields: bytes, raw: bytes | None) -> None:
+        """It goes to the destination."""
+        if not self._block.first_seen:
+            self._supersede(i)
+        self._upserted.append(i)
+        self._fields.append(fields)
+        self._raws.append(raw)
+        self._bytes += len(fields) if raw is None else len(fields) + len(raw)
+        if self._bytes >= settings.PART_BYTES:
+            self._gather()
 
-    def _supersede(self, id: str, version: str, revision: int, known: Known | None) -> None:
+    def gone(self, i: int) -> None:
+        """It vanished from its source: a delete wherever it was given."""
+        block, known = self._block, self._block.known(i)
+        assert known is not None
+        block.versions[i], block.fingerprints[i] = known.version, ""
+        self._supersede(i)
+        if known.given and self._deletes:
+            self._deleted.append(i)
+        elif known.given:
+            self._event(i, Status.DROPPED, "gone, but this destination keeps (deletes=False)", operation="delete")
+            self._staged.counts["dropped"] += 1
+        self._remember(i, "delete")
+
+    def ended(self, i: int, status: Status, message: str) -> None:
+        """It ends before the destination: dropped, refused, dead."""
+        self._supersede(i)
+        self._event(i, status, message, self._block.attempts_before(i) + 1)
+        self._staged.counts[status.value.lower()] += 1
+        self._remember(i)
+
+    def owed(self, i: int, message: str, attempt: int, due: int) -> None:
+        """A step failed; the document is fed again when due."""
+        self._supersede(i)
+        self._event(i, Status.ERROR, message, attempt, due)
+        self._remember(i, due=due, attempt=attempt)
+
+    def touched(self, i: int) -> None:
+        """Same content: remember its fingerprint if that is new, so that the next scan need not read."""
+        known = self._block.known(i)
+        assert known is not None
+        if known.fingerprint != self._block.fingerprints[i]:
+            self._remember(i, revision=known.revision, due=known.due, attempt=known.attempt)
+
+    # -- single facts ------------------------------------------------------------------------------
+
+    def _supersede(self, i: int) -> None:
         """A delivery that exists only as a step error ends when something newer is committed."""
-        if known is None or known.due is None or revision == known.revision:
-            return
-        digest = self._hash_upsert(id, known.version, known.revision)
-        self._event(
-            id,
-            known.version,
-            known.revision,
-            "upsert",
-            digest,
-            Status.DROPPED,
-            "superseded by a newer version",
-            known.attempt,
-        )
-
-    def _document(
-        self,
-        id: str,
-        version: str,
-        revision: int,
-        fingerprint: str,
-        operation: str,
-        given: str,
-        due: int | None = None,
-        attempt: int = 0,
-    ) -> None:
-        self._documents.append((id, version, revision, fingerprint, operation, given, due, attempt, False))
+        known, revision = self._block.known(i), self._block.revision(i)
+        if known is not None and known.due is not None and revision != known.revision:
+            why = "superseded by a newer version"
+            self._event(i, Status.DROPPED, why, known.attempt, version=known.version, revision=known.revision)
 
     def _event(
         self,
-        id: str,
-        version: str,
-        revision: int,
-        operation: str,
-        digest: str,
+        i: int,
         status: Status,
         message: str,
-        attempt: int,
+        attempt: int = 0,
         due: int | None = None,
+        *,
+        operation: Operation = "upsert",
+        version: str | None = None,
+        revision: int | None = None,
     ) -> None:
+        """An event of the ledger, of the delivery that the document now makes, or of an earlier one."""
+        id = self._block.ids[i]
+        version = self._block.versions[i] if version is None else version
+        revision = self._block.revision(i) if revision is None else revision
         self._events.append(
             {
                 "document": id,
@@ -229,7 +151,7 @@ class Stager:
                 "version": version,
                 "revision": revision,
                 "operation": operation,
-                "delivery_hash": digest,
+                "delivery_hash": self._hashers[operation](id, version, revision),
                 "status": status.value,
                 "message": message,
                 "attempt": attempt,
@@ -237,71 +159,96 @@ class Stager:
             }
         )
 
-    def _grow(self, size: int) -> None:
-        self._counts["taken"] += 1
-        self._bytes += size
+    def _remember(
+        self,
+        i: int,
+        operation: Operation = "upsert",
+        *,
+        revision: int | None = None,
+        due: int | None = None,
+        attempt: int = 0,
+    ) -> None:
+        """A row of ``documents`` for what was not simply upserted: what it was given stays as it is."""
+        block, known = self._block, self._block.known(i)
+        self._others.append(
+            {
+                "document": block.ids[i],
+                "version": block.versions[i],
+                "revision": block.revision(i) if revision is None else revision,
+                "fingerprint": block.fingerprints[i],
+                "operation": operation,
+                "given": known.given if known else "",
+                "due": due,
+                "attempt": attempt,
+            }
+        )
+
+    # -- whole columns -----------------------------------------------------------------------------
+
+    def _gather(self) -> None:
+        """What was said of the block becomes tables; those are written when they have become large."""
+        if self._upserted:
+            rows = _Rows(self._block, self._upserted, "upsert", self._hashers["upsert"])
+            self._outbox.append(self._outbox_table(rows, fields=self._fields, raw=self._raws))
+            self._documents.append(
+                self._documents_table(
+                    len(rows.ids),
+                    document=rows.ids,
+                    version=rows.versions,
+                    revision=rows.revisions,
+                    fingerprint=_picked(self._block.fingerprints, self._upserted),
+                    operation="upsert",
+                    given=self._destination,
+                    attempt=0,
+                )
+            )
+        if self._deleted:
+            self._outbox.append(
+                self._outbox_table(_Rows(self._block, self._deleted, "delete", self._hashers["delete"]))
+            )
+        if self._others:
+            names = self._others[0]
+            columns = {name: [row[name] for row in self._others] for name in names}
+            self._documents.append(self._documents_table(len(self._others), **columns))
+        self._upserted, self._fields, self._raws, self._deleted, self._others = [], [], [], [], []
         if self._bytes >= settings.PART_BYTES:
             self._flush()
 
-    def _flush(self) -> None:
-        if self._rows:
-            self._outbox_parts.append((self._destination, self._write_rows()))
-        if self._documents:
-            self._document_parts.append(self._write_documents())
-        self._rows, self._documents, self._bytes = [], [], 0
-
-    def _write_rows(self) -> Part:
-        n = len(self._rows)
-        ids, versions, revisions, operations, hashes, attempts, fields, raws = zip(*self._rows, strict=True)
-        schema = pa.schema([f for f in OUTBOX if f.name not in OUTBOX_PARTITION])
-        table = table_of(
-            schema,
+    def _outbox_table(self, rows: _Rows, **content: Any) -> pa.Table:
+        n = len(rows.ids)
+        first, self._outbox_rows = self._outbox_rows, self._outbox_rows + n
+        return table_of(
+            _OUTBOX_FILE,
             n,
-            row=pa.array(range(n), pa.int64()),
+            row=pa.array(range(first, first + n), pa.int64()),
             source=self._source,
-            document=ids,
-            origin=ids,
-            version=versions,
-            revision=revisions,
-            operation=operations,
+            document=rows.ids,
+            origin=rows.ids,
+            version=rows.versions,
+            revision=rows.revisions,
+            operation=rows.operation,
             route="",
             branches="",
-            delivery_hash=hashes,
-            attempt=attempts,
+            delivery_hash=rows.hashes,
+            attempt=rows.attempts,
             due=0,
-            fields=fields,
-            raw=raws,
+            **content,
         )
-        stats = {"minValues": {"due": 0}, "maxValues": {"due": 0}, "nullCount": {"due": 0}}
-        part = write_part(self._root / "outbox", table, stats=stats)
-        crash.point("transform.outbox")
-        return part
 
-    def _write_documents(self) -> Part:
-        n = len(self._documents)
-        ids, versions, revisions, prints, operations, given, due, attempts, forced = zip(*self._documents, strict=True)
-        table = table_of(
-            DOCUMENTS,
-            n,
-            source=self._source,
-            document=ids,
-            version=versions,
-            revision=revisions,
-            fingerprint=prints,
-            operation=operations,
-            wave=self._wave,
-            given=given,
-            due=due,
-            attempt=attempts,
-            forced=forced,
-        )
-        waiting = [d for d in due if d is not None]
-        stats: dict[str, Any] = {"nullCount": {"due": n - len(waiting)}}
-        if waiting:
-            stats["minValues"] = {"due": min(waiting)}
-        part = write_part(self._root / "documents", table, stats=stats)
-        crash.point("transform.documents")
-        return part
+    def _documents_table(self, n: int, **columns: Any) -> pa.Table:
+        return table_of(DOCUMENTS, n, source=self._source, wave=self._wave, forced=False, **columns)
+
+    def _flush(self) -> None:
+        if self._outbox:
+            part = write_part(self._root / "outbox", pa.concat_tables(self._outbox), stats=due_stats([0]))
+            self._staged.outbox.append((self._destination, part))
+            crash.point("transform.outbox")
+        if self._documents:
+            documents = pa.concat_tables(self._documents)
+            part = write_part(self._root / "documents", documents, stats=due_stats(documents["due"].to_pylist()))
+            self._staged.documents.append(part)
+            crash.point("transform.documents")
+        self._outbox, self._outbox_rows, self._documents, self._bytes = [], 0, [], 0
 
     def _write_events(self) -> Part:
         shared = {
@@ -313,3 +260,19 @@ class Stager:
         part = write_part(self._root / "ledger", events(self._events, **shared))
         crash.point("transform.ledger")
         return part
+
+
+class _Rows:
+    """Some documents of a block on their way to the outbox: what their deliveries are called."""
+
+    def __init__(self, block: Block, rows: list[int], operation: Operation, delivery_hash: DeliveryHash) -> None:
+        self.operation = operation
+        self.ids = _picked(block.ids, rows)
+        self.versions = _picked(block.versions, rows)
+        self.revisions = [1] * len(rows) if block.first_seen else [block.revision(i) for i in rows]
+        self.attempts = 0 if block.first_seen else [block.attempts_before(i) for i in rows]
+        self.hashes = list(map(delivery_hash, self.ids, self.versions, self.revisions))
+
+
+def _picked(column: list[Any], rows: list[int]) -> list[Any]:
+    return column if len(rows) == len(column) else [column[i] for i in rows]

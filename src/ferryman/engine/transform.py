@@ -10,20 +10,20 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any, Final
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ferryman.document import Document, content_version, decode_fields, encode_fields
+from ferryman.engine.block import Block
+from ferryman.engine.contents import Contents
 from ferryman.engine.judge import TaskCut
-from ferryman.engine.listing import rows_of
 from ferryman.engine.runner import Shipped
-from ferryman.engine.staging import Staged, Stager, known_of
+from ferryman.engine.staging import Staged, Stager
 from ferryman.errors import BadDocument, Dropped, PermanentError, TransientError
 from ferryman.ledger.statuses import Status
 from ferryman.plan import Path as PlanPath
@@ -51,8 +51,8 @@ class Transform:
         stager = Stager(plan, path, Path(self.root), self.wave)
         feed = _Feed(path, stager, self.now_us)
         for at in range(0, judged.num_rows, _BLOCK):
-            block = judged.slice(at, _BLOCK)
-            feed.block(block)
+            feed.block(Block(judged.slice(at, _BLOCK)))
+        feed.close()
         return stager.finish()
 
 
@@ -67,90 +67,97 @@ class _Feed:
         self._source: Source = path.source.source
         self._trim = len(self._source.prefix)
         self._steps = [(s.name, guarded(s)) for s in path.steps]
-        self._attempts = path.destination.policy.attempts
         self._policy = path.destination.policy
+        self._contents = Contents()
         self._stage = stager
         self._now_us = now_us
+        self._at = ""
+        """Name of the step that is running."""
 
-    def block(self, block: pa.Table) -> None:
-        rows = zip(*(c.to_pylist() for c in block.columns), strict=True)
-        content = _contents(block)
-        for i, (_part, _row, id, size, fingerprint, location, refused, version, reason, *known_values) in enumerate(
-            rows
-        ):
-            known = known_of(known_values)
+    def block(self, block: Block) -> None:
+        """Read, walk and stage each document of the block."""
+        stage = self._stage
+        stage.begin(block)
+        rows = zip(block.ids, block.versions, block.reasons, *self._contents.of(block.table), strict=True)
+        for i, (id, version, reason, fields, raw) in enumerate(rows):
             if reason == "gone":
-                self._stage.gone(id, known)
+                stage.gone(i)
                 continue
             try:
-                if refused is not None:
-                    raise BadDocument(refused)
-                if version is not None:
-                    fields, raw = content[i]
+                if fields is not None:
                     doc = Document.of(id, decode_fields(fields), raw, version)
                 else:
-                    doc = self._read(id, size, fingerprint, location)
+                    doc = self._read(block, i)
             except Exception as e:
-                unread = f"{UNREAD}:{fingerprint}" if not isinstance(e, PermanentError) else f"{UNREAD}:{e}"
-                version = content_version(unread.encode("utf-8", "surrogatepass"), None)
-                if reason == "look" and known is not None and known.version == version and known.operation == "upsert":
-                    continue  # still as unreadable as it was
-                self._failed(id, version, "", reason, known, e, "reading it")
+                self._unread(block, i, e)
                 continue
-            if reason == "look" and known is not None and known.version == doc.version and known.operation == "upsert":
-                if known.fingerprint != fingerprint and self._source.detect == "fingerprint":
-                    self._stage.touched(id, known, fingerprint)
+            if reason == "look" and block.is_known_as(i, doc.version):
+                if self._source.detect == "fingerprint":
+                    stage.touched(i)
                 continue
-            self._walk(doc, fingerprint, reason, known)
+            try:
+                doc = self._walk(doc)
+                encoded = encode_fields(doc.fields)
+            except Dropped as e:
+                stage.ended(i, Status.DROPPED, str(e) or f"dropped by step {self._at}")
+            except Exception as e:
+                self._failed(block, i, e, f"step {self._at}")
+            else:
+                stage.upsert(i, encoded, doc.raw)
+        stage.end()
 
-    def _read(self, id: str, size: int, fingerprint: str, location: str) -> Document:
-        doc = self._source.read(Listed(id[self._trim :], size, fingerprint, location))
-        doc.version = content_version(encode_fields(doc.fields), doc.raw)
+    def close(self) -> None:
+        self._contents.close()
+
+    def _read(self, block: Block, i: int) -> Document:
+        """Ask the source for the content; its version is known from now on."""
+        id, refused = block.ids[i], block.refused[i]
+        if refused is not None:
+            raise BadDocument(refused)
+        row = block.table.slice(i, 1)
+        size, location = row["size"][0].as_py(), row["location"][0].as_py()
+        doc = self._source.read(Listed(id[self._trim :], size, block.fingerprints[i], location))
+        doc.version = block.versions[i] = content_version(encode_fields(doc.fields), doc.raw)
         doc.id = doc.origin_id = id
         return doc
 
-    def _walk(self, doc: Document, fingerprint: str, reason: str, known: Any) -> None:
-        """All steps on the way, once each; what comes out is a row of the outbox, a drop, or an error."""
-        id, version = doc.id, doc.version
-        name = ""
-        try:
-            for name, step in self._steps:
-                out = step(doc)
-                if out is doc:
-                    continue
-                if out is None:
-                    raise Dropped(f"dropped by step {name}")
-                if not isinstance(out, Document):
-                    raise PermanentError(f"returned a {type(out).__name__}, not the document or None")
-                if out.id != id:
-                    raise PermanentError(f"returned a document of another id, {out.id!r}")
-                doc = out
-            fields = encode_fields(doc.fields)
-        except Dropped as e:
-            self._stage.ended(
-                id, version, fingerprint, reason, known, Status.DROPPED, str(e) or f"dropped by step {name}"
-            )
-        except Exception as e:
-            self._failed(id, version, fingerprint, reason, known, e, f"step {name}")
-        else:
-            self._stage.upsert(id, version, fingerprint, reason, known, fields, doc.raw)
+    def _walk(self, doc: Document) -> Document:
+        """All steps on the way, once each."""
+        id = doc.id
+        for name, step in self._steps:
+            self._at = name
+            out = step(doc)
+            if out is doc:
+                continue
+            if out is None:
+                raise Dropped(f"dropped by step {name}")
+            if not isinstance(out, Document):
+                raise PermanentError(f"returned a {type(out).__name__}, not the document or None")
+            if out.id != id:
+                raise PermanentError(f"returned a document of another id, {out.id!r}")
+            doc = out
+        return doc
 
-    def _failed(
-        self, id: str, version: str, fingerprint: str, reason: str, known: Any, error: Exception, where: str
-    ) -> None:
+    def _unread(self, block: Block, i: int, error: Exception) -> None:
+        """A document that could not be read, unless it is still as unreadable as it was."""
+        unread = f"{UNREAD}:{error if isinstance(error, PermanentError) else block.fingerprints[i]}"
+        version = block.versions[i] or content_version(unread.encode("utf-8", "surrogatepass"), None)
+        if block.reasons[i] == "look" and block.is_known_as(i, version):
+            return
+        block.versions[i], block.fingerprints[i] = version, ""
+        self._failed(block, i, error, "reading it")
+
+    def _failed(self, block: Block, i: int, error: Exception, where: str) -> None:
         text = f"{where}: {type(error).__name__}: {error}"
         if isinstance(error, PermanentError):
-            text = str(error) if isinstance(error, BadDocument) else text
-            self._stage.ended(id, version, fingerprint, reason, known, Status.ERROR_DOC, text)
+            self._stage.ended(i, Status.ERROR_DOC, str(error) if isinstance(error, BadDocument) else text)
             return
-        tried = 1 + self._stage.attempts_before(version, reason, known)
-        if tried >= self._attempts:
-            self._stage.ended(
-                id, version, fingerprint, reason, known, Status.DEAD, f"{text} (attempt {tried}, the last)", tried
-            )
+        tried = 1 + block.attempts_before(i)
+        if tried >= self._policy.attempts:
+            self._stage.ended(i, Status.DEAD, f"{text} (attempt {tried}, the last)")
             return
         wait = random.uniform(0, self._policy.longest_wait_s(tried))
-        self._stage.owed(id, version, fingerprint, reason, known, text, tried, self._now_us + int(wait * 1e6))
+        self._stage.owed(i, text, tried, self._now_us + int(wait * 1e6))
 
 
 def guarded(step: StepNode) -> Callable[[Document], Any]:
@@ -176,25 +183,6 @@ def guarded(step: StepNode) -> Callable[[Document], Any]:
             signal.signal(signal.SIGALRM, before)
 
     return timed
-
-
-def _contents(block: pa.Table) -> dict[int, tuple[bytes, bytes | None]]:
-    """Content that was staged while listing: index in the block -> (fields, raw)."""
-    if block["version"].null_count == block.num_rows:
-        return {}
-    wanted: dict[str, dict[int, int]] = {}
-    for i, (part, row, version) in enumerate(_columns(block, "part", "row", "version")):
-        if version is not None and part is not None:
-            wanted.setdefault(part, {})[row] = i
-    found: dict[int, tuple[bytes, bytes | None]] = {}
-    for part, rows in wanted.items():
-        staged = rows_of(part, rows, ["fields", "raw"])
-        found.update((rows[row], values) for row, values in staged.items())
-    return found
-
-
-def _columns(block: pa.Table, *names: str) -> Iterator[tuple[Any, ...]]:
-    return zip(*(block[n].to_pylist() for n in names), strict=True)
 
 
 def now_us() -> int:

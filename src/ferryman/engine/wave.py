@@ -148,6 +148,7 @@ class Run:
         crash.point("recover.settled")
         if orphans := sweep(state):
             done.append(f"removed {orphans} staged files that no wave had committed")
+        maintain(state)  # each start adds to the logs, also where no wave follows
         shutil.rmtree(state.staging, ignore_errors=True)
         state.staging.mkdir(exist_ok=True)
         if done:
@@ -175,7 +176,6 @@ class Run:
         crash.point("scan.judged")
         for note in verdict.notes:
             self._tell(note)
-        self._observer.taken_up(sum(s.rows for s in verdict.slices))
         for piece in verdict.slices:
             self._wave(piece)
         shutil.rmtree(folder, ignore_errors=True)
@@ -188,9 +188,10 @@ class Run:
         staged = self._runner.run(task, piece.tasks)
         crash.point("transform.done")
         if any(s.outbox or s.documents or s.ledger for s in staged):
+            self._observer.taken_up(sum(part.rows for s in staged for _, part in s.outbox))
             self._summary.dropped += sum(s.counts["dropped"] for s in staged)
             self._commit(number, staged)
-            self._deliver_and_settle(number)
+            self._deliver_and_settle(number, refused=sum(s.counts["dead"] + s.counts["error_doc"] for s in staged))
 
     def _commit(self, number: int, staged: list[Staged]) -> None:
         self._observer.phase(number, "commit")
@@ -202,8 +203,8 @@ class Run:
             ledger=[part for s in staged for part in s.ledger],
         )
 
-    def _deliver_and_settle(self, number: int) -> int:
-        """4 and 5; how many rows were sent."""
+    def _deliver_and_settle(self, number: int, refused: int = 0) -> int:
+        """4 and 5; how many rows were sent. ``refused``: documents of this wave that ended before the outbox."""
         self._observer.phase(number, "deliver")
         for failure in self._dispatcher.deliver(number, now_us()):
             self._tell(failure)
@@ -213,7 +214,7 @@ class Run:
         self._summary.waves += 1
         self._summary.delivered += info["delivered"]
         maintain(self._state)
-        self._observer.settled(info["delivered"], self._owed_rows(), info["dead"])
+        self._observer.settled(info["delivered"], self._owed_rows(), info["dead"] + refused)
         return int(info["sent"])
 
     def _take_commands(self) -> None:

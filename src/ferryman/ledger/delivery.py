@@ -7,10 +7,13 @@ from hashlib import blake2b
 
 from ferryman.document import Operation
 
+DeliveryHash = Callable[[str, str, int], str]
+"""(document id, version, revision) -> delivery hash."""
+
 
 def hasher(
     plan: str, plan_version: int, source: str, destination: str, route: str, operation: Operation
-) -> Callable[[str, str, int], str]:
+) -> DeliveryHash:
     """A function (document id, version, revision) -> delivery hash, 32 hex digits of BLAKE2b-128.
 
     What all rows of a task share is hashed once. The parts are told apart by NUL, which no name, version or number

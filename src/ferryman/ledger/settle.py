@@ -114,8 +114,10 @@ def read_fold(state: State, wave: int) -> Fold:
         found: dict[int, list[Result]] = defaultdict(list)
         claims = state.journal.claims(pass_)
         for result in state.journal.results(pass_):
-            late = pass_ < wave  # then it counts only if it answers a claim that was left open
-            if result.key in by_key and (not late or result.range in claims):
+            # What came late counts only if it answers a claim that was left open; a late worker's ledger file may have
+            # been swept already, what it noted of its chunk is whole.
+            late = pass_ < wave
+            if result.key in by_key and (not late or (result.part is None and result.range in claims)):
                 found[result.key].append(result)
         for key, of_file in found.items():
             file = by_key[key]
@@ -126,10 +128,13 @@ def read_fold(state: State, wave: int) -> Fold:
                 for r in rest
                 if r.part is None
             ]
-        answered = [r.range for rs in found.values() for r in rs]
         if pass_ == wave:
-            unknown += [c for c in claims if c.key in by_key and not any(_covers(a, c) for a in answered)]
+            unknown += [c for c in claims if c.key in by_key and not _answered(c, found[c.key])]
     return Fold(results, repairs, unknown)
+
+
+def _answered(claim: Rows, results: list[Result]) -> bool:
+    return any(_covers(r.range, claim) for r in results)
 
 
 def _covers(rows: Rows, others: Rows) -> bool:

@@ -205,6 +205,9 @@ class State:
         return dict(found)
 
     def _create(self) -> None:
+        for table in self.tables:
+            if table.folder.exists() and any(table.log.versions()):  # more than the making of an empty table
+                raise StateDamaged(str(self.root / "state.json"), "the file is missing, and the tables are not empty")
         for name in ("commands", "staging"):
             files.make_folder(self.root / name)
         self.journal.create()

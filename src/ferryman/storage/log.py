@@ -60,6 +60,8 @@ class Log:
 
     def versions(self) -> list[int]:
         """Versions whose log files are there, ascending."""
+        if not self.folder.is_dir():
+            return []
         return sorted(int(m[1]) for p in self.folder.iterdir() if (m := _COMMIT.match(p.name)))
 
     def verify(self) -> None:

@@ -1,0 +1,80 @@
+"""A block of judged rows in a worker's hands: its columns, and what follows from each document's past."""
+
+from __future__ import annotations
+
+from typing import Any, Final, NamedTuple
+
+import pyarrow as pa
+
+KNOWN: Final = [
+    "known_version",
+    "known_revision",
+    "known_fingerprint",
+    "known_operation",
+    "given",
+    "due",
+    "attempt",
+]
+
+
+class Known(NamedTuple):
+    """What ``documents`` says of a document."""
+
+    version: str
+    revision: int
+    fingerprint: str
+    operation: str
+    given: str
+    due: int | None
+    attempt: int
+
+
+class Block:
+    """Some rows of a cut; row ``i`` of every column is the same document.
+
+    Attributes:
+        table: the rows as they were judged.
+        ids, reasons, refused: their columns as lists.
+        versions: None where the content was not read yet; whoever reads it sets it.
+        fingerprints: what the next scan compares with; "" has it look at the content.
+        first_seen: no document of the block was known before.
+    """
+
+    def __init__(self, table: pa.Table) -> None:
+        self.table = table
+        self.ids: list[str] = table["id"].to_pylist()
+        self.reasons: list[str] = table["reason"].to_pylist()
+        self.refused: list[str | None] = table["refused"].to_pylist()
+        self.versions: list[Any] = table["version"].to_pylist()
+        self.fingerprints: list[str] = table["fingerprint"].to_pylist()
+        self.first_seen = table["known_version"].null_count == table.num_rows
+        self._known = [] if self.first_seen else [table[name].to_pylist() for name in KNOWN]
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def known(self, i: int) -> Known | None:
+        """The document's last row in ``documents``; None if it was never seen."""
+        if self.first_seen or self._known[0][i] is None:
+            return None
+        return Known(*(column[i] for column in self._known))
+
+    def is_known_as(self, i: int, version: str) -> bool:
+        """Does ``documents`` have this very version of it?"""
+        known = self.known(i)
+        return known is not None and known.version == version and known.operation == "upsert"
+
+    def revision(self, i: int) -> int:
+        """A retry of what failed goes on with its revision; everything else taken up opens a new one."""
+        known = self.known(i)
+        if known is None:
+            return 1
+        return known.revision if self._is_retry(i, known) else known.revision + 1
+
+    def attempts_before(self, i: int) -> int:
+        """Attempts that this delivery has had already: only a retry of the same version goes on counting."""
+        known = self.known(i)
+        return known.attempt if known is not None and self._is_retry(i, known) else 0
+
+    def _is_retry(self, i: int, known: Known) -> bool:
+        return self.reasons[i] == "retry" and known.version == self.versions[i]

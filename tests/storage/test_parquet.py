@@ -1,0 +1,106 @@
+"""Data files: any flipped byte is found, and never comes back as another value."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import duckdb
+import pyarrow as pa
+import pytest
+
+from ferryman.errors import StateDamaged
+from ferryman.storage import parquet, query
+from tests.storage.conftest import SCHEMA
+
+ROWS = pa.table({"number": list(range(300)), "text": [f"text of row {n}" for n in range(300)]}, schema=SCHEMA)
+
+
+@pytest.fixture
+def part(place: Path) -> Path:
+    return place / parquet.write_part(place, ROWS).path
+
+
+def flipped(data: bytes, at: int) -> bytes:
+    return data[:at] + bytes([data[at] ^ 0x10]) + data[at + 1 :]
+
+
+def test_a_part_comes_back(place: Path) -> None:
+    """Rows, number of rows and size are those that were written; columns can be chosen."""
+    part = parquet.write_part(place, ROWS, under="wave=1/")
+    path = place / part.path
+    assert part.path.startswith("wave=1/")
+    assert path.stat().st_size == part.size
+    assert part.rows == 300
+    assert parquet.read_part(path).equals(ROWS)
+    assert parquet.read_part(path, ["text"]).column_names == ["text"]
+    assert parquet.verify(path) is None
+
+
+def test_an_empty_part_comes_back(place: Path) -> None:
+    """No rows are rows too."""
+    part = parquet.write_part(place, SCHEMA.empty_table())
+    assert parquet.read_part(place / part.path).num_rows == 0
+    assert parquet.verify(place / part.path) is None
+
+
+def test_verify_finds_every_flipped_byte(part: Path) -> None:
+    """Each byte of the file, one after the other."""
+    data = part.read_bytes()
+    for at in range(len(data)):
+        part.write_bytes(flipped(data, at))
+        assert parquet.verify(part) == "its checksum does not fit its content", at
+
+
+@pytest.mark.parametrize("length", [0, 1, 100, -1])
+def test_verify_finds_a_cut_file(part: Path, length: int) -> None:
+    """Truncated, to nothing or by one byte."""
+    part.write_bytes(part.read_bytes()[:length])
+    assert parquet.verify(part) is not None
+    with pytest.raises(StateDamaged) as error:
+        parquet.read_part(part)
+    assert error.value.path == str(part)
+
+
+def test_verify_and_read_name_a_missing_file(part: Path) -> None:
+    """A file that is gone is told by its name."""
+    part.unlink()
+    assert "No such file" in (parquet.verify(part) or "")
+    with pytest.raises(StateDamaged, match="the file is missing") as error:
+        parquet.read_part(part)
+    assert error.value.path == str(part)
+
+
+def test_verify_refuses_a_strange_name(part: Path) -> None:
+    """A file that Ferryman did not name cannot be checked, so it is not said to be well."""
+    strange = part.rename(part.with_name("part-0000.parquet"))
+    assert parquet.verify(strange) == "its name is not one that Ferryman gives"
+
+
+def test_a_flipped_byte_is_never_read_as_another_value(part: Path) -> None:
+    """Wherever it is: StateDamaged naming the file, or (in bytes that nobody reads) the right rows."""
+    data = part.read_bytes()
+    refused = 0
+    for at in range(0, len(data), 7):
+        part.write_bytes(flipped(data, at))
+        try:
+            rows = parquet.read_part(part)
+        except StateDamaged as e:
+            assert e.path == str(part)
+            refused += 1
+        else:
+            assert rows.to_pydict() == ROWS.to_pydict(), at
+    assert refused > len(data) // 7 * 0.8
+
+
+def test_a_query_never_sees_a_flipped_byte(part: Path) -> None:
+    """DuckDB reads data files through the same verification."""
+    data = part.read_bytes()
+    for at in range(4, len(data), 41):
+        part.write_bytes(flipped(data, at))
+        with query.connect() as db:
+            db.register("rows", parquet.scan([part], SCHEMA))
+            try:
+                found = db.execute("SELECT number, text FROM rows ORDER BY number").fetchall()
+            except duckdb.Error:
+                continue
+        assert found == list(zip(*ROWS.to_pydict().values(), strict=True)), at

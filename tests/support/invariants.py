@@ -1,0 +1,192 @@
+"""What must hold after every run, computed from the tables' files without the code that answers ``status``."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+from deltalake import DeltaTable
+
+from ferryman.engine.wave import Summary
+from ferryman.ledger import account
+from ferryman.ledger.fsck import fsck
+from ferryman.ledger.state import State
+from ferryman.ledger.statuses import MOVES, Status
+from ferryman.plan import Plan, paths
+
+TABLES = ("outbox", "documents", "ledger")
+DERIVED = {Status.PROCESSING, Status.BATCHED}
+"""Never stored: a stored event may follow another one by way of these."""
+
+
+def rows(root: Path, table: str) -> list[dict[str, Any]]:
+    """All rows of a state table, partition columns too (as text)."""
+    found = []
+    for file in live(root, table):
+        partition = {k.removeprefix("partition."): v for k, v in file.items() if k.startswith("partition.")}
+        found += [{**row, **partition} for row in pq.ParquetFile(root / table / file["path"]).read().to_pylist()]
+    return found
+
+
+def live(root: Path, table: str) -> list[dict[str, Any]]:
+    """The add actions of a table's live files."""
+    import pyarrow as pa
+
+    return pa.table(DeltaTable(str(root / table)).get_add_actions(flatten=True)).to_pylist()
+
+
+def check(root: Path, plan: Plan, summary: Summary | None = None) -> None:
+    """After a run that ended by itself: it adds up, nothing is damaged, nothing lies about.
+
+    1. ``status`` is what the tables say (I4), and balanced; ``left_over`` and the run's summary agree with it
+    2. each delivery went legal ways only, and its row is in the outbox as long as it should be
+    3. no two waiting rows have one sequence; a document has one row a wave
+    4. ``fsck`` finds nothing; no file lies about that nothing names
+    """
+    status = account.status(root, plan)
+    assert status["balanced"], status
+    ledger, outbox, documents = (rows(root, t) for t in ("ledger", "outbox", "documents"))
+    latest = _check_events(ledger)
+    current = _check_documents(documents)
+    _check_outbox(root, plan, outbox, latest)
+    _check_status(plan, status, latest, outbox, current)
+    left = account.left_over(root, plan)
+    for name in ("dead", "error_doc", "owed", "unknown"):
+        assert left[name] == sum(d[name] for d in status["destinations"].values()), (name, left, status)
+        if summary is not None:
+            assert getattr(summary, name) == left[name], (name, summary, left)
+    if summary is not None and summary.exit not in (0, 4):
+        assert summary.exit == 3, summary
+        assert summary.dead or summary.error_doc or summary.unknown, summary
+    assert fsck(root) == []
+    _check_files(root)
+
+
+def _check_events(ledger: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """2; each delivery's latest event."""
+    by_hash: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for event in ledger:
+        if event["destination"]:
+            by_hash[event["delivery_hash"]].append(event)
+    latest = {}
+    for digest, events in by_hash.items():
+        events.sort(key=lambda e: (e["wave"], e["ordinal"]))
+        order = [(e["wave"], e["ordinal"]) for e in events]
+        assert len(set(order)) == len(order), f"two events of {digest} at one place: {events}"
+        statuses = [Status(e["status"]) for e in events]
+        before: Status | None = None
+        for after in statuses:
+            assert legal(before, after), f"{events[0]['document']}: {statuses}"
+            before = after
+        names = ("source", "document", "origin", "version", "revision", "operation", "route", "destination")
+        assert len({tuple(e[n] for n in names) for e in events}) == 1, f"one hash, two deliveries: {events}"
+        latest[digest] = events[-1]
+    return latest
+
+
+def legal(before: Status | None, after: Status) -> bool:
+    """May this stored status follow that one, perhaps by way of statuses that are not stored?"""
+    seen, reached = set(), {before}
+    while reached - seen:
+        at = next(iter(reached - seen))
+        seen.add(at)
+        if after in MOVES[at]:
+            return True
+        reached |= MOVES[at] & DERIVED
+    return False
+
+
+def _check_documents(documents: list[dict[str, Any]]) -> dict[tuple[str, str], dict[str, Any]]:
+    """3; each document's last row."""
+    current: dict[tuple[str, str], dict[str, Any]] = {}
+    for row in sorted(documents, key=lambda r: r["wave"]):
+        key = (row["source"], row["document"])
+        if key in current:
+            assert current[key]["wave"] < row["wave"], f"two rows of {key} in wave {row['wave']}"
+            assert current[key]["revision"] <= row["revision"], f"the revision of {key} went back"
+        current[key] = row
+    return current
+
+
+def _check_outbox(root: Path, plan: Plan, outbox: list[dict[str, Any]], latest: dict[str, dict[str, Any]]) -> None:
+    sequences = Counter(int(r["first_sequence"]) + r["row"] for r in outbox)
+    assert all(n == 1 for n in sequences.values()), "two waiting rows have one sequence"
+    hashes = Counter(r["delivery_hash"] for r in outbox)
+    assert all(n == 1 for n in hashes.values()), "a delivery waits twice"
+    for row in outbox:
+        status = latest[row["delivery_hash"]]["status"] if row["delivery_hash"] in latest else None
+        if row["due"] is None:
+            assert status in ("DEAD", "ERROR_DOC", "INDEXING", "FORCE"), f"parked, but {status}: {row['document']}"
+        else:
+            assert status in (None, "ERROR", "RESTART", "FORCE"), f"owed, but {status}: {row['document']}"
+    state = State(root, plan)
+    state.load()
+    assert state.wave == state.settled, "the last wave is not settled"
+    assert all(s < state.next_sequence for s in sequences), "a sequence would be given twice"
+    assert state.next_sequence < 2**53
+
+
+def _check_status(
+    plan: Plan,
+    status: dict[str, Any],
+    latest: dict[str, dict[str, Any]],
+    outbox: list[dict[str, Any]],
+    current: dict[tuple[str, str], dict[str, Any]],
+) -> None:
+    """1, by another way than ``account`` goes."""
+    expected: dict[str, Counter[str]] = defaultdict(Counter)
+    accounted = set()
+
+    def is_current(event: dict[str, Any]) -> bool:
+        known = current.get((event["source"], event["origin"]))
+        return known is not None and known["revision"] == event["revision"]
+
+    for event in latest.values():
+        if is_current(event):
+            expected[event["destination"]][_count_of(event)] += 1
+            accounted.add((event["source"], event["origin"], event["destination"]))
+            expected[event["destination"]]["error"] += event["status"] == "ERROR"
+    for row in outbox:
+        event = latest.get(row["delivery_hash"])
+        if event is None or (not is_current(event) and row["due"] is not None):
+            expected[row["destination"]]["owed"] += 1
+            accounted.add((row["source"], row["origin"], row["destination"]))
+            expected[row["destination"]]["error"] += event is not None and event["status"] == "ERROR"
+    for name, counts in status["destinations"].items():
+        assert counts == {k: expected[name][k] for k in counts}, (name, counts, expected[name])
+    assert not set(expected) - set(status["destinations"])
+    ways = paths(plan.nodes)
+    for (source, document), row in current.items():
+        if source in ways and (row["operation"] == "upsert" or row["given"]):
+            assert (source, document, ways[source].destination.name) in accounted, f"{document} is lost from sight"
+    for name, counts in status["sources"].items():
+        mine = Counter(r["operation"] for (s, _), r in current.items() if s == name)
+        assert counts == {"documents": mine["upsert"], "deleted": mine["delete"]}
+
+
+def _count_of(event: dict[str, Any]) -> str:
+    match event["status"]:
+        case "INDEXED":
+            return "indexed" if event["operation"] == "upsert" else "deleted"
+        case "DROPPED" | "DEAD" | "ERROR_DOC" as status:
+            return str(status).lower()
+        case "INDEXING":
+            return "unknown"
+        case _:
+            return "owed"
+
+
+def _check_files(root: Path) -> None:
+    """4: every file of the state directory has its place."""
+    for table in TABLES:
+        there = {
+            str(p.relative_to(root / table)) for p in (root / table).rglob("*.parquet") if "_delta_log" not in p.parts
+        }
+        assert there == {f["path"] for f in live(root, table)}, f"files of {table} that nothing names"
+    stray = [str(p) for p in root.rglob("*") if ".tmp" in p.name]
+    assert not stray, stray
+    staged = [str(p) for p in (root / "staging").rglob("*") if p.is_file()]
+    assert not staged, staged
+    assert len(list((root / "journal" / "closed").iterdir())) <= 1

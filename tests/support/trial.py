@@ -1,0 +1,135 @@
+"""A plan, its state and its destination in one folder; every run is followed by a check that all adds up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ferryman.engine import wave
+from ferryman.engine.runner import Runner
+from ferryman.engine.wave import Run, Summary
+from ferryman.ledger import account, commands
+from ferryman.ledger.state import State, state_root
+from ferryman.observe.progress import Observer, Silent
+from ferryman.plan import Plan
+from ferryman.sources import Memory
+from ferryman.sources.base import Source
+from ferryman.testing.inprocess import InProcess
+from tests.support.invariants import check
+from tests.support.recorder import Answer, Recorder
+
+
+def run_plan(
+    plan: Plan,
+    state: Path,
+    *,
+    runner: Runner | None = None,
+    observer: Observer | None = None,
+    every: float | None = None,
+    checked: bool = True,
+    **options: Any,
+) -> Summary:
+    """``ferryman.run`` without Spark (or on a given runner), with all the knobs of ``Run``; then everything is checked.
+
+    Args:
+        checked: assert the invariants afterwards, also if the run raised.
+    """
+    plan.freeze()
+    root = state_root(plan, state)
+    with State.take(root, plan) as taken, wave._plain_errors(taken):
+        summary = Run(taken, runner or InProcess(), observer or Silent(), **options).go(every)
+    if checked:
+        check(root, plan, summary)
+    return summary
+
+
+class Trial:
+    """A folder with a plan ``trial`` version 1: source ``docs`` (the list ``documents``) → steps → ``out`` (a recorder).
+
+    Attributes:
+        documents: the source's list; change it between runs.
+        out: the destination.
+        plan: made by ``build`` at the first use, or anew by ``build``.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.state = folder / "state"
+        self.documents: list[Any] = []
+        self.out = Recorder(folder / "out.jsonl")
+        self._plan: Plan | None = None
+
+    def build(
+        self,
+        *steps: Callable[..., Any],
+        source: Source | None = None,
+        out: Recorder | None = None,
+        answer: Answer | None = None,
+        detect: str = "content",
+        max_deleted: float = 1.0,
+        **policy: Any,
+    ) -> Trial:
+        """Say what the plan is; steps are named as their functions."""
+        if out is not None:
+            self.out = out
+        self.out.answer = answer or self.out.answer
+        plan = Plan("trial", version=1)
+        given = source or Memory(self.documents, detect=detect, max_deleted=max_deleted)  # type: ignore[arg-type]
+        node = plan.source("docs", given)
+        for step in steps:
+            node = node.step(step.__name__.strip("_"), step)
+        node.destination("out", self.out, **{"backoff": 0, **policy})
+        self._plan = plan
+        return self
+
+    @property
+    def plan(self) -> Plan:
+        if self._plan is None:
+            self.build()
+        assert self._plan is not None
+        return self._plan
+
+    @property
+    def root(self) -> Path:
+        """The state directory."""
+        return state_root(self.plan, self.state)
+
+    def run(self, **options: Any) -> Summary:
+        """See ``run_plan``."""
+        return run_plan(self.plan, self.state, **options)
+
+    def take(self) -> State:
+        """Become the driver."""
+        self.plan.freeze()
+        return State.take(self.root, self.plan)
+
+    def retry(self, **options: Any) -> commands.Retried:
+        return commands.retry(self.plan, state=self.state, **options)
+
+    def status(self) -> dict[str, Any]:
+        return account.status(self.root, self.plan)
+
+    def counts(self) -> dict[str, int]:
+        """What ``status`` says of the destination, zeros left out."""
+        return {name: n for name, n in self.status()["destinations"]["out"].items() if n}
+
+    def docs(self, **filters: Any) -> list[dict[str, Any]]:
+        return account.docs(self.root, plan=self.plan, **filters)
+
+    def history(self, document: str) -> list[dict[str, Any]]:
+        return account.history(self.root, document, self.plan)
+
+    def statuses(self, document: str) -> list[str]:
+        """Statuses of a document's events, oldest first."""
+        return [e["status"] for e in self.history(document)]
+
+    def put(self, *ids: str, text: str = "one") -> None:
+        """Set these documents' content; unknown ones are added."""
+        for id in ids:
+            self.drop(id)
+            self.documents.append({"id": id, "raw": text.encode()})
+
+    def drop(self, *ids: str) -> None:
+        """Take these documents away."""
+        self.documents[:] = [d for d in self.documents if d["id"] not in ids]
