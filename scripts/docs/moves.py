@@ -2,60 +2,111 @@
 
 from __future__ import annotations
 
-from svg import INK, PALE, Box, Picture
+from collections.abc import Iterator
 
 from ferryman.ledger.statuses import MEANING, MOVES, TERMINAL, Status
+from svg import INK, PALE, Box, Picture
 
-PERSON = frozenset({Status.RESTART, Status.FORCE, Status.DIRTY})
-"""What a person says (or a source); all other moves are a run's."""
+PERSON = (Status.RESTART, Status.FORCE, Status.DIRTY)
+"""What a person says, or a source. All other moves are a run's, and are drawn."""
 
-WIDTH, HEIGHT = 1080, 560
-SIZE = (132, 46)
+WIDTH, HEIGHT = 1040, 500
+BOX = (128, 44)
 PLACES = {  # middle of each box
-    Status.PROCESSING: (200, 250),
-    Status.BATCHED: (440, 150),
-    Status.INDEXING: (660, 150),
-    Status.ERROR: (550, 350),
-    Status.INDEXED: (960, 70),
-    Status.DROPPED: (960, 190),
-    Status.DEAD: (960, 310),
-    Status.ERROR_DOC: (960, 430),
+    Status.PROCESSING: (148, 262),
+    Status.INDEXING: (560, 88),
+    Status.BATCHED: (390, 186),
+    Status.ERROR: (390, 400),
+    Status.INDEXED: (930, 88),
+    Status.DROPPED: (930, 200),
+    Status.DEAD: (930, 312),
+    Status.ERROR_DOC: (930, 424),
 }
 COLOURS = {
-    Status.PROCESSING: "#5b86c4",
-    Status.BATCHED: "#3f8f63",
+    Status.PROCESSING: "#4a78b8",
+    Status.BATCHED: "#35855a",
     Status.INDEXING: "#8a5fb0",
     Status.ERROR: "#c2571a",
 }
+"""Of the arrows that leave a status."""
 
-def boxed(s):
-    x,y=PLACES[s]; return Box(x-SIZE[0]/2,y-SIZE[1]/2,*SIZE)
 
-def picture():
+def picture() -> str:
+    """The SVG's text: the moves that a run makes."""
     p = Picture(WIDTH, HEIGHT, "What becomes of a delivery", "scripts/docs/moves.py")
-    for before, colour in COLOURS.items():
-        a = boxed(before)
-        targets = [t for t in PLACES if t in MOVES[before]]
-        for after in targets:
-            b = boxed(after)
-            if after is before:
-                p.arrow(f"M{a.mid_x-20:g},{a.bottom:g} C{a.mid_x-30:g},{a.bottom+44:g} {a.mid_x+30:g},{a.bottom+44:g} {a.mid_x+20:g},{a.bottom+1:g}", colour)
-                continue
-            if b.x > a.right:
-                ports=[t for t in targets if boxed(t).x>a.right]
-                i=sorted(ports,key=lambda t:PLACES[t][1]).index(after)
-                y1=a.y+ (i+1)*a.h/(len(ports)+1)
-                srcs=sorted([s for s in COLOURS if after in MOVES[s] and boxed(s).right<b.x], key=lambda s:PLACES[s][1])
-                y2=b.y+(srcs.index(before)+1)*b.h/(len(srcs)+1)
-                dx=(b.x-a.right)*0.5
-                p.arrow(f"M{a.right:g},{y1:g} C{a.right+dx:g},{y1:g} {b.x-dx:g},{y2:g} {b.x-1:g},{y2:g}", colour)
-            else:
-                if b.y>a.bottom:
-                    p.arrow(f"M{a.mid_x-12:g},{a.bottom:g} L{b.mid_x+(30 if a.mid_x>b.mid_x else -30):g},{b.y-1:g}", colour)
-                else:
-                    p.arrow(f"M{a.mid_x+(20 if b.mid_x>a.mid_x else -20):g},{a.y:g} L{b.mid_x+12:g},{b.bottom+1:g}", colour)
-    for s in PLACES:
-        b=boxed(s); p.box(b,"#ffffff",COLOURS.get(s,"#1f2933"),width=2)
-        p.text(b.mid_x,b.mid_y+5,s.value,size=15,bold=True,anchor="middle")
+    p.text(24, 36, "What a run makes of a delivery", size=17, bold=True)
+    p.text(24, 58, "An arrow has the colour of the status it leaves.", size=13, colour=PALE)
+    p.text(PLACES[Status.INDEXED][0], 52, "terminal", size=13, colour=PALE, anchor="middle")
+    start = _box(Status.PROCESSING)
+    p.arrow(f"M30,{start.mid_y:g} L{start.x - 1:g},{start.mid_y:g}", PALE)
+    for before, after in drawn():
+        p.arrow(_way(before, after), COLOURS.get(before, PALE), width=1.8)
+    for status in PLACES:
+        box, ends = _box(status), status in TERMINAL
+        p.box(box, INK if ends else "#ffffff", INK if ends else COLOURS[status], width=2)
+        p.text(box.mid_x, box.mid_y + 5, status.value, size=14.5, bold=True, anchor="middle", colour="#ffffff" if ends else INK)
     return p.written()
-if __name__=="__main__": print(picture())
+
+
+def drawn() -> Iterator[tuple[Status, Status]]:
+    """The moves that the picture shows: all but a person's."""
+    for before, afters in MOVES.items():
+        if before is not None and before not in PERSON:
+            yield from ((before, after) for after in PLACES if after in afters)
+
+
+def _box(status: Status) -> Box:
+    x, y = PLACES[status]
+    return Box(x - BOX[0] / 2, y - BOX[1] / 2, *BOX)
+
+
+def _way(before: Status, after: Status) -> str:
+    a, b = _box(before), _box(after)
+    if a == b:
+        edge, out = (a.bottom, 34) if before is Status.ERROR else (a.y, -34)
+        return f"M{a.mid_x - 16:g},{edge:g} c-12,{out} 44,{out} 33,{1 if out > 0 else -1}"
+    if before in TERMINAL:  # up along the right side
+        by, y = 14 + abs(a.y - b.y) / 6, b.mid_y + abs(a.y - b.y) / 14 - 12
+        return f"M{a.right:g},{a.mid_y:g} C{a.right + by:g},{a.mid_y:g} {b.right + by:g},{y:g} {b.right + 1.5:g},{y:g}"
+    if (before, after) == (Status.BATCHED, Status.INDEXING):
+        return f"M{a.mid_x:g},{a.y:g} C{a.mid_x:g},{b.mid_y + 10:g} {a.right:g},{b.mid_y:g} {b.x - 1.5:g},{b.mid_y:g}"
+    if b.x > a.right and after is not Status.INDEXING:
+        y1 = _port(a, after, [t for s, t in drawn() if s is before and _box(t).x > a.right and t is not Status.INDEXING])
+        y2 = _port(b, before, [s for s, t in drawn() if t is after and _box(s).right < b.x])
+        bend = (b.x - a.right) / 2
+        return f"M{a.right:g},{y1:g} C{a.right + bend:g},{y1:g} {b.x - bend:g},{y2:g} {b.x - 1.5:g},{y2:g}"
+    # To and fro between what stands above and below: two lines side by side.
+    up = b.y < a.y
+    aside = 13 if up else -13
+    lean = 32 if Status.INDEXING in (before, after) else 0
+    x1, x2 = (a.mid_x + lean, b.mid_x - lean) if up else (a.mid_x - lean, b.mid_x + lean)
+    return f"M{x1 + aside:g},{a.y if up else a.bottom:g} L{x2 + aside:g},{b.bottom + 1.5 if up else b.y - 1.5:g}"
+
+
+def _port(box: Box, status: Status, among: list[Status]) -> float:
+    """Where an arrow meets a box's side: spread over it, in the order of the boxes at the other ends."""
+    order = sorted(among, key=lambda s: PLACES[s][1])
+    return box.y + (order.index(status) + 1) * box.h / (len(order) + 1)
+
+
+def table() -> str:
+    """Markdown: each status, what it means, and what it may become."""
+    lines = ["| status | terminal | meaning | may become |", "|---|---|---|---|"]
+    for status in Status:
+        after = ", ".join(s.value for s in Status if s in MOVES[status])
+        lines.append(f"| {status.value} | {'yes' if status in TERMINAL else 'no'} | {MEANING[status]} | {after} |")
+    return "\n".join(lines)
+
+
+def matrix() -> str:
+    """Markdown: the whole table of moves; a row is the status before, a column the one after."""
+    heads = [s.value for s in Status]
+    lines = ["| from \\ to | " + " | ".join(heads) + " |", "|---|" + ":-:|" * len(heads)]
+    for before, after in MOVES.items():
+        name = "(nothing yet)" if before is None else f"**{before.value}**"
+        lines.append(f"| {name} | " + " | ".join("●" if s in after else "" for s in Status) + " |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    print(picture())

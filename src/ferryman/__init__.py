@@ -49,7 +49,8 @@ def run(
 
     Args:
         state: directory of states; this plan's is ``<state>/<plan>-v<version>``. Default ``.ferryman``.
-        spark: a SparkSession to use (it is not stopped); else one is started with ``master`` and ``conf``.
+        spark: a SparkSession to use; without one the program's active session, and else a new one with ``master``
+            and ``conf``. Only a new one is stopped at the end.
         wait: seconds to wait for owed rows to come due; None: as long as the next is due within 60 s; 0: not at all.
         every: keep scanning, with this many seconds from start to start; None: one scan.
         allow_deletes: let a scan delete more than a source's ``max_deleted``.

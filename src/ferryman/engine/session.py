@@ -5,12 +5,14 @@ A stage's input is one row a task; what tasks read and write are files, so docum
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import cloudpickle
 import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.errors import PySparkException
@@ -40,7 +42,7 @@ class SparkRunner:
         """See ``Runner.run``."""
         if not items:
             return []
-        pickled = [pickle.dumps(item) for item in items]
+        pickled = [cloudpickle.dumps(item) for item in items]  # classes of the plan file travel by value
 
         def stage(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             for batch in batches:
@@ -61,8 +63,17 @@ class SparkRunner:
         return [answer for _, answer in _collect(read(self.spark).mapInArrow(stage, _ANSWER))]
 
 
+def running() -> SparkSession | None:
+    """The session that this program has already, as in a notebook."""
+    return SparkSession.getActiveSession()
+
+
 def start(master: str, conf: Mapping[str, str], name: str) -> SparkSession:
-    """A session of our own. Workers run this very Python."""
+    """A session of our own. Workers run this very Python.
+
+    Raises:
+        UsageError: Spark does not start with this master and configuration.
+    """
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     settings = {
         "spark.ui.enabled": "false",
@@ -82,7 +93,8 @@ def start(master: str, conf: Mapping[str, str], name: str) -> SparkSession:
         raise UsageError(
             f"Spark did not start with --master {master}: {str(e).splitlines()[0] if str(e) else type(e).__name__}"
         ) from e
-    session.sparkContext.setLogLevel("ERROR")
+    with contextlib.suppress(AttributeError, PySparkException):  # Connect has no context
+        session.sparkContext.setLogLevel("ERROR")
     return session
 
 

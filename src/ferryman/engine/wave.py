@@ -76,7 +76,8 @@ def run(
 
     Args:
         state: directory of states; this plan's is ``<state>/<plan>-v<version>``. Default ``.ferryman``.
-        spark: a session to use (it is not stopped); else one is started with ``master`` and ``conf``.
+        spark: a session to use; without one the program's active session, and else a new one with ``master`` and
+            ``conf``. Only a new one is stopped at the end.
         wait: seconds to wait for owed rows to come due; None: as long as the next is due within 60 s; 0: not at all.
         every: keep scanning, with this many seconds from start to start; None: one scan.
         allow_deletes: let a scan delete more than a source's ``max_deleted``.
@@ -306,8 +307,9 @@ class Run:
 def _session(plan: Plan, spark: Any, master: str, conf: Mapping[str, str]) -> Iterator[Runner]:
     from ferryman.engine import session  # Spark is started only once the state is known to be sound
 
-    if spark is not None:
-        yield session.SparkRunner(spark)
+    theirs = spark if spark is not None else session.running()
+    if theirs is not None:
+        yield session.SparkRunner(theirs)
         return
     started = session.start(master, conf, f"ferryman {plan.key}")
     try:

@@ -1,13 +1,18 @@
-"""Data files: Parquet with page checksums, each with its own CRC-32 in its name, so that any flipped byte is found."""
+"""Data files: Parquet with page checksums, whose names hold the CRC-32 of the file and of its footer.
+
+Page checksums cover the pages alone. A flipped byte in the footer may rename a column, and its values are read as nulls;
+so whoever reads a file compares its footer with the name first.
+"""
 
 from __future__ import annotations
 
+import os
 import re
 import uuid
 import zlib
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 import pyarrow.dataset as ds
@@ -16,7 +21,9 @@ import pyarrow.parquet as pq
 from ferryman.errors import StateDamaged
 from ferryman.storage.files import write_synced
 
-_NAME = re.compile(r"[0-9a-f]{32}-([0-9a-f]{8})\.parquet\Z")
+_NAME = re.compile(r"[0-9a-f]{32}-([0-9a-f]{8})-([0-9a-f]{8})\.parquet\Z")
+_TAIL: Final = 8
+"""Bytes at the end of a file: the footer's length, and the magic number."""
 _VERIFYING = ds.ParquetFileFormat(
     default_fragment_scan_options=ds.ParquetFragmentScanOptions(page_checksum_verification=True, pre_buffer=False)
 )
@@ -52,7 +59,7 @@ def write_part(folder: Path, table: pa.Table, under: str = "", stats: dict[str, 
         store_schema=False,
     )
     data = sink.getvalue()
-    name = f"{under}{uuid.uuid4().hex}-{zlib.crc32(data):08x}.parquet"
+    name = f"{under}{uuid.uuid4().hex}-{zlib.crc32(data):08x}-{_footer_crc(memoryview(data)):08x}.parquet"
     path = folder / name
     if under:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -66,6 +73,7 @@ def read_part(path: Path, columns: list[str] | None = None) -> pa.Table:
     Raises:
         StateDamaged: missing, or not what was written.
     """
+    _check_footer(path)
     try:
         with pq.ParquetFile(path, page_checksum_verification=True, memory_map=False) as file:
             return file.read(columns=columns, use_threads=False)
@@ -74,8 +82,15 @@ def read_part(path: Path, columns: list[str] | None = None) -> pa.Table:
 
 
 def scan(paths: Iterable[Path], schema: pa.Schema) -> ds.Dataset:
-    """Data files as one dataset for queries, page checksums verified while they are read."""
-    return ds.dataset([str(p) for p in paths], schema=schema, format=_VERIFYING)
+    """Data files as one dataset for queries, page checksums verified while they are read.
+
+    Raises:
+        StateDamaged: a file is missing, or its footer is not what was written.
+    """
+    found = [str(p) for p in paths]
+    for path in found:
+        _check_footer(Path(path))
+    return ds.dataset(found, schema=schema, format=_VERIFYING)
 
 
 def verify(path: Path) -> str | None:
@@ -90,6 +105,27 @@ def verify(path: Path) -> str | None:
     if zlib.crc32(data) != int(name[1], 16):
         return "its checksum does not fit its content"
     return None
+
+
+def _check_footer(path: Path) -> None:
+    """Is the footer the one that was written? Costs two small reads."""
+    try:
+        with path.open("rb", buffering=0) as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - _TAIL))
+            length = int.from_bytes(file.read(4), "little") + _TAIL
+            file.seek(max(0, size - length))
+            footer = file.read(min(length, size))
+    except OSError as e:
+        raise damaged(path, e) from e
+    name = _NAME.match(path.name)
+    if name is None or zlib.crc32(footer) != int(name[2], 16):
+        raise StateDamaged(str(path), "the checksum of its footer does not fit its content")
+
+
+def _footer_crc(data: memoryview) -> int:
+    length = int.from_bytes(data[-_TAIL : -_TAIL + 4], "little") + _TAIL
+    return zlib.crc32(data[-length:])
 
 
 def damaged(path: Path, error: Exception) -> StateDamaged:

@@ -10,6 +10,8 @@ import pickle
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import cloudpickle
+
 from ferryman.engine.runner import Answer, Item
 from ferryman.errors import EngineError
 
@@ -33,7 +35,7 @@ class InProcess:
 
     def run(self, task: Callable[[Item], Answer], items: Sequence[Item]) -> list[Answer]:
         """See ``Runner.run``."""
-        return [self._one(pickle.dumps((task, item))) for item in items]
+        return [self._one(cloudpickle.dumps((task, item))) for item in items]
 
     def run_frame(self, read: Callable[[Any], Any], task: Callable[[int, Any], Answer]) -> list[Answer]:
         raise EngineError("DataFrames need Spark: the in-process runner has none.")
