@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ferryman.ledger.statuses import MEANING, MOVES, TERMINAL, Status
-from svg import INK, PALE, Box, Picture
+from scripts.docs.svg import INK, PALE, Box, Picture
 
 PERSON = (Status.RESTART, Status.FORCE, Status.DIRTY)
 """What a person says, or a source. All other moves are a run's, and are drawn."""
@@ -66,7 +66,7 @@ def _way(before: Status, after: Status) -> str:
         edge, out = (a.bottom, 34) if before is Status.ERROR else (a.y, -34)
         return f"M{a.mid_x - 16:g},{edge:g} c-12,{out} 44,{out} 33,{1 if out > 0 else -1}"
     if before in TERMINAL:  # up along the right side
-        by, y = 14 + abs(a.y - b.y) / 6, b.mid_y + abs(a.y - b.y) / 14 - 12
+        by, y = 14 + abs(a.y - b.y) / 6, b.mid_y + 12 - abs(a.y - b.y) / 14
         return f"M{a.right:g},{a.mid_y:g} C{a.right + by:g},{a.mid_y:g} {b.right + by:g},{y:g} {b.right + 1.5:g},{y:g}"
     if (before, after) == (Status.BATCHED, Status.INDEXING):
         return f"M{a.mid_x:g},{a.y:g} C{a.mid_x:g},{b.mid_y + 10:g} {a.right:g},{b.mid_y:g} {b.x - 1.5:g},{b.mid_y:g}"
@@ -107,6 +107,3 @@ def matrix() -> str:
         lines.append(f"| {name} | " + " | ".join("●" if s in after else "" for s in Status) + " |")
     return "\n".join(lines)
 
-
-if __name__ == "__main__":
-    print(picture())

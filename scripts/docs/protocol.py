@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ferryman import settings
-from svg import INK, PALE, Box, Picture, rounded
+from scripts.docs.svg import INK, PALE, Box, Picture, rounded
 
 # Left edge and width of each phase's column.
 COLUMNS = {"scan": (120, 214), "transform": (362, 214), "commit": (612, 172), "deliver": (832, 216), "settle": (1092, 214)}
@@ -121,6 +121,3 @@ def _killed(p: Picture) -> None:
         p.line(x + 6, top - 12, x + w - 6, top - 12, BAR, width=2)
         p.lines(x + 8, top + 6, lines, size=13, leading=18)
 
-
-if __name__ == "__main__":
-    print(picture())

@@ -44,7 +44,7 @@ class Picture:
         self._parts = [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
             f'role="img" font-family="{FONT}">',
-            f"<!-- Made by {made_by}: change that, then run `python scripts/docs`. -->",
+            f"<!-- Made by {made_by}: change that, then run `python -m scripts.docs`. -->",
             f"<title>{escape(title)}</title>",
             f'<rect width="{width}" height="{height}" rx="10" fill="#ffffff"/>',
         ]

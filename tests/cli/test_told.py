@@ -445,21 +445,21 @@ def test_retry_says_what_comes_of_it(
 
 class Hit(NamedTuple):
     id: str
-    title: str
+    title: str | None
     snippet: str
     rank: float
 
 
 def test_search_prints_a_line_a_hit(fake: Fake, capsys: pytest.CaptureFixture[str]) -> None:
     """Id, title, and where the words stand; as JSON with the rank."""
-    hits = [Hit("a.txt", "A", "the\n  [word]", -1.5), Hit("b.txt", "", "", -1.0)]
+    hits = [Hit("a.txt", "A", "the\n  [word]", -1.5), Hit("b.txt", None, "", -1.0)]
     fake(
         "ferryman.search",
         search=lambda db, text, table, limit: hits if (db, text, table, limit) == ("i", "w", "t", 2) else [],
     )
 
     assert start(["search", "i", "w", "--table", "t", "--limit", "2"]) == 0
-    assert capsys.readouterr().out == "a.txt  A: the [word]\nb.txt\n"
+    assert capsys.readouterr().out == "a.txt  A — the [word]\nb.txt\n"
     assert start(["search", "i", "w", "--table", "t", "--limit", "2", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)[0] == {
         "id": "a.txt",
@@ -479,11 +479,11 @@ class Finding(NamedTuple):
 
 def test_fsck_ends_with_1_if_anything_is_damaged(fake: Fake, state: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A line a finding: the file, what is wrong, what can be done."""
-    findings = [Finding(Path("/x"), "3 bytes are missing", "Restore it.")]
+    findings = [Finding(Path("/x"), "3 bytes are missing", "restore it")]
     fake("ferryman.ledger.fsck", fsck=lambda root: findings)
 
     assert start(["fsck", "plan.py"]) == 1
-    assert capsys.readouterr().out == f"/x: 3 bytes are missing. Restore it.\n{state}: 1 damaged or missing\n"
+    assert capsys.readouterr().out == f"/x: 3 bytes are missing; restore it\n{state}: 1 damaged or missing\n"
     findings.clear()
     assert start(["fsck", "plan.py"]) == 0
     assert capsys.readouterr().out == f"{state}: all well\n"

@@ -25,7 +25,7 @@ def fsck(plan: PlanSpec, state: StateDir = None, json: Json = False, verbose: Ve
         json_line([{"path": str(f.path), "what": f.what, "remedy": f.remedy} for f in findings])
     else:
         for finding in findings:
-            say(f"{finding.path}: {finding.what}. {finding.remedy}")
+            say(f"{finding.path}: {finding.what}; {finding.remedy}")
         say(f"{root}: {len(findings)} damaged or missing" if findings else f"{root}: all well")
     if findings:
         raise typer.Exit(1)

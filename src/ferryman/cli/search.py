@@ -46,4 +46,4 @@ def show(hits: list[dict[str, object]]) -> None:
     for hit in hits:
         title = f"  {hit['title']}" if hit["title"] and hit["title"] != hit["id"] else ""
         snippet = " ".join(str(hit["snippet"] or "").split())
-        say(f"{hit['id']}{title}" + (f": {snippet}" if snippet else ""))
+        say(f"{hit['id']}{title}" + (f" — {snippet}" if snippet else ""))

@@ -148,7 +148,7 @@ class Layout:
                 f"drop this one, or add what is missing ({add}), then run again.",
                 universal=True,
             )
-        unique = {tuple(inspector.get_pk_constraint(name)["constrained_columns"])}
+        unique: set[tuple[str | None, ...]] = {tuple(inspector.get_pk_constraint(name)["constrained_columns"])}
         unique |= {tuple(c["column_names"]) for c in inspector.get_unique_constraints(name)}
         unique |= {tuple(i["column_names"]) for i in inspector.get_indexes(name) if i["unique"]}
         wrong = ("id",) in unique if self._append else (self.key,) not in unique

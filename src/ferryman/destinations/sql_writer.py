@@ -56,7 +56,7 @@ class Writer:
             return self._merge(connection, chunk)
 
     def write_apart(self, chunk: list[Delivery]) -> list[Outcome]:
-        """One transaction too, with a savepoint for each delivery: what the database does not take harms only itself."""
+        """One transaction too, with a savepoint a delivery: what the database does not take harms only itself."""
         outcomes = [Outcome.ok()] * len(chunk)
         with self._transaction() as connection:
             for position in sorted(range(len(chunk)), key=lambda i: chunk[i].sequence):
@@ -76,7 +76,7 @@ class Writer:
     @contextmanager
     def _transaction(self) -> Iterator[sa.Connection]:
         with self._connection.begin():
-            schema = self._connection.exec_driver_sql("PRAGMA schema_version").scalar_one()
+            schema = sqlite.schema(self._connection)
             if schema != self._schema:  # the first one, or somebody has given the table an index meanwhile
                 self._full_text = FullText.of(self._connection, self._table)
                 self._layout = Layout(self._table, self._mode, self._columns, numbered=self._full_text is not None)

@@ -81,9 +81,16 @@ def engine(url: sa.URL) -> sa.Engine:
     return made
 
 
+def reader(url: sa.URL) -> sa.Engine:
+    """An engine that changes nothing, and makes no file."""
+    made = sa.create_engine(url, poolclass=sa.NullPool, connect_args={"timeout": BUSY_TIMEOUT_S})
+    sa.event.listen(made, "connect", lambda connection, _record: connection.execute("PRAGMA query_only = ON"))
+    return made
+
+
 def _settle_in(connection: sqlite3.Connection, _record: Any) -> None:
     for pragma in (
-        # Every commit waits for the disk: our own "delivered" must not outlive a power cut that the rows do not survive.
+        # Every commit waits for the disk: our own "delivered" must not survive a power cut that the rows do not.
         "synchronous = FULL",
         f"cache_size = -{CACHE_BYTES // KIB}",
         # Debian's SQLite overwrites freed pages with zeros through the log: FAST does it only where it costs no write.
@@ -96,6 +103,11 @@ def _settle_in(connection: sqlite3.Connection, _record: Any) -> None:
 
 def _begin(connection: sa.Connection) -> None:
     connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+
+def schema(connection: sa.Connection) -> int:
+    """A number that changes when a table or an index is made, changed or dropped, by anyone."""
+    return int(connection.exec_driver_sql("PRAGMA schema_version").scalar_one())
 
 
 def prepare(made: sa.Engine) -> None:

@@ -69,8 +69,8 @@ class FullText:
         if ROW not in known:
             connection.exec_driver_sql(f"ALTER TABLE {self._table} ADD COLUMN {quoted(ROW)} INTEGER")
         connection.exec_driver_sql(
-            f"UPDATE {self._table} SET {quoted(ROW)} = rowid + (SELECT coalesce(max({quoted(ROW)}), 0) FROM {self._table})"
-            f" WHERE {quoted(ROW)} IS NULL"
+            f"UPDATE {self._table} SET {quoted(ROW)} = rowid + (SELECT coalesce(max({quoted(ROW)}), 0) "
+            f"FROM {self._table}) WHERE {quoted(ROW)} IS NULL"
         )
         connection.exec_driver_sql(
             f"CREATE UNIQUE INDEX IF NOT EXISTS {self._row_index} ON {self._table}({quoted(ROW)})"

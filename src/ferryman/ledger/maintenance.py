@@ -6,8 +6,6 @@ written and not committed is swept with the rest.
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -15,7 +13,8 @@ from ferryman import settings
 from ferryman.ledger.settle import due_stats
 from ferryman.ledger.state import State, remove_strays
 from ferryman.storage.files import fsync_folder
-from ferryman.storage.parquet import Part, read_part, write_part
+from ferryman.storage.parquet import Part, read_part, scan, write_part
+from ferryman.storage.query import connect
 from ferryman.storage.tables import DataFile, Table
 from ferryman.testing import crash
 
@@ -84,13 +83,15 @@ def _merge_outbox(state: State) -> bool:
             by_destination.setdefault(file.partition["destination"], []).append(file)
     for files in by_destination.values():
         if len(files) >= settings.COMPACT_FILES:
-            part = _merged_outbox(table.folder, files)
-            _replace(table, files, [table.data_file(part, files[0].partition)])
+            part = _merged_outbox(state, files)
+            _replace(table, files, [] if part is None else [table.data_file(part, files[0].partition)])
             changed = True
     return changed
 
 
-def _merged_outbox(folder: Path, files: list[DataFile]) -> Part:
+def _merged_outbox(state: State, files: list[DataFile]) -> Part | None:
+    """One file in place of several, without what is parked for a version that is not the document's any more."""
+    folder = state.outbox.folder
     key = int(files[0].partition["first_sequence"])
     tables = []
     for file in files:
@@ -98,7 +99,23 @@ def _merged_outbox(folder: Path, files: list[DataFile]) -> Part:
         shifted = pc.add(rows["row"], int(file.partition["first_sequence"]) - key)
         tables.append(rows.set_column(rows.schema.get_field_index("row"), "row", shifted))
     merged = pa.concat_tables(tables)
-    return write_part(folder, merged, stats=due_stats(merged["due"].to_pylist()))
+    merged = merged.filter(pc.invert(pc.is_in(merged["delivery_hash"], value_set=_outdated(state, merged))))
+    return write_part(folder, merged, stats=due_stats(merged["due"].to_pylist())) if merged.num_rows else None
+
+
+def _outdated(state: State, rows: pa.Table) -> pa.Array:
+    """Delivery hashes of parked rows whose document has had a newer revision since: nobody will send them again."""
+    parked = rows.filter(pc.is_null(rows["due"])).select(["source", "origin", "revision", "delivery_hash"])
+    if not parked.num_rows or not state.documents.files:
+        return pa.array([], pa.string())
+    with connect(state.staging) as db:
+        db.register("parked", parked)
+        db.register("documents", scan(state.documents.paths(), state.documents.schema))
+        found = db.execute("""
+            SELECT DISTINCT p.delivery_hash FROM parked p
+            JOIN documents d ON p.source = d.source AND p.origin = d.document AND d.revision > p.revision
+        """).fetchall()
+    return pa.array([digest for (digest,) in found], pa.string())
 
 
 def _replace(table: Table, old: list[DataFile], new: list[DataFile]) -> None:

@@ -89,9 +89,12 @@ def unseal(path: Path) -> object:
     """The record in a sealed file.
 
     Raises:
-        StateDamaged: the file is not what was written.
+        StateDamaged: the file is missing, or not what was written.
     """
-    data = path.read_bytes()
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        raise StateDamaged(str(path), "the file is missing") from None
     body = data[9:]
     if data[:9] != b"%08x " % zlib.crc32(body):
         raise StateDamaged(str(path), "its checksum does not fit its content")

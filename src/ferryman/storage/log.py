@@ -1,11 +1,12 @@
 """A Delta log that is durable and verified.
 
 delta-rs writes a commit in one piece but syncs nothing. So after each commit its log file and folder are fsynced, and
-then *marked*: a small file beside the log holds its checksum. What this buys:
+then *marked*: a small sealed file beside the log holds its checksum. What this buys:
 
 * a marked entry that is missing or differs is damage: refused by name;
 * a last entry without a mark was cut off between commit and mark. If it is whole it is marked now; if it is torn (a
   power cut) it never took effect: it is set aside;
+* an entry that somebody else wrote (``OPTIMIZE``, ``DELETE``) is refused by name;
 * an unmarked checkpoint is only a copy of the log: it is removed.
 """
 
@@ -14,17 +15,21 @@ from __future__ import annotations
 import re
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
 from ferryman.errors import StateDamaged
-from ferryman.storage.files import fsync_file, fsync_folder, make_folder, replace
+from ferryman.storage.files import TEMPORARY, fsync_file, fsync_folder, make_folder, replace, sealed, unseal
 
 _COMMIT = re.compile(r"(\d{20})\.json\Z")
 _CHECKPOINT = re.compile(r"(\d{20})\.checkpoint\.parquet\Z")
+_HALF = re.compile(r".*#\d+\Z")
+"""What delta-rs calls a file that it has not finished."""
 _HINT = "_last_checkpoint"
 _CHECKPOINT_MARK = "checkpoint"
+_OURS: Final = "ferryman"
+_OTHERS: Final = "others"
 
 
 class Log:
@@ -46,7 +51,7 @@ class Log:
     def mark(self, version: int) -> None:
         """Note that a synced commit took effect."""
         make_folder(self.marks)
-        replace(self._mark(version), _checksum(self.path(version)).encode())
+        replace(self._mark(version), sealed(_checksum(self.path(version))))
 
     def info(self, version: int) -> dict[str, Any]:
         """What we wrote into a commit beside its actions; {} where there is nothing of ours."""
@@ -80,22 +85,28 @@ class Log:
             raise StateDamaged(str(self.folder), "the log is empty")
         for version in range(base + 1, last + 1):
             if version not in there:
-                raise StateDamaged(str(self.path(version)), "the log file is missing")
+                raise self._missing(version, base)
         for version in sorted(there):
             if version in marked:
-                if self._mark(version).read_text() != _checksum(self.path(version)):
+                if unseal(self._mark(version)) != _checksum(self.path(version)):
                     raise StateDamaged(str(self.path(version)), "its checksum does not fit its content")
-            elif version > base and version != last:
-                raise StateDamaged(str(self.path(version)), "it was not written by Ferryman")
+            elif version > base and (version != last or self._author(version) == _OTHERS):
+                raise self._unmarked(version)
+
+    def torn(self) -> int | None:
+        """The last entry's version, if it was cut off before it took effect: readers do not look at it."""
+        last = max(self.versions(), default=-1)
+        return last if last > 0 and last not in self._marked() and self._author(last) is None else None
 
     def mend(self) -> str | None:
-        """Finish or set aside what a crash left unmarked; says what was set aside. After ``verify``, under the lock."""
+        """Finish or set aside what a crash left; says what was set aside. After ``verify``, under the lock."""
+        self._remove_half_written()
         self._mend_checkpoint()
         versions = self.versions()
         if not versions or versions[-1] in self._marked():
             return None
         last = versions[-1]
-        if self._whole(last):
+        if self._author(last) is not None:
             self.sync(last)
             self.mark(last)
             return None
@@ -113,7 +124,7 @@ class Log:
         fsync_folder(self.folder)
         sums = {"version": version, "checkpoint": _checksum(checkpoint), "hint": _checksum(self.folder / _HINT)}
         make_folder(self.marks)
-        replace(self.marks / _CHECKPOINT_MARK, msgspec.json.encode(sums))
+        replace(self.marks / _CHECKPOINT_MARK, sealed(sums))
 
     def trim(self, version: int) -> None:
         """Remove commits before a marked checkpoint, other checkpoints, and the marks of what is gone."""
@@ -134,28 +145,44 @@ class Log:
             return set()
         return {int(p.name) for p in self.marks.iterdir() if p.name.isdigit()}
 
-    def _whole(self, version: int) -> bool:
-        """Does a log file hold as many actions as its commit said it would?"""
+    def _author(self, version: int) -> str | None:
+        """Who wrote a log file: us, or others; None: it is torn (it holds not as many actions as its commit says)."""
         try:
             actions = [msgspec.json.decode(line) for line in self.path(version).read_bytes().splitlines()]
             said = next(a["commitInfo"] for a in actions if "commitInfo" in a).get("ferryman")
-        except (msgspec.DecodeError, StopIteration, AttributeError, TypeError):
-            return False
-        if said is None:
-            return version == 0 and any("metaData" in a for a in actions) and any("protocol" in a for a in actions)
-        return bool(
-            said["adds"] == sum("add" in a for a in actions) and said["removes"] == sum("remove" in a for a in actions)
-        )
+            if said is None:  # the making of an empty table is delta-rs's own
+                making = (
+                    version == 0 and any("metaData" in a for a in actions) and any("protocol" in a for a in actions)
+                )
+                return _OURS if making else _OTHERS
+            whole = all(said[f"{kind}s"] == sum(kind in a for a in actions) for kind in ("add", "remove", "txn"))
+        except (msgspec.DecodeError, StopIteration, AttributeError, KeyError, TypeError):
+            return None
+        return _OURS if whole else None
+
+    def _unmarked(self, version: int) -> StateDamaged:
+        if self._author(version) == _OTHERS:
+            return StateDamaged(str(self.path(version)), "it was not written by Ferryman")
+        return StateDamaged(str(self._mark(version)), "the mark is missing")
+
+    def _missing(self, version: int, base: int) -> StateDamaged:
+        later = any(int(m[1]) > version for p in self.folder.iterdir() if (m := _CHECKPOINT.match(p.name)))
+        if base < 0 and later:  # the log was trimmed, and that is done only after the checkpoint is marked
+            return StateDamaged(str(self.marks / _CHECKPOINT_MARK), "the mark of the checkpoint is missing")
+        return StateDamaged(str(self.path(version)), "the log file is missing")
+
+    def _remove_half_written(self) -> None:
+        for folder in (self.folder, self.marks):
+            for path in folder.iterdir() if folder.is_dir() else ():
+                if _HALF.match(path.name) or path.name.startswith(TEMPORARY):
+                    path.unlink(missing_ok=True)
 
     def _checkpoint_mark(self) -> dict[str, Any] | None:
         path = self.marks / _CHECKPOINT_MARK
         if not path.exists():
             return None
-        try:
-            mark: dict[str, Any] = msgspec.json.decode(path.read_bytes())
-            return {"version": int(mark["version"]), "checkpoint": str(mark["checkpoint"]), "hint": str(mark["hint"])}
-        except (msgspec.DecodeError, KeyError, TypeError, ValueError) as e:
-            raise StateDamaged(str(path), "the mark of the checkpoint cannot be read") from e
+        mark: Any = unseal(path)
+        return dict(mark)
 
     def _verify_checkpoint(self) -> int:
         """The version up to which commits may be missing: that of the marked checkpoint, or -1."""
@@ -186,4 +213,7 @@ class Log:
 
 
 def _checksum(path: Path) -> str:
-    return blake2b(path.read_bytes(), digest_size=16).hexdigest()
+    try:
+        return blake2b(path.read_bytes(), digest_size=16).hexdigest()
+    except FileNotFoundError:
+        raise StateDamaged(str(path), "the file is missing") from None

@@ -1,7 +1,7 @@
 """Data files: Parquet with page checksums, whose names hold the CRC-32 of the file and of its footer.
 
-Page checksums cover the pages alone. A flipped byte in the footer may rename a column, and its values are read as nulls;
-so whoever reads a file compares its footer with the name first.
+Page checksums cover the pages alone. A flipped byte in the footer may rename a column, whose values are then read as
+nulls; so whoever reads a file compares its footer with its name first.
 """
 
 from __future__ import annotations

@@ -75,7 +75,8 @@ class Table:
 
     def load(self, applications: Iterable[str] = ()) -> None:
         """Read version, live files and the numbers of these application transactions from disk."""
-        handle = self._handle()
+        torn = self.log.torn()
+        handle = self._handle(None if torn is None else torn - 1)
         self.version = handle.version()
         self.transactions = {a: handle.transaction_version(a) or 0 for a in applications}
         self.files = {f.path: f for f in _live(handle)}
@@ -149,9 +150,10 @@ class Table:
             gone = self.files[path]
             actions.append(RemoveAction(path, data_change, 0, gone.size, {**gone.partition}))
         marks = {**transactions, application: epoch}
+        counts = {"adds": len(adds), "removes": len(removes), "txns": len(marks)}  # by which a torn entry is known
         properties = CommitProperties(
-            custom_metadata={"ferryman": {"kind": kind, **info, "adds": len(adds), "removes": len(removes)}},
-            max_commit_retries=1,
+            custom_metadata={"ferryman": {"kind": kind, **info, **counts}},
+            max_commit_retries=0,  # a retry would go on after a foreign commit that carries no epoch
             app_transactions=[Transaction(name, number) for name, number in marks.items()],
         )
         try:
@@ -164,7 +166,7 @@ class Table:
                 post_commithook_properties=_HOOKS,
             )
         except DeltaError as e:
-            if "oncurrent" in str(e) or "already exists" in str(e):
+            if self.log.path(self.version + 1).exists():
                 raise StateLost(
                     f"{self.folder}: another driver committed while this one held the state: this one stops. ({e})"
                 ) from e
@@ -231,9 +233,9 @@ class Table:
         """A written part as a file to add."""
         return DataFile(part.path, part.size, part.rows, dict(partition or {}), part.stats or {})
 
-    def _handle(self) -> DeltaTable:
+    def _handle(self, version: int | None = None) -> DeltaTable:
         try:
-            return DeltaTable(str(self.folder))
+            return DeltaTable(str(self.folder), version=version)
         except DeltaError as e:
             raise StateDamaged(str(self.folder / "_delta_log"), f"the log cannot be read ({e})") from e
 

@@ -1,0 +1,1 @@
+"""What the docs take from the code: pictures, tables, signatures, messages. ``python -m scripts.docs`` writes them anew."""

@@ -1,0 +1,200 @@
+"""The tables of docs/reference/bad-input.md: every bad input is made, run, and what Ferryman says of it is copied."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import socket
+import tempfile
+import time
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import sqlalchemy as sa
+
+from ferryman import Document, PermanentError, Plan, settings
+from ferryman.destinations import Sql
+from ferryman.engine.wave import Run, Summary
+from ferryman.ledger import account
+from ferryman.ledger.state import State, state_root
+from ferryman.observe.progress import Silent
+from ferryman.sources import Files
+from ferryman.testing.inprocess import InProcess
+
+NOBODY = 65534
+TOO_LONG = 40_000
+"""Characters of a text that our SQLite refuses: it is told a limit below this, for a real one is 1 GB."""
+
+
+class Case(NamedTuple):
+    """One bad file: its id, what is bad, and what a person can do beside what the message says."""
+
+    id: str
+    what: str
+    remedy: str = ""
+
+
+LISTED = (
+    Case("nowhere.txt", "a link that leads nowhere"),
+    Case("circle.txt", "a link that leads in a circle"),
+    Case("up", "a link to a folder that holds it"),
+    Case("out.txt", "a link out of the root"),
+    Case("pipe", "a pipe, a socket or a device"),
+    Case("huge.bin", "a file larger than `max_bytes`"),
+)
+READ = (
+    Case("secret.txt", "a file that this user may not read", "The next scan after that reads it."),
+    Case("empty.txt", "an empty file", "Nothing: it is a document like any other, with empty text."),
+    Case("caf%E9.txt", "a name that is not UTF-8", "Nothing: its bytes are percent-encoded in the id."),
+)
+STEPS = (
+    Case("latin.txt", "text in another encoding, read with `doc.text()`"),
+    Case("line.csv", "a malformed line; the step raises `PermanentError`", "Correct the file."),
+    Case("line.json", "a malformed line; the step lets the parser's error out", "Correct the file. Raise `PermanentError` in the step: then it is not tried again in vain."),
+    Case("list.txt", "the step returns neither the document nor `None`", "Correct the step."),
+    Case("value.txt", "a field gets a value that JSON has not"),
+    Case("slow.txt", "the step takes longer than its `timeout=`", "Give it more time, or make it faster."),
+)
+SENT = (
+    Case("number.txt", "an integer of more than 64 bit in a column of its own"),
+    Case("long.txt", "a text that is larger than the destination takes (SQLite: 1 GB)"),
+)
+
+
+def tables() -> str:
+    """Markdown: a table a place where it is noticed, and what the run says of a folder that cannot be read."""
+    rows, summary = outcomes()
+    pieces = []
+    for heading, cases in (
+        ("### Noticed while listing", LISTED),
+        ("### Noticed while reading", READ),
+        ("### Noticed in a step", STEPS),
+        ("### Noticed by the destination (here `Sql`)", SENT),
+    ):
+        lines = ["| input | status | message | what to do |", "|---|---|---|---|"]
+        for case in cases:
+            status, message = rows[case.id]
+            told = f"`{message}`" if message else "none"
+            lines.append(f"| {case.what} | {status} | {told} | {case.remedy or 'As the message says.'} |")
+        pieces += [heading, "\n".join(lines)]
+    [incomplete] = [m for m in summary.messages if "incomplete" in m]
+    pieces += ["### A folder that cannot be read", f"The run ends with {summary.exit}, and says:", f"```text\n{incomplete}\n```"]
+    return "\n\n".join(pieces)
+
+
+@cache
+def outcomes() -> tuple[dict[str, tuple[str, str]], Summary]:
+    """Id -> (status, message) of every bad file, and the summary of the run."""
+    folder = Path(tempfile.mkdtemp()).resolve()
+    try:
+        corpus = folder / "corpus"
+        _make(corpus)
+        with _without_privileges(folder), _short_texts():
+            plan = _plan(corpus, folder / "out.db")
+            plan.freeze()
+            with State.take(state_root(plan, folder / "state"), plan) as state:
+                summary = Run(state, InProcess(), Silent(), wait=5).go()
+            rows = account.docs(state_root(plan, folder / "state"))
+
+        def clean(text: str) -> str:
+            text = text.replace(str(corpus), "/corpus").replace(str(folder), "")
+            return re.sub(r"\(uid \d+\)", "(uid 1000)", text).replace(socket.gethostname(), "HOST")
+
+        summary.messages = [clean(m) for m in summary.messages]
+        return {r["document"]: (r["status"], clean(r["message"] or "")) for r in rows}, summary
+    finally:
+        (folder / "corpus" / "closed").chmod(0o700)
+        shutil.rmtree(folder)
+
+
+def _make(corpus: Path) -> None:
+    corpus.mkdir()
+    (corpus.parent / "elsewhere.txt").write_text("not in the root")
+    (corpus / "nowhere.txt").symlink_to("gone.txt")
+    (corpus / "circle.txt").symlink_to("circle.txt")
+    (corpus / "up").symlink_to(".")
+    (corpus / "out.txt").symlink_to("../elsewhere.txt")
+    os.mkfifo(corpus / "pipe")
+    with (corpus / "huge.bin").open("wb") as huge:
+        huge.truncate(settings.GIB)  # takes no room on the disk
+    (corpus / "secret.txt").write_text("secret")
+    (corpus / "secret.txt").chmod(0)
+    (corpus / "empty.txt").write_bytes(b"")
+    Path(os.fsdecode(os.fsencode(corpus) + b"/caf\xe9.txt")).write_text("a name in Latin-1")
+    (corpus / "latin.txt").write_bytes("café".encode("latin-1"))
+    (corpus / "line.csv").write_text("name,age\nAnn,37\nBob\n")
+    (corpus / "line.json").write_text('{"name": "Ann"}\n{"name": Bob}\n')
+    for name in ("list", "value", "slow", "number", "long"):
+        (corpus / f"{name}.txt").write_text(name)
+    (corpus / "closed").mkdir(mode=0)
+
+
+def _plan(corpus: Path, database: Path) -> Plan:
+    plan = Plan("bad-input", version=1)
+    files = plan.source("files", Files(corpus))
+    parsed = files.step("parse", _parse).step("patient", _patient, timeout=0.05)
+    parsed.destination("index", Sql(f"sqlite:///{database}", columns={"number": "number"}), backoff=0)
+    return plan
+
+
+def _parse(doc: Document) -> Any:
+    """The step of the table: it does to each file what its name says."""
+    match doc.id:
+        case "line.csv":
+            for number, line in enumerate(doc.text().splitlines(), 1):
+                if line.count(",") != 1:
+                    raise PermanentError(f"{doc.id}: line {number} has not two columns: {line!r}")
+        case "line.json":
+            doc["names"] = [json.loads(line)["name"] for line in doc.text().splitlines()]
+        case "list.txt":
+            return [doc.text()]
+        case "value.txt":
+            doc["at"] = object()
+        case "number.txt":
+            doc["number"] = 2**70
+        case "long.txt":
+            doc["text"] = "x" * TOO_LONG
+        case _:
+            doc["text"] = doc.text()
+    return doc
+
+
+def _patient(doc: Document) -> Document:
+    if doc.id == "slow.txt":
+        time.sleep(5)  # is interrupted: it stands for a step that takes too long
+    return doc
+
+
+@contextlib.contextmanager
+def _without_privileges(folder: Path) -> Iterator[None]:
+    """Root may read everything: be nobody meanwhile."""
+    if os.geteuid() != 0:
+        yield
+        return
+    for path in (folder, *folder.rglob("*")):
+        os.chown(path, NOBODY, NOBODY, follow_symlinks=False)
+    os.seteuid(NOBODY)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+@contextlib.contextmanager
+def _short_texts() -> Iterator[None]:
+    """An SQLite that takes short texts only."""
+    import sqlite3
+
+    def limit(connection: sqlite3.Connection, _record: Any) -> None:
+        connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, TOO_LONG // 2)
+
+    sa.event.listen(sa.Engine, "connect", limit)
+    try:
+        yield
+    finally:
+        sa.event.remove(sa.Engine, "connect", limit)

@@ -1,0 +1,71 @@
+"""Blocks of pages that are made from the code, between ``<!-- made: NAME -->`` and ``<!-- end -->``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+from scripts.docs import bad_input, moves, ports, protocol, signatures
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+
+PICTURES: dict[str, Callable[[], str]] = {
+    "pictures/protocol.svg": protocol.picture,
+    "pictures/statuses.svg": moves.picture,
+}
+BLOCKS: dict[str, Callable[[], str]] = {
+    "statuses": moves.table,
+    "moves": moves.matrix,
+    "bad input": bad_input.tables,
+    "shipped sources": ports.sources,
+    "promises of a source": ports.promises_of_a_source,
+    "shipped destinations": ports.destinations,
+    "destination attributes": ports.attributes,
+    "sqlite errors": ports.sqlite_errors,
+    "python: ferryman": partial(signatures.module, "ferryman"),
+    "python: answers": signatures.answers,
+    "python: sources": partial(signatures.names, "ferryman.sources"),
+    "python: destinations": partial(signatures.names, "ferryman.destinations"),
+    "python: testing": signatures.testing,
+}
+
+_BLOCK = re.compile(r"(<!-- made: (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def pages() -> Iterator[Path]:
+    """Every page of the docs."""
+    return iter(sorted(DOCS.rglob("*.md")))
+
+
+def blocks_of(page: Path) -> list[str]:
+    """Names of the blocks that a page has."""
+    return [found[2] for found in _BLOCK.finditer(page.read_text("utf-8"))]
+
+
+def made(text: str) -> str:
+    """A page's text with every block as the code has it now."""
+    return _BLOCK.sub(lambda found: f"{found[1]}\n{BLOCKS[found[2]]().strip()}\n\n{found[3]}", text)
+
+
+def write() -> Iterator[Path]:
+    """Write what has changed; its paths."""
+    wanted = {DOCS / name: draw() for name, draw in PICTURES.items()}
+    wanted |= {page: made(page.read_text("utf-8")) for page in pages() if blocks_of(page)}
+    for path, text in wanted.items():
+        if not path.exists() or path.read_text("utf-8") != text:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, "utf-8")
+            yield path
+
+
+def stale() -> list[str]:
+    """Pages and pictures that are not what the code says."""
+    old = [name for name, draw in PICTURES.items() if (DOCS / name).read_text("utf-8") != draw()]
+    for page in pages():
+        text = page.read_text("utf-8")
+        if made(text) != text:
+            old.append(page.relative_to(DOCS).as_posix())
+    return old

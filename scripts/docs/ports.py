@@ -1,0 +1,75 @@
+"""What is said of the shipped sources and destinations, from their classes."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sqlite3
+from typing import Any
+
+import ferryman.destinations
+import ferryman.sources
+from ferryman.destinations import Destination, sqlite
+from ferryman.plan.plan import _default_guarantee
+from ferryman.sources import Source
+from ferryman.testing.sources import SourceSuite
+from scripts.docs.signatures import entry, prose
+
+
+def shipped(package: Any, base: type) -> list[tuple[str, type]]:
+    """The public subclasses of a port."""
+    found = [(name, getattr(package, name)) for name in package.__all__]
+    return [(n, c) for n, c in found if inspect.isclass(c) and issubclass(c, base) and c is not base]
+
+
+def sources() -> str:
+    return "\n\n".join(entry(name, cls, of=()) for name, cls in shipped(ferryman.sources, Source))
+
+
+def destinations() -> str:
+    return "\n\n".join(entry(name, cls, of=()) for name, cls in shipped(ferryman.destinations, Destination))
+
+
+def attributes() -> str:
+    """What each destination declares, and which guarantee it gets where the plan says none."""
+    lines = [
+        "| destination | effect | transactional | compares sequences | writers | rows a chunk | guarantee by default |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for name, cls in shipped(ferryman.destinations, Destination):
+        declared: Any = cls
+        lines.append(
+            f"| `{name}` | {declared.effect.name} | {_yes(declared.transactional)} | {_yes(declared.compares_sequences)} | "
+            f"{'one at a time' if declared.single_writer else 'many'} | {declared.preferred_batch or 500} | "
+            f"{_default_guarantee(declared).value} |"
+        )
+    return "\n".join(lines)
+
+
+def sqlite_errors() -> str:
+    """What becomes of SQLite's errors."""
+    written = re.findall(r"sqlite3\.(SQLITE_\w+):", inspect.getsource(sqlite))
+    codes = {getattr(sqlite3, name): name for name in written}
+    lines = ["| SQLite says | outcome | about | what to do |", "|---|---|---|---|"]
+    for code, (kind, universal, remedy) in sqlite._FAULTS.items():
+        outcome = "transient" if kind.__name__ == "TransientError" else "permanent"
+        lines.append(f"| `{codes[code]}` | {outcome} | {'the whole database' if universal else 'this document'} | {remedy} |")
+    return "\n".join(lines)
+
+
+def promises_of_a_source() -> str:
+    return promises(SourceSuite)
+
+
+def promises(suite: type) -> str:
+    """The tests of a conformance suite by their docstrings."""
+    lines = ["| promise | in full |", "|---|---|"]
+    for name, test in vars(suite).items():
+        if name.startswith("test_"):
+            what = " ".join(prose(inspect.getdoc(test) or "").split())
+            lines.append(f"| {name.removeprefix('test_').replace('_', ' ')} | {what} |")
+    return "\n".join(lines)
+
+
+def _yes(value: bool) -> str:
+    return "yes" if value else "no"

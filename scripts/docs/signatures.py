@@ -1,0 +1,207 @@
+"""Public names with their signatures and docstrings, as Markdown."""
+
+from __future__ import annotations
+
+import enum
+import importlib
+import inspect
+import re
+import textwrap
+from collections.abc import Iterator
+from typing import Any
+
+WIDTH = 100
+"""Characters of a line of code."""
+
+SECTIONS = ("Args:", "Attributes:", "Raises:", "Returns:")
+
+
+def module(name: str) -> str:
+    """All names of a module's ``__all__``: classes first, in the order of ``__all__``."""
+    found = importlib.import_module(name)
+    things = [(n, getattr(found, n)) for n in found.__all__]
+    ordered = [t for t in things if inspect.isclass(t[1])] + [t for t in things if not inspect.isclass(t[1])]
+    return "\n\n".join(entry(n, thing) for n, thing in ordered)
+
+
+def names(module_name: str) -> str:
+    """A table of a module's names: signature, and the first sentence of the docstring."""
+    found = importlib.import_module(module_name)
+    lines = ["| name | what it is |", "|---|---|"]
+    for name in found.__all__:
+        first = prose(inspect.getdoc(getattr(found, name)) or "").split("\n\n")[0]
+        lines.append(f"| `{name}` | {_sentence(' '.join(first.split()))} |")
+    return "\n".join(lines)
+
+
+def answers() -> str:
+    """What ``run`` and ``retry`` return, and what is raised."""
+    from ferryman import errors
+    from ferryman.engine.wave import Summary
+    from ferryman.ledger.commands import Retried
+    from ferryman.plan import Handle
+
+    tree = textwrap.dedent((inspect.getdoc(errors) or "").partition("::\n")[2].partition("Every message")[0]).strip("\n")
+    pieces = [entry("Handle", Handle, call=False), entry("Summary", Summary, call=False), entry("Retried", Retried, call=False)]
+    return "\n\n".join([*pieces, "### Errors\n\nAll in `ferryman.errors`.", f"```text\n{tree}\n```"])
+
+
+def testing() -> str:
+    """The shipped means to test parts of one's own."""
+    from ferryman.testing import inprocess, sources
+
+    pieces = [entry("ferryman.testing.sources.SourceSuite", sources.SourceSuite, of=_told(sources.SourceSuite), call=False)]
+    try:
+        suite: Any = importlib.import_module("ferryman.testing.destinations").DestinationSuite
+    except ModuleNotFoundError:
+        pass
+    else:
+        pieces.append(entry("ferryman.testing.destinations.DestinationSuite", suite, of=_told(suite), call=False))
+    pieces.append(entry("ferryman.testing.inprocess.InProcess", inprocess.InProcess))
+    return "\n\n".join(pieces)
+
+
+def _told(suite: type) -> tuple[str, ...]:
+    return tuple(n for n, f in vars(suite).items() if inspect.isfunction(f) and not n.startswith(("_", "test_")))
+
+
+def entry(name: str, thing: Any, of: tuple[str, ...] | None = None, *, call: bool = True) -> str:
+    """One name: signature, docstring, and for a class its public methods (or those named in ``of``)."""
+    arguments = _arguments(thing) if call else ""
+    pieces = [f"### {name.rpartition('.')[2]}", _code(name + arguments) if arguments else "", prose(inspect.getdoc(thing) or "")]
+    if inspect.isclass(thing):
+        pieces += _members(thing, of)
+    return "\n\n".join(p for p in pieces if p)
+
+
+def _members(thing: type, of: tuple[str, ...] | None) -> Iterator[str]:
+    told = _told_after(thing)
+    if issubclass(thing, enum.Enum):
+        yield "\n".join(f"- `{m.name}` (`{m.value!r}`)" + (f": {told[m.name]}" if m.name in told else "") for m in thing)
+        return
+    if told and of is None:
+        yield "\n".join(f"- `{name}`: {text}" for name, text in told.items())
+    for name, member in vars(thing).items():
+        if name.startswith("_") or (of is not None and name not in of):
+            continue
+        function = member.__func__ if isinstance(member, (classmethod, staticmethod)) else member
+        text = inspect.getdoc(function.fget if isinstance(function, property) else function) or ""
+        if not text or not (inspect.isfunction(function) or isinstance(function, property)):
+            continue
+        arguments = "" if isinstance(function, property) else _arguments(function, bound=True)
+        yield f"{_code(f'{thing.__name__}.{name}{arguments}')}\n\n{prose(text)}"
+
+
+def _told_after(thing: type) -> dict[str, str]:
+    """The strings that stand below a class's values, which Python itself forgets."""
+    source = inspect.getsource(thing)
+    found = re.findall(r'^ {4}(\w+)(?::| =)[^\n]+\n {4}"""(.+?)"""', source, re.MULTILINE | re.DOTALL)
+    return {name: prose(inspect.cleandoc(text)) for name, text in found}
+
+
+def _code(call: str) -> str:
+    """A call as a block; an argument a line where one line would be too long."""
+    if len(call) > WIDTH:
+        head, _, rest = call.partition("(")
+        arguments, _, answer = rest.rpartition(")")
+        call = f"{head}(\n" + "".join(f"    {a},\n" for a in _split(arguments)) + f"){answer}"
+    return f"```python\n{call}\n```"
+
+
+def _split(arguments: str) -> list[str]:
+    """Arguments, cut at the commas that stand in no brackets."""
+    pieces, depth = [""], 0
+    for character in arguments:
+        depth += (character in "[({") - (character in "])}")
+        if character == "," and not depth:
+            pieces.append("")
+        else:
+            pieces[-1] += character
+    return [piece.strip() for piece in pieces]
+
+
+def _arguments(thing: Any, *, bound: bool = False) -> str:
+    """``(name: str, version: int = 0) -> Handle``; "" where there is nothing to call."""
+    if inspect.isclass(thing) and issubclass(thing, enum.Enum):
+        return ""
+    try:
+        signature = inspect.signature(thing)
+    except ValueError:  # an exception without an __init__ of its own
+        return ""
+    parameters = [p for p in signature.parameters.values() if not (bound and p.name in ("self", "cls"))]
+    if inspect.isclass(thing) and all(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters):
+        return ""
+    pieces: list[str] = []
+    before = None
+    for p in parameters:
+        if before is p.POSITIONAL_ONLY and p.kind is not p.POSITIONAL_ONLY:
+            pieces.append("/")
+        if p.kind is p.KEYWORD_ONLY and before not in (p.KEYWORD_ONLY, p.VAR_POSITIONAL):
+            pieces.append("*")
+        pieces.append(_parameter(p))
+        before = p.kind
+    returns = signature.return_annotation
+    no_answer = returns in (signature.empty, "None", None) or inspect.isclass(thing)
+    return f"({', '.join(pieces)})" + ("" if no_answer else f" -> {_annotation(returns)}")
+
+
+def _parameter(p: inspect.Parameter) -> str:
+    stars = {p.VAR_POSITIONAL: "*", p.VAR_KEYWORD: "**"}.get(p.kind, "")
+    text = stars + p.name
+    if p.annotation is not p.empty:
+        text += f": {_annotation(p.annotation)}"
+    if p.default is not p.empty:
+        text += f" = {_default(p.default)}" if p.annotation is not p.empty else f"={_default(p.default)}"
+    return text
+
+
+def _annotation(annotation: Any) -> str:
+    return annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
+
+
+def _default(value: Any) -> str:
+    return f"{type(value).__name__}.{value.name}" if isinstance(value, enum.Enum) else repr(value)
+
+
+def prose(doc: str) -> str:
+    """A docstring as Markdown: ``code``, lists for Args and Raises, blocks for what is indented."""
+    out: list[str] = []
+    for paragraph in doc.split("\n\n"):
+        lines = paragraph.splitlines()
+        if not lines:
+            continue
+        if lines[0].strip() in SECTIONS:
+            items = textwrap.dedent("\n".join(lines[1:]))
+            out.append(f"{lines[0].strip()}\n\n{_items(items)}")
+        elif lines[0].startswith(">>> "):
+            out.append("```python\n" + "\n".join(line.removeprefix(">>> ") for line in lines) + "\n```")
+        elif all(line.startswith("    ") for line in lines):
+            code = textwrap.dedent(paragraph)
+            joined = out and out[-1].startswith("```")
+            out.append(f"```{'python' if 'import ' in code or 'def ' in code else 'text'}\n{code}\n```")
+            if joined:
+                out[-2:] = [out[-2].removesuffix("\n```") + "\n\n" + code + "\n```"]
+        else:
+            out.append(paragraph.replace("``", "`"))
+    return "\n\n".join(out)
+
+
+def _items(text: str) -> str:
+    """``name: what it means`` with its continuation lines, as a list."""
+    items: list[str] = []
+    for line in text.splitlines():
+        if line.startswith(" ") and items:
+            items[-1] += f" {line.strip()}"
+        else:
+            items.append(line)
+    marked = []
+    for item in items:
+        name, colon, rest = item.partition(": ")
+        marked.append(f"- `{name}`: {rest}" if colon and re.fullmatch(r"[\w, .*]+", name) else f"- {item}")
+    return "\n".join(marked).replace("``", "`")
+
+
+def _sentence(text: str) -> str:
+    """The first sentence."""
+    found = re.match(r".+?[.:](?= |$)", text)
+    return (found[0] if found else text).rstrip(":").replace("|", "\\|")

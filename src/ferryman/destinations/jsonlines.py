@@ -1,0 +1,130 @@
+"""Deliveries as lines of JSON in a folder: a file a chunk."""
+
+from __future__ import annotations
+
+import base64
+import errno
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from ferryman.destinations.base import Delivery, Destination, Effect, Outcome
+from ferryman.document import encode_fields
+from ferryman.errors import BadDocument, PermanentError, TransientError
+from ferryman.storage import files
+
+STALE_S: Final = 3600.0
+"""A temporary file older than this is a killed writer's: no ``write`` takes nearly as long."""
+
+_PASSING: Final = (
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EIO,
+    errno.EMFILE,
+    errno.ENFILE,
+    errno.ESTALE,
+    errno.ENOENT,
+)
+"""No room, a disk in trouble, too many open files; or the folder was removed, which ``check`` makes again."""
+
+_encode = msgspec.json.Encoder().encode
+
+
+class JsonLines(Destination):
+    """A folder of files ``<first sequence>-<last sequence>-<chunk>.jsonl``; each appears whole, or not at all.
+
+    A line is an object with ``hash``, ``sequence``, ``operation`` ("upsert" or "delete"), ``id``, ``parent_id``,
+    ``origin_id``, ``source``, ``version``, ``route`` (a list), ``fields`` and ``text``: the raw bytes decoded as
+    UTF-8, null without raw. Raw bytes that are not UTF-8 stand as base64 in ``raw_base64``, and ``text`` is null.
+
+    The folder is a log: a new version is a new line, so is a delete. **How to read it:** sort the files by name, skip
+    a line whose ``hash`` you have seen, and of an ``id`` take the line with the highest ``sequence``. A hash can stand
+    in two files: after a kill a chunk is written again, and if it is cut the same it makes the same file, but rows
+    that were not sure to have arrived may be cut differently then. Nothing that was confirmed is ever overwritten.
+
+    A killed writer leaves at most a file whose name begins with a dot. Ignore it; it is removed later.
+    """
+
+    effect = Effect.IDEMPOTENT
+
+    def __init__(self, directory: str | Path) -> None:
+        """``directory`` is made if it is not there. A relative one is meant from where the plan is built."""
+        self.directory = Path(directory).expanduser().absolute()
+
+    def target(self) -> str:
+        return self.directory.as_uri()
+
+    def check(self) -> None:
+        """Make the folder, and clean up after killed writers."""
+        with self._explained():
+            files.make_folder(self.directory)
+            files.fsync_folder(self.directory)
+            long_ago = time.time() - STALE_S
+            for temporary in self.directory.glob(f"{files.TEMPORARY}*"):
+                with suppress(FileNotFoundError):
+                    if temporary.stat().st_mtime < long_ago:
+                        temporary.unlink()
+
+    def write(self, chunk: list[Delivery]) -> list[Outcome]:
+        """Write the chunk's file.
+
+        Raises:
+            TransientError: (universal) no room, or a disk in trouble; no file was made.
+            PermanentError: (universal) no right to write here.
+        """
+        outcomes = [Outcome.ok()] * len(chunk)
+        lines, written = [], []
+        for position, delivery in enumerate(chunk):
+            try:
+                lines.append(_line(delivery))
+                written.append(delivery)
+            except (BadDocument, ValueError, TypeError) as e:
+                outcomes[position] = Outcome.permanent(f"{delivery.id}: {e}")
+        if written:
+            with self._explained():
+                files.replace(self.directory / _name(written), b"\n".join(lines) + b"\n")
+        return outcomes
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as e:
+            why = f"{self.directory}: {e.strerror or e}"
+            if e.errno in _PASSING:
+                raise TransientError(f"{why}. It is tried again.", universal=True) from e
+            raise PermanentError(f"{why}. Make it a folder that can be written, then run again.", universal=True) from e
+
+
+def _name(chunk: list[Delivery]) -> str:
+    """The same for the same deliveries, and another one for any others, so that no file replaces a different one."""
+    sequences = [d.sequence for d in chunk]
+    digest = blake2b("".join(d.hash for d in chunk).encode(), digest_size=4).hexdigest()
+    return f"{min(sequences):016d}-{max(sequences):016d}-{digest}.jsonl"
+
+
+def _line(delivery: Delivery) -> bytes:
+    line: dict[str, Any] = {
+        "hash": delivery.hash,
+        "sequence": delivery.sequence,
+        "operation": delivery.operation,
+        "id": delivery.id,
+        "parent_id": delivery.parent_id,
+        "origin_id": delivery.origin_id,
+        "source": delivery.source,
+        "version": delivery.version,
+        "route": delivery.route,
+        "fields": msgspec.Raw(delivery._fields_json or encode_fields(delivery.fields)),
+        "text": None,
+    }
+    if delivery.raw is not None:
+        try:
+            line["text"] = delivery.raw.decode()
+        except UnicodeDecodeError:
+            line["raw_base64"] = base64.b64encode(delivery.raw).decode("ascii")
+    return _encode(line)

@@ -1,0 +1,176 @@
+"""A destination that the driver's process can look into: for tests and first steps."""
+
+from __future__ import annotations
+
+import atexit
+import fcntl
+import os
+import pickle
+import shutil
+import struct
+import tempfile
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any, BinaryIO, Final
+from urllib.parse import quote
+
+from ferryman.destinations.base import Delivery, Destination, DestinationContext, Effect, Guarantee, Outcome
+from ferryman.errors import PermanentError
+
+_FRAME: Final = struct.Struct("<QI")
+"""Before each chunk's pickle: its length and CRC-32, so that a torn one is known."""
+
+_GENERATION_BYTES: Final = 16
+"""A spool begins with random bytes: who has read it knows from them whether it was cleared since."""
+
+
+class Memory(Destination):
+    """Keeps what it is given, by the name of its node: ``Memory.of("name")`` in the driver's process, while it lives.
+
+    Workers may be other processes, but on this machine: deliveries pass through files in a temporary folder of the
+    driver's, which goes when the driver ends. On a cluster of several machines use another destination.
+
+    Under exactly-once a hash that is there is passed over, whoever wrote it. Under the other guarantees everything is
+    kept that arrives, also twice, so that a test can see it. A chunk whose writer was killed is there whole or not at
+    all.
+    """
+
+    effect = Effect.POTENT
+    transactional = True
+
+    def __init__(self) -> None:
+        self._folder: str | None = None
+        self._spool: _Spool | None = None
+        self._once = True
+
+    @staticmethod
+    def of(name: str) -> list[Delivery]:
+        """Everything that the destinations of this name were given, in the order of arrival; [] if nothing was."""
+        with _Spool(_own_folder(), name).locked() as spool:
+            return [delivery for chunk in spool.read_new() for delivery in chunk]
+
+    @staticmethod
+    def clear(name: str | None = None) -> None:
+        """Forget what destinations of this name were given, or all; hashes too."""
+        for path in Path(_own_folder()).iterdir():
+            if name is None or path.name == _file_name(name):
+                with open(path, "r+b") as file:
+                    fcntl.flock(file, fcntl.LOCK_EX)
+                    file.truncate(0)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Whoever pickles it first is the driver."""
+        return self.__dict__ | {"_folder": self._folder or _own_folder(), "_spool": None}
+
+    def open(self, context: DestinationContext) -> None:
+        self._once = context.guarantee is Guarantee.EXACTLY_ONCE
+        self._spool = _Spool(self._folder or _own_folder(), context.destination)
+
+    def write(self, chunk: list[Delivery]) -> list[Outcome]:
+        if self._spool is None:
+            raise PermanentError("Memory: write before open", universal=True)
+        with self._spool.locked() as spool:
+            spool.skip_new()
+            arrived = chunk
+            if self._once:
+                first = {d.hash: d for d in reversed(chunk)}
+                arrived = [d for d in chunk if d.hash not in spool.hashes and first[d.hash] is d]
+            if arrived:
+                spool.append(arrived)
+        return [Outcome.ok()] * len(chunk)
+
+    def close(self) -> None:
+        self._spool = None
+
+
+class _Spool:
+    """A file of chunks that several processes append to. What was read of it is not read again."""
+
+    _file: BinaryIO
+
+    def __init__(self, folder: str, name: str) -> None:
+        self._path = os.path.join(folder, _file_name(name))
+        self._forget(b"")
+
+    def _forget(self, generation: bytes) -> None:
+        self._generation = generation
+        self._end = _GENERATION_BYTES
+        self.hashes: set[str] = set()
+
+    @contextmanager
+    def locked(self) -> Iterator[_Spool]:
+        """Alone with the file."""
+        try:
+            fd = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
+        except FileNotFoundError:
+            raise PermanentError(
+                f"Memory: {os.path.dirname(self._path)} is gone: its driver has ended, or runs on another machine. "
+                "Memory works on one machine only.",
+                universal=True,
+            ) from None
+        with open(fd, "r+b") as self._file:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            yield self
+
+    def read_new(self) -> Iterator[list[Delivery]]:
+        """Chunks since the last time. A torn one at the end (its writer was killed) is cut off."""
+        self._file.seek(0)
+        generation = self._file.read(_GENERATION_BYTES)
+        if len(generation) < _GENERATION_BYTES:
+            generation = os.urandom(_GENERATION_BYTES)
+            self._file.seek(0)
+            self._file.write(generation)
+            self._file.truncate()
+        if generation != self._generation:
+            self._forget(generation)
+        self._file.seek(self._end)
+        while (chunk := self._frame()) is not None:
+            self._end = self._file.tell()
+            self.hashes.update(d.hash for d in chunk)
+            yield chunk
+        self._file.truncate(self._end)
+
+    def skip_new(self) -> None:
+        """Take note of what others have appended."""
+        for _ in self.read_new():
+            pass
+
+    def _frame(self) -> list[Delivery] | None:
+        head = self._file.read(_FRAME.size)
+        if len(head) < _FRAME.size:
+            return None
+        size, checksum = _FRAME.unpack(head)
+        body = self._file.read(size)
+        if len(body) < size or zlib.crc32(body) != checksum:
+            return None
+        chunk: list[Delivery] = pickle.loads(body)
+        return chunk
+
+    def append(self, chunk: list[Delivery]) -> None:
+        """Add a chunk; after ``read_new``."""
+        body = pickle.dumps(chunk, pickle.HIGHEST_PROTOCOL)
+        self._file.seek(self._end)
+        self._file.write(_FRAME.pack(len(body), zlib.crc32(body)) + body)
+        self._file.flush()
+        self._end = self._file.tell()
+        self.hashes.update(d.hash for d in chunk)
+
+
+def _file_name(name: str) -> str:
+    return f"spool-{quote(name, safe='')}"
+
+
+@cache
+def _own_folder() -> str:
+    """This process's folder (after a fork: its parent's); made when it is first needed."""
+    folder = tempfile.mkdtemp(prefix="ferryman-memory-")
+    atexit.register(_remove, folder, os.getpid())
+    return folder
+
+
+def _remove(folder: str, owner: int) -> None:
+    if os.getpid() == owner:  # not in a forked child
+        shutil.rmtree(folder, ignore_errors=True)

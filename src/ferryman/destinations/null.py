@@ -1,0 +1,18 @@
+"""A destination that takes everything and keeps nothing."""
+
+from __future__ import annotations
+
+from ferryman.destinations.base import Delivery, Destination, Effect, Outcome
+
+
+class Null(Destination):
+    """Says ok to all and does nothing: to measure a plan without its destinations, or to end a path on purpose.
+
+    It keeps any guarantee: where nothing happens, nothing happens twice.
+    """
+
+    effect = Effect.IDEMPOTENT
+    transactional = True
+
+    def write(self, chunk: list[Delivery]) -> list[Outcome]:
+        return [Outcome.ok()] * len(chunk)

@@ -1,0 +1,350 @@
+"""The log of a table: what a crash left is mended, what is damaged is refused by name, and nothing is changed by looking."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, write_deltalake
+
+from ferryman.errors import StateDamaged
+from ferryman.storage.tables import Table
+from tests.storage.conftest import APPLICATION, SCHEMA, add, make_table
+
+
+def snapshot(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+def unmark(table: Table, version: int) -> None:
+    """As a kill leaves it between commit and mark."""
+    (table.log.marks / f"{version:020d}").unlink()
+
+
+def flip(path: Path, at: float = 0.5) -> None:
+    data = bytearray(path.read_bytes())
+    data[min(int(len(data) * at), len(data) - 1)] ^= 0x01
+    path.write_bytes(data)
+
+
+def refused(table: Table) -> StateDamaged:
+    """What ``verify`` raises; it changes nothing."""
+    before = snapshot(table.folder)
+    with pytest.raises(StateDamaged) as error:
+        table.log.verify()
+    assert snapshot(table.folder) == before
+    return error.value
+
+
+def checkpoint_of(table: Table) -> Path:
+    [path] = table.log.folder.glob("*.checkpoint.parquet")
+    return path
+
+
+@pytest.fixture
+def filled(table: Table) -> Table:
+    """Versions: 0 made, 1 fenced, 2 to 4 three commits."""
+    for n in range(3):
+        add(table, n)
+    return table
+
+
+@pytest.fixture
+def folded(filled: Table) -> Table:
+    """The same, with a checkpoint at 4 and two commits after it."""
+    filled.checkpoint()
+    add(filled, 3)
+    add(filled, 4)
+    return filled
+
+
+@pytest.fixture(params=["filled", "folded"])
+def either(request: pytest.FixtureRequest) -> Table:
+    table: Table = request.getfixturevalue(request.param)
+    return table
+
+
+# --- whole --------------------------------------------------------------------------------------------
+
+
+def test_a_whole_log_is_accepted_and_left_alone(either: Table) -> None:
+    """verify and mend find nothing, and write nothing."""
+    before = snapshot(either.folder)
+    either.log.verify()
+    assert either.log.mend() is None
+    assert either.log.torn() is None
+    assert snapshot(either.folder) == before
+
+
+def test_a_checkpoint_trims_the_log_and_its_marks(filled: Table) -> None:
+    """Only the checkpoint's own commit stays; the rows are all there."""
+    filled.checkpoint()
+    assert filled.log.versions() == [4]
+    assert sorted(p.name for p in filled.log.marks.iterdir()) == [f"{4:020d}", "checkpoint"]
+    again = Table(filled.folder, SCHEMA, [])
+    again.load([APPLICATION])
+    assert again.files.keys() == filled.files.keys()
+    assert again.version == 4
+    assert again.transactions == {APPLICATION: 1}
+
+
+def test_a_second_checkpoint_replaces_the_first(folded: Table) -> None:
+    """One checkpoint, one mark of it, the log behind it."""
+    folded.checkpoint()
+    assert checkpoint_of(folded).name == f"{6:020d}.checkpoint.parquet"
+    assert folded.log.versions() == [6]
+    folded.log.verify()
+
+
+def test_what_a_commit_said_is_found(filled: Table) -> None:
+    """The information beside a commit's actions comes back; there is none in what delta-rs made by itself."""
+    filled.commit("wave", info={"wave": 7, "documents": [["a", 1, 2]]})
+    found = filled.log.info(filled.version)
+    assert (found["kind"], found["wave"], found["documents"]) == ("wave", 7, [["a", 1, 2]])
+    assert filled.log.info(0) == {}
+
+
+# --- what a crash leaves --------------------------------------------------------------------------------
+
+
+def test_a_whole_last_entry_without_mark_is_marked(either: Table) -> None:
+    """Killed between commit and mark: it took effect."""
+    last = either.version
+    unmark(either, last)
+    either.log.verify()
+    assert either.log.torn() is None
+    assert either.log.mend() is None
+    assert last in either.log._marked()
+    either.log.verify()
+    again = Table(either.folder, SCHEMA, [])
+    again.load()
+    assert again.version == last
+
+
+@pytest.mark.parametrize("cut", [0, 1, 0.2, 0.5, 0.9, -1, "line"])
+def test_a_torn_last_entry_without_mark_is_set_aside(either: Table, cut: float | str) -> None:
+    """A power cut before the mark: it never took effect. It is told where it went, and the log goes on."""
+    last = either.version
+    add(either, 10, 11)
+    torn = either.log.path(either.version)
+    unmark(either, either.version)
+    data = torn.read_bytes()
+    if cut == "line":
+        kept = b"".join(data.splitlines(keepends=True)[:-1])
+    else:
+        kept = data[: cut if isinstance(cut, int) else int(len(data) * cut)]  # type: ignore[misc]
+    if cut == -1:
+        kept = kept.rstrip(b"}")
+    torn.write_bytes(kept)
+
+    either.log.verify()
+    assert either.log.torn() == last + 1
+    reader = Table(either.folder, SCHEMA, [])
+    reader.load()
+    assert reader.version == last, "a reader does not look at it"
+    said = either.log.mend()
+    assert said is not None
+    assert str(torn) in said
+    assert not torn.exists()
+    [aside] = either.log.marks.glob("set-aside-*")
+    assert aside.read_bytes() == kept
+    assert str(aside) in said
+    either.log.verify()
+    again = Table(either.folder, SCHEMA, [])
+    again.load([APPLICATION])
+    assert again.version == last
+    again.fence(APPLICATION, 2)
+    add(again, 12)
+    again.log.verify()
+
+
+def test_mending_twice_changes_nothing_more(filled: Table) -> None:
+    """Mending is idempotent, also when it is killed half way (the file is moved, nothing else has happened)."""
+    add(filled, 9)
+    unmark(filled, filled.version)
+    filled.log.path(filled.version).write_bytes(b'{"commitInfo"')
+    assert filled.log.mend() is not None
+    before = snapshot(filled.folder)
+    assert filled.log.mend() is None
+    assert snapshot(filled.folder) == before
+
+
+def test_an_unmarked_checkpoint_is_removed(filled: Table) -> None:
+    """Killed between making a checkpoint and marking it: it was only a copy of the log."""
+    DeltaTable(str(filled.folder)).create_checkpoint()
+    checkpoint_of(filled).write_bytes(b"torn by a power cut")
+    filled.log.verify()
+    assert filled.log.mend() is None
+    assert not list(filled.log.folder.glob("*checkpoint*"))
+    again = Table(filled.folder, SCHEMA, [])
+    again.load()
+    assert again.files.keys() == filled.files.keys()
+
+
+def test_an_unmarked_checkpoint_after_a_marked_one_is_removed(folded: Table) -> None:
+    """The marked one stays, and the log from it on."""
+    marked = checkpoint_of(folded)
+    DeltaTable(str(folded.folder)).create_checkpoint()
+    folded.log.verify()
+    folded.log.mend()
+    assert checkpoint_of(folded) == marked
+    again = Table(folded.folder, SCHEMA, [])
+    again.load()
+    assert again.files.keys() == folded.files.keys()
+    folded.log.verify()
+
+
+def test_a_log_that_was_not_trimmed_after_its_checkpoint_is_whole(filled: Table) -> None:
+    """Killed between marking a checkpoint and trimming: both are there; the next checkpoint trims both."""
+    DeltaTable(str(filled.folder)).create_checkpoint()
+    filled.log.mark_checkpoint(filled.version)
+    filled.log.verify()
+    filled.log.mend()
+    add(filled, 8)
+    filled.log.verify()
+    filled.checkpoint()
+    assert filled.log.versions() == [5]
+
+
+def test_half_written_files_are_removed(filled: Table) -> None:
+    """What delta-rs or we had not finished when we were killed does not pile up."""
+    half = [filled.log.folder / f"{5:020d}.json#1", filled.log.folder / "_last_checkpoint#1", filled.log.marks / ".tmp-1"]
+    for path in half:
+        path.write_bytes(b"half")
+    filled.log.verify()
+    filled.log.mend()
+    assert not any(p.exists() for p in half)
+
+
+# --- damage ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("which", [0, -1])
+def test_a_marked_entry_that_is_torn_is_refused_by_name(filled: Table, which: int) -> None:
+    """It took effect, so it cannot be set aside: damage, first or last."""
+    path = filled.log.path(filled.log.versions()[which])
+    path.write_bytes(path.read_bytes()[:-20])
+    assert refused(filled).path == str(path)
+
+
+@pytest.mark.parametrize("at", [0, 0.3, 0.7, 1])
+def test_a_flipped_byte_in_a_marked_entry_is_refused_by_name(either: Table, at: float) -> None:
+    """Wherever it is, in whichever entry."""
+    for version in either.log.versions():
+        path = either.log.path(version)
+        flip(path, at)
+        assert refused(either).path == str(path)
+        flip(path, at)
+    either.log.verify()
+
+
+def test_a_missing_entry_is_refused_by_name(either: Table) -> None:
+    """First, in the middle, or last."""
+    for version in either.log.versions():
+        path = either.log.path(version)
+        data = path.read_bytes()
+        path.unlink()
+        assert refused(either).path == str(path)
+        path.write_bytes(data)
+
+
+def test_a_missing_mark_is_refused_by_name(filled: Table) -> None:
+    """But for the last entry's, which may be a crash's work."""
+    for version in filled.log.versions()[:-1]:
+        mark = filled.log.marks / f"{version:020d}"
+        data = mark.read_bytes()
+        mark.unlink()
+        error = refused(filled)
+        assert (error.path, error.what) == (str(mark), "the mark is missing")
+        mark.write_bytes(data)
+
+
+@pytest.mark.parametrize("at", [0, 0.5, 1])
+def test_a_damaged_mark_is_refused_by_name(filled: Table, at: float) -> None:
+    """The mark, not the entry that it is of."""
+    for version in filled.log.versions():
+        mark = filled.log.marks / f"{version:020d}"
+        flip(mark, at)
+        assert refused(filled).path == str(mark)
+        flip(mark, at)
+
+
+@pytest.mark.parametrize("damage", [flip, Path.unlink, lambda p: p.write_bytes(p.read_bytes()[:-1])])
+def test_a_damaged_checkpoint_is_refused_by_name(folded: Table, damage: Callable[[Path], object]) -> None:
+    """Flipped, missing or cut."""
+    path = checkpoint_of(folded)
+    damage(path)
+    assert refused(folded).path == str(path)
+
+
+@pytest.mark.parametrize("damage", [flip, Path.unlink, lambda p: p.write_bytes(b"")])
+def test_a_damaged_mark_of_the_checkpoint_is_refused_by_name(folded: Table, damage: Callable[[Path], object]) -> None:
+    """Flipped, missing or empty."""
+    mark = folded.log.marks / "checkpoint"
+    damage(mark)
+    assert refused(folded).path == str(mark)
+
+
+def test_a_flipped_hint_is_refused_by_name(folded: Table) -> None:
+    """``_last_checkpoint`` says where to begin: another version there would hide commits."""
+    hint = folded.log.folder / "_last_checkpoint"
+    for at in (0, 0.3, 0.6, 1):
+        flip(hint, at)
+        assert refused(folded).path == str(hint)
+        flip(hint, at)
+
+
+def test_a_missing_hint_is_no_damage(folded: Table) -> None:
+    """Without ``_last_checkpoint`` the checkpoint is found by listing: the same rows."""
+    (folded.log.folder / "_last_checkpoint").unlink()
+    folded.log.verify()
+    folded.log.mend()
+    again = Table(folded.folder, SCHEMA, [])
+    again.load([APPLICATION])
+    assert again.files.keys() == folded.files.keys()
+    again.fence(APPLICATION, 2)
+    add(again, 5)
+    again.checkpoint()
+    again.log.verify()
+
+
+def test_an_empty_or_missing_log_is_refused_by_name(filled: Table) -> None:
+    """The folder is named."""
+    for path in filled.log.folder.iterdir():
+        path.unlink()
+    for path in filled.log.marks.iterdir():
+        path.unlink()
+    assert refused(filled).what == "the log is empty"
+    filled.log.folder.rmdir()
+    assert refused(filled).path == str(filled.log.folder)
+
+
+# --- others ---------------------------------------------------------------------------------------------
+
+
+def test_a_commit_of_somebody_else_is_refused_by_name(filled: Table) -> None:
+    """A table that Spark or delta-rs wrote to is not what our epochs protect: last or in the middle."""
+    write_deltalake(str(filled.folder), pa.table({"number": [99], "text": ["foreign"]}, schema=SCHEMA), mode="append")
+    foreign = filled.log.path(5)
+    error = refused(filled)
+    assert (error.path, error.what) == (str(foreign), "it was not written by Ferryman")
+    write_deltalake(str(filled.folder), pa.table({"number": [99], "text": ["foreign"]}, schema=SCHEMA), mode="append")
+    assert refused(filled).path == str(foreign)
+
+
+def test_an_optimize_of_somebody_else_is_refused_by_name(filled: Table) -> None:
+    """Though it changes no row: what it removes we may still have named."""
+    DeltaTable(str(filled.folder)).optimize.compact()
+    error = refused(filled)
+    assert (error.path, error.what) == (str(filled.log.path(5)), "it was not written by Ferryman")
+
+
+def test_a_new_table_is_whole(place: Path) -> None:
+    """Made and not yet fenced; made twice is made once."""
+    table = Table(place / "t", SCHEMA, [])
+    table.create()
+    table.create()
+    table.log.verify()
+    assert make_table(place / "t").version == 1
