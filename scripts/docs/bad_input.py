@@ -48,7 +48,7 @@ LISTED = (
     Case("huge.bin", "a file larger than `max_bytes`"),
 )
 READ = (
-    Case("secret.txt", "a file that this user may not read", "The next scan after that reads it."),
+    Case("secret.txt", "a file that this user may not read", "The next scan reads it then."),
     Case("empty.txt", "an empty file", "Nothing: it is a document like any other, with empty text."),
     Case("caf%E9.txt", "a name that is not UTF-8", "Nothing: its bytes are percent-encoded in the id."),
 )
@@ -82,7 +82,7 @@ def tables() -> str:
             told = f"`{message}`" if message else "none"
             lines.append(f"| {case.what} | {status} | {told} | {case.remedy or 'As the message says.'} |")
         pieces += [heading, "\n".join(lines)]
-    [incomplete] = [m for m in summary.messages if "incomplete" in m]
+    incomplete = next(m for m in summary.messages if "incomplete" in m)
     pieces += ["### A folder that cannot be read", f"The run ends with {summary.exit}, and says:", f"```text\n{incomplete}\n```"]
     return "\n\n".join(pieces)
 

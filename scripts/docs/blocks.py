@@ -24,6 +24,8 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "promises of a source": ports.promises_of_a_source,
     "shipped destinations": ports.destinations,
     "destination attributes": ports.attributes,
+    "destination port": ports.destination_port,
+    "promises of a destination": ports.promises_of_a_destination,
     "sqlite errors": ports.sqlite_errors,
     "python: ferryman": partial(signatures.module, "ferryman"),
     "python: answers": signatures.answers,

@@ -9,9 +9,10 @@ from typing import Any
 
 import ferryman.destinations
 import ferryman.sources
-from ferryman.destinations import Destination, sqlite
+from ferryman.destinations import Delivery, Destination, DestinationContext, Outcome, sqlite
 from ferryman.plan.plan import _default_guarantee
 from ferryman.sources import Source
+from ferryman.testing.destinations import DestinationSuite
 from ferryman.testing.sources import SourceSuite
 from scripts.docs.signatures import entry, prose
 
@@ -55,6 +56,16 @@ def sqlite_errors() -> str:
         outcome = "transient" if kind.__name__ == "TransientError" else "permanent"
         lines.append(f"| `{codes[code]}` | {outcome} | {'the whole database' if universal else 'this document'} | {remedy} |")
     return "\n".join(lines)
+
+
+def destination_port() -> str:
+    """The port, and what ``write`` gets and answers."""
+    things = (Destination, Delivery, Outcome, DestinationContext)
+    return "\n\n".join(entry(t.__name__, t, call=False) for t in things)
+
+
+def promises_of_a_destination() -> str:
+    return promises(DestinationSuite)
 
 
 def promises_of_a_source() -> str:

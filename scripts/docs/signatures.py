@@ -48,15 +48,11 @@ def answers() -> str:
 
 def testing() -> str:
     """The shipped means to test parts of one's own."""
-    from ferryman.testing import inprocess, sources
+    from ferryman.testing import destinations, inprocess, sources
 
     pieces = [entry("ferryman.testing.sources.SourceSuite", sources.SourceSuite, of=_told(sources.SourceSuite), call=False)]
-    try:
-        suite: Any = importlib.import_module("ferryman.testing.destinations").DestinationSuite
-    except ModuleNotFoundError:
-        pass
-    else:
-        pieces.append(entry("ferryman.testing.destinations.DestinationSuite", suite, of=_told(suite), call=False))
+    suite = destinations.DestinationSuite
+    pieces.append(entry("ferryman.testing.destinations.DestinationSuite", suite, of=_told(suite), call=False))
     pieces.append(entry("ferryman.testing.inprocess.InProcess", inprocess.InProcess))
     return "\n\n".join(pieces)
 

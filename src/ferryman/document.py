@@ -44,9 +44,13 @@ class Document(MutableMapping[str, Any]):
     @classmethod
     def of(cls, id: str, fields: dict[str, Any], raw: bytes | None = None, version: str = "") -> Document:
         """The same from a dict of fields, which the document keeps (no copy); field names are free, "raw" too."""
-        doc = cls(id, raw=raw)
-        doc._fields = fields
+        doc = cls.__new__(cls)  # once a document and wave: half of what __init__ takes
+        doc.id = doc.origin_id = id
+        doc.raw = raw
+        doc.parent_id = None
         doc.version = version
+        doc.operation = "upsert"
+        doc._fields = fields
         return doc
 
     def text(self, encoding: str = "utf-8") -> str:

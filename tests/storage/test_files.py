@@ -114,7 +114,9 @@ def test_folders_are_made_with_their_parents(place: Path) -> None:
     assert (place / "a" / "b" / "c").is_dir()
 
 
-@given(record=st.dictionaries(st.text(), st.integers(-(2**53), 2**53) | st.text() | st.none() | st.lists(st.booleans())))
+@given(
+    record=st.dictionaries(st.text(), st.integers(-(2**53), 2**53) | st.text() | st.none() | st.lists(st.booleans()))
+)
 def test_a_sealed_record_comes_back(tmp_path_factory: pytest.TempPathFactory, record: dict[str, object]) -> None:
     """What is sealed is unsealed as it was."""
     path = tmp_path_factory.getbasetemp() / "sealed"

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import datetime as dt
+import multiprocessing.process
 import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
@@ -17,22 +18,37 @@ import pytest
 from ferryman.errors import StateHeld
 from ferryman.storage.lock import Lock
 
-HOLD = "import sys, time; from pathlib import Path; from ferryman.storage.lock import Lock; \
-lock = Lock.take(Path(sys.argv[1])); print('held', flush=True); time.sleep(60)"
+Holder = multiprocessing.process.BaseProcess
+
+
+def hold(path: Path, told: Connection, child: list[str]) -> None:
+    lock = Lock.take(path)
+    if child:
+        subprocess.Popen(child)
+    told.send(lock is not None)
+    time.sleep(60)
+
+
+def start(path: Path, child: list[str]) -> Holder:
+    """A process that holds a lock, and perhaps has started another program."""
+    fork = multiprocessing.get_context("fork")
+    here, there = fork.Pipe()
+    process = fork.Process(target=hold, args=(path, there, child))
+    process.start()
+    assert here.recv()
+    return process
 
 
 @pytest.fixture
-def holder(place: Path) -> Iterator[subprocess.Popen[str]]:
+def holder(place: Path) -> Iterator[Holder]:
     """A process that holds the lock ``place/lock``."""
-    process = subprocess.Popen([sys.executable, "-c", HOLD, str(place / "lock")], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    assert process.stdout.readline() == "held\n"
+    process = start(place / "lock", [])
     yield process
     process.kill()
-    process.wait()
+    process.join()
 
 
-def test_the_second_is_told_who_and_since_when(place: Path, holder: subprocess.Popen[str]) -> None:
+def test_the_second_is_told_who_and_since_when(place: Path, holder: Holder) -> None:
     """Host, process id and time of taking; the message says what to do."""
     with pytest.raises(StateHeld) as error:
         Lock.take(place / "lock")
@@ -45,7 +61,7 @@ def test_the_second_is_told_who_and_since_when(place: Path, holder: subprocess.P
     assert held.exit_code == 1
 
 
-def test_being_refused_changes_nothing(place: Path, holder: subprocess.Popen[str]) -> None:
+def test_being_refused_changes_nothing(place: Path, holder: Holder) -> None:
     """The note of who holds it stays the holder's."""
     before = (place / "lock").read_bytes()
     for _ in range(3):
@@ -54,10 +70,10 @@ def test_being_refused_changes_nothing(place: Path, holder: subprocess.Popen[str
     assert (place / "lock").read_bytes() == before
 
 
-def test_kill_9_frees_it_at_once(place: Path, holder: subprocess.Popen[str]) -> None:
+def test_kill_9_frees_it_at_once(place: Path, holder: Holder) -> None:
     """No time-out, no stale lock file to remove."""
-    os.kill(holder.pid, signal.SIGKILL)
-    holder.wait()
+    holder.kill()
+    holder.join()
     began = time.monotonic()
     Lock.take(place / "lock").release()
     assert time.monotonic() - began < 1
@@ -83,7 +99,7 @@ def test_a_lock_file_of_a_dead_holder_is_no_obstacle(place: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"{}", b'{"host": 1, "pid": "x", "since": 0}', b"\xff\xfe"])
-def test_an_unreadable_note_is_no_crash(place: Path, holder: subprocess.Popen[str], content: bytes) -> None:
+def test_an_unreadable_note_is_no_crash(place: Path, holder: Holder, content: bytes) -> None:
     """Held, though not (yet) signed: still refused, in words."""
     (place / "lock").write_bytes(content)
     with pytest.raises(StateHeld, match="is held by process"):
@@ -92,16 +108,14 @@ def test_an_unreadable_note_is_no_crash(place: Path, holder: subprocess.Popen[st
 
 def test_a_program_that_was_started_meanwhile_does_not_keep_it(place: Path) -> None:
     """The lock dies with its holder, not with the programs it started (Spark's JVM may live a while longer)."""
-    start = HOLD.replace("time.sleep(60)", "__import__('subprocess').Popen(['sleep', '60']); time.sleep(60)")
-    process = subprocess.Popen(
-        [sys.executable, "-c", start, str(place / "lock")], stdout=subprocess.PIPE, text=True, start_new_session=True
-    )
-    assert process.stdout is not None
-    process.stdout.readline()
-    time.sleep(0.2)
+    process = start(place / "lock", ["sh", "-c", f"echo $$ > {place}/pid; exec sleep 60"])
+    while not (place / "pid").exists() or not (place / "pid").read_text():
+        time.sleep(0.01)
+    child = int((place / "pid").read_text())
     try:
         process.kill()
-        process.wait()
+        process.join()
+        os.kill(child, 0)
         Lock.take(place / "lock").release()
     finally:
-        os.killpg(process.pid, signal.SIGKILL)
+        os.kill(child, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""The log of a table: what a crash left is mended, what is damaged is refused by name, and nothing is changed by looking."""
+"""The log of a table: what a crash left is mended, what is damaged is refused by name; looking changes nothing."""
 
 from __future__ import annotations
 
@@ -210,7 +210,11 @@ def test_a_log_that_was_not_trimmed_after_its_checkpoint_is_whole(filled: Table)
 
 def test_half_written_files_are_removed(filled: Table) -> None:
     """What delta-rs or we had not finished when we were killed does not pile up."""
-    half = [filled.log.folder / f"{5:020d}.json#1", filled.log.folder / "_last_checkpoint#1", filled.log.marks / ".tmp-1"]
+    half = [
+        filled.log.folder / f"{5:020d}.json#1",
+        filled.log.folder / "_last_checkpoint#1",
+        filled.log.marks / ".tmp-1",
+    ]
     for path in half:
         path.write_bytes(b"half")
     filled.log.verify()

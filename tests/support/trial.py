@@ -45,7 +45,7 @@ def run_plan(
 
 
 class Trial:
-    """A folder with a plan ``trial`` version 1: source ``docs`` (the list ``documents``) → steps → ``out`` (a recorder).
+    """A folder with a plan ``trial`` version 1: source ``docs`` (a list in memory) → steps → ``out`` (a recorder).
 
     Attributes:
         documents: the source's list; change it between runs.

@@ -86,6 +86,8 @@ class Sql(Destination):
         for name in self.columns:
             if not name or name.lower() in RESERVED:
                 yield f"columns: {name!r} is the name of one of Sql's own columns; give the field another column name"
+        if len({name.lower() for name in self.columns}) < len(self.columns):
+            yield "columns: two names differ only in case, which SQL does not see"
         known = {*(name for name, _, _ in STANDARD), *self.columns}
         for name in self.full_text:
             if name not in known:
@@ -138,25 +140,33 @@ class Sql(Destination):
             self._writer = Writer(self.url, self.table, self.mode, self.columns)
 
     def write(self, chunk: list[Delivery]) -> list[Outcome]:
-        """One transaction a chunk.
+        """One transaction a chunk; more only if the database does not take some value of it.
 
         Raises:
-            TransientError: (universal) locked for too long, disk full: nothing was written.
-            PermanentError: (universal) the database or its table is not fit any more: nothing was written.
+            TransientError: (universal) locked for too long, or the disk is full.
+            PermanentError: (universal) the database or its table is not fit any more.
         """
-        if not chunk:
-            return []
         if self._writer is None:
             raise PermanentError(f"{self.target()}: write before open", universal=True)
         with sqlite.explained(self.target()):
-            try:
-                return self._writer.write(chunk)
-            except Exception as e:
-                if not sqlite.blames_a_row(e):
-                    raise
-            return self._writer.write_apart(chunk)
+            return _write_or_split(self._writer, chunk)
 
     def close(self) -> None:
         writer, self._writer = self._writer, None
         if writer is not None:
             writer.close()
+
+
+def _write_or_split(writer: Writer, chunk: list[Delivery]) -> list[Outcome]:
+    """Half by half around deliveries that the database does not take: they must not harm the others."""
+    if not chunk:
+        return []
+    try:
+        return writer.write(chunk)
+    except Exception as e:
+        if not sqlite.blames_a_row(e):
+            raise
+        if len(chunk) == 1:
+            return [Outcome.permanent(str(sqlite.explain(e, chunk[0].id)))]
+    middle = len(chunk) // 2
+    return _write_or_split(writer, chunk[:middle]) + _write_or_split(writer, chunk[middle:])

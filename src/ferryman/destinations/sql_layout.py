@@ -139,9 +139,9 @@ class Layout:
         """
         inspector = sa.inspect(connection)
         name = self.documents.name
-        there = {column["name"] for column in inspector.get_columns(name)}
-        wanted = {column.name for column in self.documents.columns} - {sqlite_fts.ROW}
-        if missing := [column.name for column in self.documents.columns if column.name in wanted - there]:
+        there = {column["name"].lower() for column in inspector.get_columns(name)}
+        wanted = [column.name for column in self.documents.columns if column.name != sqlite_fts.ROW]
+        if missing := [column for column in wanted if column.lower() not in there]:
             add = "; ".join(f"ALTER TABLE {name} ADD COLUMN {column}" for column in missing)
             raise PermanentError(
                 f"{where}: the table is there, but has no column {', '.join(missing)}. Give another table=, "

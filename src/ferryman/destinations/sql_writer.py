@@ -55,24 +55,6 @@ class Writer:
         with self._transaction() as connection:
             return self._merge(connection, chunk)
 
-    def write_apart(self, chunk: list[Delivery]) -> list[Outcome]:
-        """One transaction too, with a savepoint a delivery: what the database does not take harms only itself."""
-        outcomes = [Outcome.ok()] * len(chunk)
-        with self._transaction() as connection:
-            for position in sorted(range(len(chunk)), key=lambda i: chunk[i].sequence):
-                one = [chunk[position]]
-                try:
-                    with connection.begin_nested():
-                        if self._mode == "append":
-                            self._insert(connection, one)
-                        else:
-                            outcomes[position] = self._merge(connection, one)[0]
-                except Exception as e:
-                    if not sqlite.blames_a_row(e):
-                        raise
-                    outcomes[position] = Outcome.permanent(str(sqlite.explain(e, one[0].id)))
-        return outcomes
-
     @contextmanager
     def _transaction(self) -> Iterator[sa.Connection]:
         with self._connection.begin():

@@ -15,7 +15,7 @@ import random
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -33,6 +33,22 @@ from ferryman.plan import DestinationNode, Policy
 from ferryman.storage.files import fsync_folder
 from ferryman.storage.parquet import read_part, write_part
 from ferryman.testing import crash
+
+_SENT: Final = (
+    "document",
+    "delivery_hash",
+    "row",
+    "operation",
+    "fields",
+    "raw",
+    "version",
+    "source",
+    "parent",
+    "origin",
+    "route",
+    "attempt",
+)
+"""Columns that a delivery is made of, in the order of ``Delivery.of``."""
 
 
 class OutboxFile(NamedTuple):
@@ -294,40 +310,11 @@ class _FileDelivery:
 
     def _deliveries(self, start: int, end: int) -> list[Delivery]:
         part = self.table.slice(start, end - start)
-        first = self.file.key
-        columns = (
-            "document",
-            "delivery_hash",
-            "row",
-            "operation",
-            "fields",
-            "raw",
-            "version",
-            "source",
-            "parent",
-            "origin",
-            "route",
-            "attempt",
-        )
-        return [
-            Delivery(
-                document,
-                hash=digest,
-                sequence=first + row,
-                operation=operation,
-                fields=fields,
-                raw=raw,
-                version=version,
-                source=source,
-                parent_id=parent,
-                origin_id=origin,
-                route=tuple(route.split("/")) if route else (),
-                attempt=attempt + 1,
-            )
-            for document, digest, row, operation, fields, raw, version, source, parent, origin, route, attempt in zip(
-                *(part[c].to_pylist() for c in columns), strict=True
-            )
-        ]
+        columns: dict[str, list[Any]] = {name: part[name].to_pylist() for name in _SENT}
+        columns["row"] = [self.file.key + row for row in columns["row"]]
+        columns["attempt"] = [attempt + 1 for attempt in columns["attempt"]]
+        columns["route"] = [tuple(route.split("/")) if route else () for route in columns["route"]]
+        return list(map(Delivery.of, *columns.values()))
 
     def _noted(self, start: int, end: int, outcomes: list[Outcome] | None) -> list[RowResult]:
         """What is to be remembered of rows that were not simply delivered."""

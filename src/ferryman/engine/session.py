@@ -10,6 +10,7 @@ import os
 import pickle
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import cloudpickle
@@ -75,18 +76,19 @@ def start(master: str, conf: Mapping[str, str], name: str) -> SparkSession:
         UsageError: Spark does not start with this master and configuration.
     """
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    settings = {
-        "spark.ui.enabled": "false",
-        "spark.ui.showConsoleProgress": "false",
-        "spark.driver.host": "127.0.0.1" if master.startswith("local") else "",
-        "spark.driver.bindAddress": "127.0.0.1" if master.startswith("local") else "",
-        **conf,
-    }
+    settings = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false"}
+    if master.startswith("local"):
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")  # no look-up of this machine's name, no warning about it
+        settings |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+    if not master.startswith("sc://"):
+        settings["spark.driver.extraJavaOptions"] = (
+            f"-Dlog4j2.configurationFile={Path(__file__).with_name('log4j2.properties')}"
+        )
+    settings |= conf
     builder = SparkSession.builder.appName(name)
     builder = builder.remote(master) if master.startswith("sc://") else builder.master(master)
     for key, value in settings.items():
-        if value:
-            builder = builder.config(key, value)
+        builder = builder.config(key, value)
     try:
         session = builder.getOrCreate()
     except Exception as e:

@@ -77,8 +77,6 @@ class Stager:
 
     def upsert(self, i: int, fields: bytes, raw: bytes | None) -> None:
         """It goes to the destination."""
-        if not self._block.first_seen:
-            self._supersede(i)
         self._upserted.append(i)
         self._fields.append(fields)
         self._raws.append(raw)
@@ -188,6 +186,9 @@ class Stager:
     def _gather(self) -> None:
         """What was said of the block becomes tables; those are written when they have become large."""
         if self._upserted:
+            if not self._block.first_seen:
+                for i in self._upserted:
+                    self._supersede(i)
             rows = _Rows(self._block, self._upserted, "upsert", self._hashers["upsert"])
             self._outbox.append(self._outbox_table(rows, fields=self._fields, raw=self._raws))
             self._documents.append(
@@ -266,12 +267,14 @@ class _Rows:
     """Some documents of a block on their way to the outbox: what their deliveries are called."""
 
     def __init__(self, block: Block, rows: list[int], operation: Operation, delivery_hash: DeliveryHash) -> None:
+        ids, versions = _picked(block.ids, rows), _picked(block.versions, rows)
+        revisions = [1] * len(rows) if block.first_seen else [block.revision(i) for i in rows]
         self.operation = operation
-        self.ids = _picked(block.ids, rows)
-        self.versions = _picked(block.versions, rows)
-        self.revisions = [1] * len(rows) if block.first_seen else [block.revision(i) for i in rows]
+        self.ids = pa.array(ids, pa.string())
+        self.versions = pa.array(versions, pa.string())
+        self.revisions = pa.array(revisions, pa.int64())
+        self.hashes = list(map(delivery_hash, ids, versions, revisions))
         self.attempts = 0 if block.first_seen else [block.attempts_before(i) for i in rows]
-        self.hashes = list(map(delivery_hash, self.ids, self.versions, self.revisions))
 
 
 def _picked(column: list[Any], rows: list[int]) -> list[Any]:

@@ -76,7 +76,7 @@ class _Feed:
 
     def block(self, block: Block) -> None:
         """Read, walk and stage each document of the block."""
-        stage = self._stage
+        stage, walk = self._stage, self._walk
         stage.begin(block)
         rows = zip(block.ids, block.versions, block.reasons, *self._contents.of(block.table), strict=True)
         for i, (id, version, reason, fields, raw) in enumerate(rows):
@@ -96,7 +96,7 @@ class _Feed:
                     stage.touched(i)
                 continue
             try:
-                doc = self._walk(doc)
+                doc = walk(doc)
                 encoded = encode_fields(doc.fields)
             except Dropped as e:
                 stage.ended(i, Status.DROPPED, str(e) or f"dropped by step {self._at}")

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from ferryman.errors import StateDamaged, StateError, UsageError
-from ferryman.ledger.state import State
+from ferryman.errors import StateDamaged, StateForeign, UsageError
+from ferryman.ledger.state import SETTLED, TABLES, WAVE, State
+from ferryman.plan import Plan
 from ferryman.storage import files, parquet
+from ferryman.storage.tables import Table
 
 
 class Finding(NamedTuple):
@@ -27,41 +31,53 @@ def fsck(root: Path) -> list[Finding]:
     Raises:
         UsageError: there is no state here.
     """
-    if not (root / "state.json").exists():
+    if not any((root / name).exists() for name in ("state.json", *TABLES)):
         raise UsageError(f"{root}: there is no state here. Give the --state that the plan ran with.")
-    found: list[Finding] = []
     try:
-        state = State(root, State.plan_of(root))
-        state.verify()
-    except StateDamaged as e:
-        found.append(Finding(e.path, e.what, _COPY))
-    except StateError as e:
+        found = _look(root)
+        if not found:
+            return []
+        again = {f.path for f in _look(root)}  # a run that goes on meanwhile may have replaced what we looked at
+    except StateForeign as e:
         return [Finding(str(root), str(e), "use the Ferryman and the plan that wrote it")]
-    if found and found[0].path == str(root / "state.json"):
-        return found
+    return [f for f in found if f.path in again]
+
+
+def _look(root: Path) -> list[Finding]:
+    found: dict[str, Finding] = {}
+    for problem in _problems(root):
+        found.setdefault(problem.path, Finding(problem.path, problem.what, _COPY))
+    return list(found.values())
+
+
+def _problems(root: Path) -> Iterator[StateDamaged]:
+    try:
+        plan = State.plan_of(root)
+    except StateDamaged:
+        plan = Plan(root.name)  # enough to look at the files
+    state = State(root, plan)
+    yield from state.problems()
     for table in state.tables:
+        yield from _problems_of_data(state, table)
+    for path in state.notes_on_disk():
         try:
-            table.log.verify()
-            table.load()
+            files.unseal(path)
         except StateDamaged as e:
-            if not any(f.path == e.path for f in found):
-                found.append(Finding(e.path, e.what, _COPY))
-            continue
-        for file in table.files.values():
-            path = table.folder / file.path
-            if (what := parquet.verify(path)) is not None:
-                found.append(Finding(str(path), what, _COPY))
-    for folder in (state.commands, *(state.journal.folder / str(p) for p in state.journal.passes())):
-        found += _sealed(folder)
-    return found
+            yield e
 
 
-def _sealed(folder: Path) -> list[Finding]:
-    found = []
-    for path in sorted(folder.iterdir()):
-        if path.is_file() and not path.name.startswith(files.TEMPORARY):
-            try:
-                files.unseal(path)
-            except StateDamaged as e:
-                found.append(Finding(e.path, e.what, _COPY))
-    return found
+def _problems_of_data(state: State, table: Table) -> Iterator[StateDamaged]:
+    """Live files and those that are named for the table; where the log does not say which these are, all there are."""
+    try:
+        table.log.verify()
+        table.load([WAVE, SETTLED])
+        paths = [table.folder / f.path for f in table.files.values()]
+    except StateDamaged as e:
+        yield e
+        paths = [p for p in table.folder.rglob("*.parquet") if not p.relative_to(table.folder).parts[0].startswith("_")]
+    else:
+        with contextlib.suppress(StateDamaged, LookupError):  # told of the outbox or of the journal
+            paths += [table.folder / f.path for f in state.staged(table)]
+    for path in paths:
+        if (what := parquet.verify(path)) is not None:
+            yield StateDamaged(str(path), what)

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import datetime as dt
+import itertools
 import os
 import shutil
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, Self
+
+import duckdb
 
 from ferryman import settings
 from ferryman.errors import StateDamaged, StateForeign
@@ -16,7 +20,8 @@ from ferryman.ledger.journal import Journal
 from ferryman.plan import Plan
 from ferryman.storage import files
 from ferryman.storage.lock import Lock
-from ferryman.storage.tables import Table
+from ferryman.storage.parquet import Part, verify
+from ferryman.storage.tables import DataFile, Table
 from ferryman.testing import crash
 
 WAVE: Final = "ferryman.wave"
@@ -26,7 +31,8 @@ SEQUENCE: Final = "ferryman.sequence"
 SETTLED: Final = "ferryman.settled"
 """Application id: number of the last settled wave (on each table)."""
 
-FOLDERS: Final = ("outbox", "documents", "ledger", "journal", "commands", "staging")
+FOLDERS: Final = ("outbox", "documents", "ledger", "journal", "journal/closed", "commands", "staging")
+TABLES: Final = FOLDERS[:3]
 
 
 def state_root(plan: Plan, state: str | Path | None = None, plan_file: Path | None = None) -> Path:
@@ -100,6 +106,8 @@ class State:
             if not state.exists:
                 state._create()  # 2
             state.verify()  # 3
+            for path in state.notes_on_disk():
+                files.unseal(path)
             for table in state.tables:  # 4
                 if (note := table.log.mend()) is not None:
                     state.notes.append(note)
@@ -130,17 +138,29 @@ class State:
             self._lock = None
 
     def verify(self) -> None:
-        """Is this our plan's state, whole, and of a format we know? Changes nothing; reads logs and sizes.
+        """Is this our plan's state, whole, and of a format we know? Changes nothing; reads logs, not data files.
 
         Raises:
             StateForeign, StateDamaged: by name.
         """
-        self._identity()
+        for problem in self.problems():
+            raise problem
+
+    def problems(self) -> Iterator[StateDamaged]:
+        """Every damaged file, but for data files and notes.
+
+        Raises:
+            StateForeign: it is not ours.
+        """
+        try:
+            self._identity()
+        except StateDamaged as e:
+            yield e
         for name in FOLDERS:
             if not (self.root / name).is_dir():
-                raise StateDamaged(str(self.root / name), "the folder is missing")
+                yield StateDamaged(str(self.root / name), "the folder is missing")
         for table in self.tables:
-            table.log.verify()
+            yield from table.log.problems()
 
     def load(self) -> None:
         """Read the tables' logs as they are now; every live file must be there.
@@ -155,6 +175,38 @@ class State:
             self.outbox.transactions[SEQUENCE] = self._identity()["first_sequence"]
         for table in self.tables:
             table.verify_sizes()
+            table.verify_sizes(self.staged(table))
+        if self.journal.highest_closed() < (closed := self.ledger.transactions[SETTLED]):
+            raise StateDamaged(str(self.root / "journal" / "closed" / str(closed)), "the file is missing")
+
+    def staged(self, table: Table) -> list[DataFile]:
+        """Files that are not in this table yet, though a commit or a worker's result has named them for it."""
+        if self.outbox.transactions[WAVE] <= table.transactions[SETTLED]:
+            return []
+        wave = self.outbox.transactions[WAVE]
+        commits = (self.outbox.log.info(v) for v in reversed(self.outbox.log.versions()))
+        commit = next((c for c in commits if (c.get("kind"), c.get("wave")) == ("wave", wave)), None)
+        if commit is None:
+            raise StateDamaged(str(self.outbox.log.folder), f"the commit of wave {wave} is missing")
+        parts = [Part(*p) for p in commit.get(table.name, ())]
+        if table is self.ledger:
+            parts += [part for result in self.journal.results(wave) if (part := result.ledger_part) is not None]
+        return [table.data_file(p) for p in parts]
+
+    def notes_on_disk(self) -> list[Path]:
+        """The sealed files: commands that wait, and the journal."""
+        passes = self.journal.passes() if self.journal.folder.is_dir() else []
+        folders = [self.commands, *(self.journal.folder / str(p) for p in passes)]
+        found = [p for folder in folders if folder.is_dir() for p in folder.iterdir() if p.is_file()]
+        return sorted(p for p in found if not p.name.startswith(files.TEMPORARY))
+
+    def damage(self) -> StateDamaged | None:
+        """The first data file that is not what was written, all of them read: for a query that failed over one."""
+        for table in self.tables:
+            for file in (*table.files.values(), *self.staged(table)):
+                if (what := verify(table.folder / file.path)) is not None:
+                    return StateDamaged(str(table.folder / file.path), what)
+        return None
 
     @property
     def application(self) -> str:
@@ -173,18 +225,28 @@ class State:
         return sum(f.size for f in self.outbox.files.values())
 
     def _refuse_foreign_folder(self) -> None:
-        """Never make a state inside something else's folder."""
-        if self.root.exists() and not self.exists:
-            strange = sorted(
-                p.name
-                for p in self.root.iterdir()
-                if p.name not in (*FOLDERS, "lock") and not p.name.startswith(files.TEMPORARY)
+        """Never make a state inside something else's folder: whatever is there must be a state in the making."""
+        if not self.root.exists() or self.exists or any(t.log.marks.is_dir() for t in self.tables):
+            return
+        strange = list(itertools.islice(self._strange(), 3))
+        if strange:
+            raise StateForeign(
+                f"{self.root} holds {', '.join(sorted(strange))} and no state.json: it is no state of Ferryman's. "
+                "Nothing was touched. Give another --state."
             )
-            if strange:
-                raise StateForeign(
-                    f"{self.root} holds {', '.join(strange[:3])} and no state.json: it is no state of Ferryman's. "
-                    "Nothing was touched. Give another --state."
-                )
+
+    def _strange(self) -> Iterator[str]:
+        """What is here and is not a part of a state in the making, nor half written."""
+        expected = {
+            "lock",
+            *FOLDERS,
+            *(f"{t}/_delta_log" for t in TABLES),
+            *(f"{t}/_delta_log/{0:020d}.json" for t in TABLES),
+        }
+        for path in self.root.rglob("*") if self.root.is_dir() else [self.root]:
+            half = path.name.startswith(files.TEMPORARY) or (path.parent.name == "_delta_log" and "#" in path.name)
+            if not half and str(path.relative_to(self.root)) not in expected:
+                yield path.name
 
     def _identity(self) -> dict[str, Any]:
         path = self.root / "state.json"
@@ -235,8 +297,10 @@ class State:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         self.release()
+        if isinstance(error, duckdb.Error) and (found := self.damage()) is not None:
+            raise found from error
 
 
 def remove_strays(folder: Path) -> None:

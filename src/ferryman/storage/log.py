@@ -13,6 +13,7 @@ then *marked*: a small sealed file beside the log holds its checksum. What this 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Final
@@ -73,25 +74,38 @@ class Log:
         """Check the chain without changing anything; an unmarked last entry is allowed.
 
         Raises:
-            StateDamaged: names the log file.
+            StateDamaged: names the first damaged file.
         """
+        for problem in self.problems():
+            raise problem
+
+    def problems(self) -> Iterator[StateDamaged]:
+        """Every damaged file of the chain."""
         if not self.folder.is_dir():
-            raise StateDamaged(str(self.folder), "the log is missing")
-        base = self._verify_checkpoint()
+            yield StateDamaged(str(self.folder), "the log is missing")
+            return
+        try:
+            mark = self._checkpoint_mark()
+        except StateDamaged as e:
+            yield e
+            return
+        base = -1 if mark is None else int(mark["version"]) - 1
+        if mark is not None:
+            yield from self._problems_of_checkpoint(mark)
         there = set(self.versions())
         marked = self._marked()
         last = max(there | marked, default=-1)
         if last < 0:
-            raise StateDamaged(str(self.folder), "the log is empty")
+            yield StateDamaged(str(self.folder), "the log is empty")
         for version in range(base + 1, last + 1):
             if version not in there:
-                raise self._missing(version, base)
+                yield self._missing(version, base)
         for version in sorted(there):
             if version in marked:
-                if unseal(self._mark(version)) != _checksum(self.path(version)):
-                    raise StateDamaged(str(self.path(version)), "its checksum does not fit its content")
+                if (problem := self._compared(version)) is not None:
+                    yield problem
             elif version > base and (version != last or self._author(version) == _OTHERS):
-                raise self._unmarked(version)
+                yield self._unmarked(version)
 
     def torn(self) -> int | None:
         """The last entry's version, if it was cut off before it took effect: readers do not look at it."""
@@ -160,6 +174,15 @@ class Log:
             return None
         return _OURS if whole else None
 
+    def _compared(self, version: int) -> StateDamaged | None:
+        """A marked entry against its mark."""
+        try:
+            if unseal(self._mark(version)) != _checksum(self.path(version)):
+                return StateDamaged(str(self.path(version)), "its checksum does not fit its content")
+        except StateDamaged as e:
+            return e
+        return None
+
     def _unmarked(self, version: int) -> StateDamaged:
         if self._author(version) == _OTHERS:
             return StateDamaged(str(self.path(version)), "it was not written by Ferryman")
@@ -184,20 +207,15 @@ class Log:
         mark: Any = unseal(path)
         return dict(mark)
 
-    def _verify_checkpoint(self) -> int:
-        """The version up to which commits may be missing: that of the marked checkpoint, or -1."""
-        mark = self._checkpoint_mark()
-        if mark is None:
-            return -1
+    def _problems_of_checkpoint(self, mark: dict[str, Any]) -> Iterator[StateDamaged]:
         checkpoint = self.folder / f"{mark['version']:020d}.checkpoint.parquet"
         if not checkpoint.exists():
-            raise StateDamaged(str(checkpoint), "the checkpoint is missing")
-        if _checksum(checkpoint) != mark["checkpoint"]:
-            raise StateDamaged(str(checkpoint), "its checksum does not fit its content")
+            yield StateDamaged(str(checkpoint), "the checkpoint is missing")
+        elif _checksum(checkpoint) != mark["checkpoint"]:
+            yield StateDamaged(str(checkpoint), "its checksum does not fit its content")
         hint = self.folder / _HINT
         if hint.exists() and _checksum(hint) != mark["hint"] and not self._unmarked_checkpoints(mark["version"]):
-            raise StateDamaged(str(hint), "its checksum does not fit its content")
-        return int(mark["version"]) - 1
+            yield StateDamaged(str(hint), "its checksum does not fit its content")
 
     def _unmarked_checkpoints(self, marked: int) -> list[Path]:
         return [p for p in self.folder.iterdir() if (m := _CHECKPOINT.match(p.name)) and int(m[1]) > marked]

@@ -182,13 +182,13 @@ class Table:
         self.files.update((f.path, f) for f in adds)
         self.transactions.update(transactions)
 
-    def verify_sizes(self) -> None:
-        """Every live file is there with its size.
+    def verify_sizes(self, files: Iterable[DataFile] | None = None) -> None:
+        """Every live file (or these) is there with its size.
 
         Raises:
             StateDamaged: names the file.
         """
-        for file in self.files.values():
+        for file in self.files.values() if files is None else files:
             path = self.folder / file.path
             try:
                 size = path.stat().st_size

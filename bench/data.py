@@ -1,0 +1,54 @@
+"""The documents that are measured: 500 bytes each as JSON, of words that compress about as English does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+PARTS = 16
+_BODY_CHARACTERS = 440
+
+
+def table(folder: Path, documents: int) -> Path:
+    """A Parquet table with columns id, title and body; made once."""
+    if folder.exists():
+        return folder
+    folder.mkdir(parents=True)
+    random = np.random.default_rng(7)
+    text = _text(random)
+    starts = random.integers(0, len(text) - _BODY_CHARACTERS, size=documents)
+    for part, numbers in enumerate(np.array_split(np.arange(documents), PARTS)):
+        rows = pa.table(
+            {
+                "id": [f"doc-{n}" for n in numbers],
+                "title": [f"Title {n}" for n in numbers],
+                "body": [text[starts[n] : starts[n] + _BODY_CHARACTERS] for n in numbers],
+            }
+        )
+        pq.write_table(rows, folder / f"part-{part:05d}.parquet")
+    return folder
+
+
+def small_files(folder: Path, files: int) -> Path:
+    """Text files of some hundred bytes, a hundred to a folder; made once."""
+    if folder.exists():
+        return folder
+    random = np.random.default_rng(7)
+    text = _text(random)
+    for n, start in enumerate(random.integers(0, len(text) - 500, size=files)):
+        place = folder / f"{n // 100:04d}"
+        if n % 100 == 0:
+            place.mkdir(parents=True)
+        (place / f"{n:06d}.txt").write_text(text[start : start + 500])
+    return folder
+
+
+def _text(random: np.random.Generator) -> str:
+    """Two million words out of five thousand, the frequent ones as frequent as in English."""
+    letters = np.array(list("etaoinshrdlucmfwypvbgkjqxz"))
+    words = ["".join(random.choice(letters, size=n)) for n in random.integers(2, 11, size=5000)]
+    numbers = np.minimum(random.zipf(1.3, size=2_000_000), len(words)) - 1
+    return " ".join(words[n] for n in numbers)

@@ -1,0 +1,384 @@
+"""Promises of the destination port, as tests: run them over a destination of your own.
+
+    from ferryman.testing.destinations import DestinationSuite
+
+    class TestMyDestination(DestinationSuite):
+        def destination(self, folder):
+            return MyDestination(folder / "out")
+
+        def hashes(self, folder):
+            return [line.split()[0] for line in (folder / "out").read_text().splitlines()]
+
+pytest collects the class and runs every promise as a test. Only ``destination`` is required; a promise that cannot be
+seen to be kept, because you do not override ``hashes``, is skipped. This module imports no test framework.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import signal
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+from unittest import SkipTest
+
+import cloudpickle
+
+from ferryman.destinations.base import Delivery, Destination, DestinationContext, Effect, Guarantee, Outcome
+from ferryman.document import Operation
+
+_SPAWN = multiprocessing.get_context("spawn")
+
+
+def delivery(
+    id: str,
+    sequence: int,
+    text: str | None = "some text",
+    fields: dict[str, Any] | None = None,
+    *,
+    operation: Operation = "upsert",
+) -> Delivery:
+    """A delivery as the engine makes it: equal arguments, equal delivery; another sequence, another hash."""
+    upsert = operation == "upsert"
+    return Delivery(
+        id,
+        hash=blake2b(f"{id}\0{sequence}\0{operation}".encode("utf-8", "surrogatepass"), digest_size=16).hexdigest(),
+        sequence=sequence,
+        operation=operation,
+        fields=fields if upsert else None,
+        raw=text.encode() if upsert and text is not None else None,
+        version=f"{sequence:032x}",
+        source="files",
+        origin_id=id,
+    )
+
+
+def delete(id: str, sequence: int) -> Delivery:
+    """The delivery of a delete."""
+    return delivery(id, sequence, operation="delete")
+
+
+class DestinationSuite:
+    """Base of a test class. ``folder`` is pytest's ``tmp_path``: empty, and this test's own.
+
+    Attributes:
+        keyed: True if it keeps one thing an id: an upsert replaces the one before, a delete takes it away. False if it
+            keeps every delivery, one after the other.
+        secret: a password that is in the destination's arguments: ``target()`` and errors must not show it.
+    """
+
+    keyed = False
+    secret = ""
+
+    # --- what you tell ------------------------------------------------------------------------------------------------
+
+    def destination(self, folder: Path) -> Destination:
+        """The destination; of the same folder, the same one again (another object, the same target)."""
+        raise NotImplementedError
+
+    def hashes(self, folder: Path) -> list[str]:
+        """The delivery hash of each thing that is there now, as a reader of the target finds it."""
+        raise SkipTest("hashes() is not overridden")
+
+    def node(self, folder: Path) -> str:
+        """Name of the destination's node in this test's plan."""
+        return f"node-{folder.name}"
+
+    # --- the promises -------------------------------------------------------------------------------------------------
+
+    def test_it_says_what_it_can_do(self, tmp_path: Path) -> None:
+        """``effect`` is IDEMPOTENT or POTENT; only what can be reached twice has a target, without secrets."""
+        destination = self.destination(tmp_path)
+        assert destination.effect in (Effect.IDEMPOTENT, Effect.POTENT), f"effect is {destination.effect!r}"
+        target = destination.target()
+        assert target is None or target == self.destination(tmp_path).target()
+        if self.secret:
+            assert self.secret not in (target or ""), "target() shows a password"
+
+    def test_it_is_made_without_touching_anything(self, tmp_path: Path) -> None:
+        """Building a plan does no I/O: what the constructor makes in the folder is nothing."""
+        before = sorted(tmp_path.rglob("*"))
+        self.destination(tmp_path)
+        assert sorted(tmp_path.rglob("*")) == before
+
+    def test_it_works_from_a_worker(self, tmp_path: Path) -> None:
+        """A pickled copy writes what the original would; it can be pickled before and after use."""
+        here = self.destination(tmp_path)
+        here.check()
+        there = pickle.loads(cloudpickle.dumps(here))
+        self._write(there, tmp_path, [delivery("a", 1)])
+        again = pickle.loads(cloudpickle.dumps(there))
+        self._write(again, tmp_path, [delivery("b", 2)])
+        self._holds(tmp_path, [delivery("a", 1), delivery("b", 2)])
+
+    def test_check_may_be_repeated(self, tmp_path: Path) -> None:
+        """``check`` changes nothing that was delivered, however often it is called."""
+        destination = self.destination(tmp_path)
+        destination.check()
+        destination.check()
+        self._write(destination, tmp_path, [delivery("a", 1)])
+        self.destination(tmp_path).check()
+        self._holds(tmp_path, [delivery("a", 1)])
+
+    def test_each_delivery_has_its_outcome(self, tmp_path: Path) -> None:
+        """Of a fresh chunk every delivery is ok, one outcome each; an empty chunk has none."""
+        with self._open(tmp_path) as destination:
+            chunk = [delivery(f"doc-{i:04d}", i, "word " * (i % 50), {"title": f"Title {i}"}) for i in range(1, 1201)]
+            assert list(destination.write([])) == []
+            assert list(destination.write(chunk)) == [Outcome.ok()] * len(chunk)
+        self._holds(tmp_path, chunk)
+
+    def test_a_task_may_write_nothing(self, tmp_path: Path) -> None:
+        """``open`` and ``close`` may come without a ``write`` between them, and again."""
+        destination = self.destination(tmp_path)
+        destination.check()
+        for _ in range(2):
+            destination.open(self._context(tmp_path))
+            destination.close()
+        self._write(destination, tmp_path, [delivery("a", 1)])
+        self._holds(tmp_path, [delivery("a", 1)])
+
+    def test_a_delivery_is_not_changed(self, tmp_path: Path) -> None:
+        """``write`` changes neither the chunk nor its deliveries: they are sent again as they are."""
+        chunk = [delivery("a", 1, fields={"title": "One", "tags": ["x", {"y": 1}]}), delete("b", 2)]
+        before = pickle.dumps([(d.id, d.hash, d.sequence, d.operation, d.raw, d.fields, d.route) for d in chunk])
+        with self._open(tmp_path) as destination:
+            destination.write(chunk)
+        assert before == pickle.dumps(
+            [(d.id, d.hash, d.sequence, d.operation, d.raw, d.fields, d.route) for d in chunk]
+        )
+
+    def test_a_repeated_chunk_changes_nothing(self, tmp_path: Path) -> None:
+        """After a kill the same chunk comes again, from another worker: everything is there once."""
+        self._needs_repeating()
+        chunk = [delivery(f"doc-{i}", i) for i in range(1, 51)]
+        for _ in range(3):
+            outcomes = self._write(self.destination(tmp_path), tmp_path, chunk)
+            assert {o.kind for o in outcomes} <= {"ok", "stale"}
+        self._holds(tmp_path, chunk)
+
+    def test_rows_may_come_again_in_other_chunks(self, tmp_path: Path) -> None:
+        """What was not confirmed may be cut differently when it comes again: still everything is there once."""
+        self._needs_repeating()
+        rows = [delivery(f"doc-{i}", i) for i in range(1, 51)]
+        for size in (50, 7, 1, 20):
+            for start in range(0, len(rows), size):
+                self._write(self.destination(tmp_path), tmp_path, rows[start : start + size])
+        self._holds(tmp_path, rows)
+
+    def test_a_hash_twice_in_a_chunk_counts_once(self, tmp_path: Path) -> None:
+        """A chunk may hold a delivery twice; both are ok, and it is there once."""
+        self._needs_repeating()
+        chunk = [delivery("a", 1), delivery("b", 2), delivery("a", 1)]
+        outcomes = self._write(self.destination(tmp_path), tmp_path, chunk)
+        assert [o.kind for o in outcomes] == ["ok", "ok", "ok"]
+        self._holds(tmp_path, chunk)
+
+    def test_a_newer_version_arrives(self, tmp_path: Path) -> None:
+        """A later delivery of an id takes effect; if the destination is keyed, it replaces the one before."""
+        with self._open(tmp_path) as destination:
+            for sequence in (1, 2, 3):
+                assert list(destination.write([delivery("a", sequence)])) == [Outcome.ok()]
+        self._holds(tmp_path, [delivery("a", sequence) for sequence in (1, 2, 3)])
+
+    def test_a_chunk_may_hold_an_id_several_times(self, tmp_path: Path) -> None:
+        """They take effect in the order of their sequences, wherever they stand in the chunk."""
+        if self.keyed and not self.destination(tmp_path).compares_sequences:
+            raise SkipTest("it does not compare sequences")
+        chunk = [delivery("a", 3), delivery("a", 1), delivery("b", 4), delete("b", 5), delivery("a", 2)]
+        outcomes = self._write(self.destination(tmp_path), tmp_path, chunk)
+        assert {o.kind for o in outcomes} <= {"ok", "stale"}
+        self._holds(tmp_path, chunk)
+
+    def test_an_older_delivery_does_not_undo_a_newer_one(self, tmp_path: Path) -> None:
+        """What has a lower sequence than what is there is stale, and changes nothing."""
+        self._needs_comparing(tmp_path)
+        with self._open(tmp_path) as destination:
+            assert list(destination.write([delivery("a", 5)])) == [Outcome.ok()]
+            assert list(destination.write([delivery("a", 4)])) == [Outcome.stale()]
+            assert list(destination.write([delete("a", 3)])) == [Outcome.stale()]
+        self._holds(tmp_path, [delivery("a", 5)])
+
+    def test_a_delete_takes_effect(self, tmp_path: Path) -> None:
+        """A delete is ok, also of an id that never was, and also again."""
+        with self._open(tmp_path) as destination:
+            destination.write([delivery("a", 1), delivery("b", 2)])
+            for _ in range(2 if self._repeats() else 1):
+                assert list(destination.write([delete("a", 3), delete("never", 4)])) == [Outcome.ok()] * 2
+        self._holds(tmp_path, [delivery("a", 1), delivery("b", 2), delete("a", 3), delete("never", 4)])
+
+    def test_a_delete_is_remembered(self, tmp_path: Path) -> None:
+        """An upsert that is older than a delete does not bring the document back; a newer one does."""
+        self._needs_comparing(tmp_path)
+        self._write(self.destination(tmp_path), tmp_path, [delivery("a", 1), delete("a", 3), delete("b", 4)])
+        late = self._write(self.destination(tmp_path), tmp_path, [delivery("a", 2), delivery("b", 1)])
+        assert [o.kind for o in late] == ["stale", "stale"]
+        self._holds(tmp_path, [delivery("a", 1), delete("a", 3), delete("b", 4)])
+        assert self._write(self.destination(tmp_path), tmp_path, [delivery("a", 5)]) == [Outcome.ok()]
+        self._holds(tmp_path, [delivery("a", 1), delete("a", 3), delete("b", 4), delivery("a", 5)])
+
+    def test_strange_documents_are_documents(self, tmp_path: Path) -> None:
+        """No raw, no fields, bytes that are no text, NULs, any script, any JSON: delivered, or refused one by one."""
+        chunk = [*_strange(), delivery("usual", 100)]
+        outcomes = self._write(self.destination(tmp_path), tmp_path, chunk)
+        assert len(outcomes) == len(chunk)
+        assert all(o.kind in ("ok", "permanent") and (o.why or o.kind == "ok") for o in outcomes), outcomes
+        assert outcomes[-1] == Outcome.ok(), "an ordinary document was refused for another's sake"
+        self._holds(tmp_path, [d for d, o in zip(chunk, outcomes, strict=True) if o.kind == "ok"])
+
+    def test_a_value_that_does_not_fit_harms_only_its_document(self, tmp_path: Path) -> None:
+        """Lone surrogates and integers beyond 64 bit are permanent outcomes of their deliveries, or they are stored."""
+        chunk = [delivery(f"good-{i}", i, fields={"title": f"good {i}"}) for i in range(1, 20)]
+        chunk[3] = delivery("surrogate", 30, fields={"title": "\ud800"})
+        chunk[9] = delivery("surrogate in a list", 31, fields={"title": ["\udfff"]})
+        chunk[15] = delivery("huge", 32, fields={"title": 2**70})
+        chunk[16] = delivery("surrogate in the \ud800 id", 33)
+        outcomes = self._write(self.destination(tmp_path), tmp_path, chunk)
+        for d, outcome in zip(chunk, outcomes, strict=True):
+            assert outcome.kind in (("ok",) if d.id.startswith("good") else ("ok", "permanent")), (d.id, outcome)
+            assert not outcome.universal, outcome
+        self._holds(tmp_path, [d for d, o in zip(chunk, outcomes, strict=True) if o.kind == "ok"])
+
+    def test_two_workers_may_write_at_once(self, tmp_path: Path) -> None:
+        """After a kill a late worker and its successor write the same rows: everything is there once."""
+        self._needs_repeating()
+        rows = [delivery(f"doc-{i:03d}", i) for i in range(1, 301)]
+        self.destination(tmp_path).check()
+        start = _SPAWN.Barrier(2)
+        workers = [self._worker(tmp_path, rows, size, start=start) for size in (10, 7)]
+        for worker in workers:
+            worker.join(120)
+            assert worker.exitcode == 0, "a worker failed"
+        self._holds(tmp_path, rows)
+
+    def test_a_killed_write_can_be_repeated(self, tmp_path: Path) -> None:
+        """kill -9 at any moment, then everything again: everything is there once, and whole."""
+        self._needs_repeating()
+        rows = [delivery(f"doc-{i:04d}", i, "some words " * 50, {"title": f"Title {i}"}) for i in range(1, 2001)]
+        self.destination(tmp_path).check()
+        for wait_s in (0.0, 0.011, 0.047):
+            progress = tmp_path.with_name(tmp_path.name + "-progress")
+            progress.unlink(missing_ok=True)
+            worker = self._worker(tmp_path, rows, 20, str(progress))
+            _await(progress, worker)
+            time.sleep(wait_s)
+            assert worker.pid is not None
+            os.kill(worker.pid, signal.SIGKILL)
+            worker.join(60)
+        self.destination(tmp_path).check()
+        with self._open(tmp_path) as destination:
+            for start in range(0, len(rows), 100):
+                outcomes = destination.write(rows[start : start + 100])
+                assert {o.kind for o in outcomes} <= {"ok", "stale"}
+        self._holds(tmp_path, rows)
+
+    # --- how it is asked ----------------------------------------------------------------------------------------------
+
+    def _repeats(self) -> bool:
+        destination = type(self).destination(self, Path("unused"))
+        return destination.transactional or destination.effect is Effect.IDEMPOTENT
+
+    def _needs_repeating(self) -> None:
+        if not self._repeats():
+            raise SkipTest("POTENT and not transactional: nothing is ever repeated")
+
+    def _needs_comparing(self, folder: Path) -> None:
+        if not self.keyed or not self.destination(folder).compares_sequences:
+            raise SkipTest("it does not compare sequences")
+
+    def _context(self, folder: Path) -> DestinationContext:
+        destination = self.destination(folder)
+        guarantee = Guarantee.AT_LEAST_ONCE if destination.effect is Effect.IDEMPOTENT else Guarantee.AT_MOST_ONCE
+        if destination.transactional:
+            guarantee = Guarantee.EXACTLY_ONCE
+        return DestinationContext("suite", 1, self.node(folder), 1, guarantee)
+
+    @contextmanager
+    def _open(self, folder: Path) -> Iterator[Destination]:
+        destination = self.destination(folder)
+        destination.check()
+        destination.open(self._context(folder))
+        yield destination
+        destination.close()
+
+    def _write(self, destination: Destination, folder: Path, chunk: list[Delivery]) -> list[Outcome]:
+        destination.check()
+        destination.open(self._context(folder))
+        outcomes = list(destination.write(chunk))
+        destination.close()
+        assert len(outcomes) == len(chunk), "not one outcome a delivery"
+        return outcomes
+
+    def _holds(self, folder: Path, deliveries: Iterable[Delivery]) -> None:
+        """The target holds what it must after these deliveries, once each."""
+        expected = _in_force(deliveries) if self.keyed else {d.hash for d in deliveries}
+        found = Counter(self.hashes(folder))
+        doubled = {digest: n for digest, n in found.items() if n > 1}
+        missing, surplus = expected - found.keys(), found.keys() - expected
+        assert not any((doubled, missing, surplus)), f"doubled: {doubled}, missing: {missing}, surplus: {surplus}"
+
+    def _worker(self, folder: Path, rows: list[Delivery], size: int, progress: str = "", start: Any = None) -> Any:
+        task = cloudpickle.dumps((self.destination(folder), self._context(folder)))
+        worker = _SPAWN.Process(target=_write_all, args=(task, rows, size, progress, start), daemon=True)
+        worker.start()
+        return worker
+
+
+def _write_all(task: bytes, rows: list[Delivery], size: int, progress: str, together: Any) -> None:
+    """In a process of its own. With ``progress`` it starts again for ever, until it is killed."""
+    destination, context = pickle.loads(task)
+    destination.open(context)
+    if together is not None:
+        together.wait(60)
+    while True:
+        for start in range(0, len(rows), size):
+            outcomes = destination.write(rows[start : start + size])
+            assert {o.kind for o in outcomes} <= {"ok", "stale"}, outcomes
+            if progress:
+                Path(progress).touch()
+        if not progress:
+            break
+    destination.close()
+
+
+def _await(path: Path, worker: Any) -> None:
+    give_up = time.monotonic() + 60
+    while not path.exists():
+        assert worker.is_alive(), "the worker ended by itself"
+        assert time.monotonic() < give_up, "the worker wrote nothing for a minute"
+        time.sleep(0.001)
+
+
+def _in_force(deliveries: Iterable[Delivery]) -> set[str]:
+    """Hash of each id's last upsert, where no delete came after it."""
+    last = {d.id: d for d in sorted(deliveries, key=lambda d: d.sequence)}
+    return {d.hash for d in last.values() if d.operation == "upsert"}
+
+
+def _strange() -> list[Delivery]:
+    fields: list[dict[str, Any]] = [
+        {},
+        {"title": None},
+        {"title": ""},
+        {"title": "NUL \0 inside"},
+        {"title": "line\nend\r\n\u2028"},
+        {"title": "汉字 العربية 👩‍👩‍👧 é"},
+        {"title": True, "n": 2**63 - 1, "m": -(2**63), "x": 1.5e308},
+        {"title": ["a", {"b": [None, 1.0]}], "": "a field without a name"},
+        {"title": "'; DROP TABLE documents; --", "%s": "%s", ":x": "?"},
+        {"raw": "a field named raw", "id": "a field named id", "text": "and text"},
+    ]
+    strange = [delivery(f"fields-{i}", i, fields=some) for i, some in enumerate(fields, 1)]
+    raws = [None, b"", b"\0", b"\x80\x81\xff", b"\xef\xbb\xbfBOM", "\ufffd\ufffe".encode(), b"long " * 200_000]
+    for i, raw in enumerate(raws, 20):
+        one = delivery(f"raw-{i}", i)
+        one.raw = raw
+        strange.append(one)
+    ids = ["a b.txt", "#", "a\0b", "'\"%_?", "汉字/👩‍👩‍👧.txt", "../up", "long/" * 400, "A", "a"]
+    return strange + [delivery(id, i) for i, id in enumerate(ids, 40)]

@@ -1,0 +1,92 @@
+"""A quick ``ferryman``: a process with everything loaded forks for each command; tasks run in forked processes, not on
+Spark. ``serve`` is that process; the file itself, run as a script, is the command, which only passes on what it was given.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+
+def command(path: str, args: list[str]) -> int:
+    """Have it done by the server: our arguments, folder, environment and streams. If we are killed, so is it."""
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(path)
+        told = json.dumps([args, os.getcwd(), dict(os.environ)]).encode()
+        socket.send_fds(connection, [len(told).to_bytes(4, "big") + told], [0, 1, 2])
+        return connection.recv(1)[0]
+
+
+def serve(path: str) -> None:
+    """Answer commands until we are killed."""
+    from ferryman.cli import app, documents, fsck, init, retry, run  # noqa: F401 - loaded before the first fork
+    from ferryman.engine import wave
+    from ferryman.ledger import account, commands  # noqa: F401
+    from ferryman.testing.inprocess import InProcess
+
+    @contextlib.contextmanager
+    def in_process(*_: Any) -> Iterator[InProcess]:
+        yield InProcess(fork=True, failures=1)  # like local[*], where a task whose worker dies is not tried again
+
+    wave._session = in_process  # type: ignore[assignment]
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those that answer
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(path)
+    listener.listen()
+    while True:
+        connection, _ = listener.accept()
+        if os.fork() == 0:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            _answer(connection)
+            os._exit(0)
+        connection.close()
+
+
+def _answer(connection: socket.socket) -> None:
+    told, streams, _, _ = socket.recv_fds(connection, 1 << 16, 3)
+    while len(told) < 4 + int.from_bytes(told[:4], "big"):
+        told += connection.recv(1 << 16)
+    pid = os.fork()
+    if pid == 0:
+        connection.close()
+        os._exit(_work(streams, *json.loads(told[4:])))
+    for stream in streams:
+        os.close(stream)
+    ended = os.pidfd_open(pid)
+    if ended not in select.select([connection, ended], [], [])[0]:
+        os.kill(pid, signal.SIGKILL)  # whoever asked is gone
+    _, status = os.waitpid(pid, 0)
+    code = os.waitstatus_to_exitcode(status)
+    with contextlib.suppress(BrokenPipeError):
+        connection.send(bytes([code if code >= 0 else 128 - code]))
+
+
+def _work(streams: list[int], args: list[str], folder: str, environment: dict[str, str]) -> int:
+    from ferryman.cli.app import start
+    from ferryman.testing import crash
+
+    for number, stream in enumerate(streams):
+        os.dup2(stream, number)
+    sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115 - they are of the server's streams, and are pipes now
+    sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
+    os.chdir(folder)
+    os.environ.update(environment)
+    if crash.ENVIRONMENT in environment:
+        spec, _, seen = environment[crash.ENVIRONMENT].partition("@")
+        crash.arm(spec, seen or None)
+    sys.argv = ["ferryman", *args]
+    code = start(args)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(command(sys.argv[1], sys.argv[2:]))

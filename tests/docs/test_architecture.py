@@ -1,0 +1,142 @@
+"""docs/architecture.md says what the code does: its points, its functions, its tables, its layers, its tests."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ferryman.ledger import schemas
+from ferryman.ledger.state import FOLDERS
+from ferryman.testing.crash import EXECUTOR, POINTS
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "architecture.md").read_text("utf-8")
+
+PREFIXES = {point.partition(".")[0] for point in POINTS}
+SUFFIXES = {point.partition(".")[2] for point in POINTS}
+
+
+def rows(text: str) -> list[list[str]]:
+    """The cells of all rows of all tables."""
+    return [
+        [cell.strip() for cell in line.strip().strip("|").split("|")]
+        for line in text.splitlines()
+        if line.startswith("|") and not line.startswith("|---")
+    ]
+
+
+def code(cell: str) -> list[str]:
+    return re.findall(r"`([^`]+)`", cell)
+
+
+def resolved(name: str) -> Any:
+    """The thing that a dotted name below ``ferryman`` names; fails if there is none."""
+    parts = name.split(".")
+    for cut in range(len(parts), 0, -1):
+        try:
+            thing: Any = importlib.import_module(".".join(["ferryman", *parts[:cut]]))
+        except ModuleNotFoundError:
+            continue
+        for part in parts[cut:]:
+            thing = inspect.getattr_static(thing, part) if inspect.isclass(thing) else getattr(thing, part)
+        return thing
+    raise LookupError(name)
+
+
+STEPS = [cells for cells in rows(PAGE) if len(cells) == 4 and any(name in POINTS for name in code(cells[2]))]
+"""Step, function, crash points, what a kill there leaves."""
+
+
+def test_every_crash_point_is_there_once() -> None:
+    """The protocol's tables name every crash point, each in one place, and none that there is not."""
+    named = [name for _, _, points, _ in STEPS for name in code(points)]
+
+    assert sorted(named) == sorted(POINTS)
+
+
+def test_no_other_point_is_spoken_of() -> None:
+    """A name that looks like a crash point is one."""
+    looks_like = {
+        name
+        for name in re.findall(r"`([a-z]+\.[a-z]+)`", PAGE)
+        if name.partition(".")[0] in PREFIXES and name.partition(".")[2] in SUFFIXES
+    }
+
+    assert looks_like <= set(POINTS)
+
+
+@pytest.mark.parametrize("step", STEPS, ids=lambda cells: code(cells[2])[0])
+def test_the_point_stands_where_the_page_says(step: list[str]) -> None:
+    """The named function holds the crash point, or makes the commit that has it."""
+    _, functions, points, left = step
+    sources = []
+    for name in code(functions):
+        thing = resolved(name)
+        sources.append(inspect.getsource(getattr(thing, "__func__", thing)))
+    for point in code(points):
+        kind, _, what = point.partition(".")
+        of_a_commit = what in ("logged", "synced", "marked") and f'crash.point("{point}")' not in "".join(sources)
+        wanted = f'"{kind}"' if of_a_commit else f'crash.point("{point}")'
+        assert any(wanted in source for source in sources), f"{functions} does not hold {point}"
+        assert (POINTS[point] == EXECUTOR) == ("(executor)" in points), f"{point}: who passes it?"
+    assert left, "nothing is said of what a kill leaves"
+
+
+def test_every_name_of_the_code_exists() -> None:
+    """What looks like a name of a module, class or function below ``ferryman`` is one."""
+    top = {path.stem for path in (ROOT / "src" / "ferryman").iterdir()}
+    names = {name for name in code(PAGE) if re.fullmatch(r"[a-z_]+(\.\w+)+", name) and name.partition(".")[0] in top}
+    assert len(names) > 30
+    for name in sorted(names - set(POINTS)):
+        resolved(name)
+
+
+@pytest.mark.parametrize("table", ["outbox", "documents", "ledger"])
+def test_the_tables_have_these_columns(table: str) -> None:
+    """Names and order, as in ledger/schemas.py."""
+    [columns] = [code(cells[1]) for cells in rows(PAGE) if cells[0] == f"`{table}`" and "`source`" in cells[1]]
+
+    assert columns == getattr(schemas, table.upper()).names
+
+
+def test_the_folders_are_those_of_a_state() -> None:
+    """What lies in a state directory, and nothing else."""
+    section = PAGE.partition("## Where state lives")[2].partition("| table | columns |")[0]
+    named = [code(cells[0])[0] for cells in rows(section) if code(cells[0])]
+
+    assert sorted(named) == sorted({*(folder.partition("/")[0] for folder in FOLDERS), "state.json", "lock"})
+
+
+def test_the_layers_are_those_of_the_contract() -> None:
+    """Every layer that exists is in the page's table, in the contract's order."""
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["importlinter"]["contracts"]
+    [layers] = [c["layers"] for c in contracts if c["type"] == "layers"]
+    order = [name for layer in layers for name in re.findall(r"[a-z_.]+", layer)]
+    there = {path.stem for path in (ROOT / "src" / "ferryman").iterdir()}
+    section = PAGE.partition("## Who may import whom")[2].partition("\n## ")[0]
+    named = [name for cells in rows(section) for name in code(cells[0])]
+
+    assert named == [*(name for name in order if name in there), "testing"]
+
+
+def test_the_proofs_exist() -> None:
+    """Every test that the page names is there."""
+    proofs = {name for name in code(PAGE) if name.startswith("tests/")}
+    assert len(proofs) > 5
+    for proof in proofs:
+        path, _, function = proof.partition("::")
+        assert f"def {function}" in (ROOT / path).read_text("utf-8"), proof
+
+
+def test_every_invariant_has_a_keeper_and_a_proof() -> None:
+    """I1 to I9, in their order."""
+    invariants = [cells for cells in rows(PAGE) if re.fullmatch(r"I\d", cells[0])]
+
+    assert [cells[0] for cells in invariants] == [f"I{n}" for n in range(1, 10)]
+    assert all(len(cells) == 4 and all(cells) for cells in invariants)

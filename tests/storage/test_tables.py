@@ -1,0 +1,347 @@
+"""Tables: commits that are atomic and durable, and a driver that is stale is told so, whatever the order of things."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from deltalake import DeltaTable, write_deltalake
+
+from ferryman.errors import EngineError, StateDamaged, StateLost
+from ferryman.storage.parquet import write_part
+from ferryman.storage.tables import Table
+from tests.storage.conftest import APPLICATION, SCHEMA, add, make_table
+
+
+def open_table(table: Table) -> Table:
+    """The same table in another driver's hands, loaded now."""
+    other = Table(table.folder, SCHEMA, [])
+    other.load([APPLICATION])
+    return other
+
+
+def numbers(table: Table) -> list[int]:
+    """The rows as anybody reads them."""
+    paths = [p.removeprefix("file://") for p in DeltaTable(str(table.folder)).file_uris()]
+    return sorted(n for p in paths for n in pq.ParquetFile(p).read(["number"])["number"].to_pylist())
+
+
+def entries(table: Table) -> int:
+    return len(table.log.versions())
+
+
+# --- one driver -----------------------------------------------------------------------------------------
+
+
+def test_a_commit_adds_and_removes_at_once(table: Table) -> None:
+    """Both or neither; the table's own view follows; numbers of other applications ride along."""
+    old = add(table, 1, 2)
+    rows = pa.table({"number": [3], "text": [None]}, schema=SCHEMA)
+    new = write_part(table.folder, rows)
+    table.commit("outbox", adds=[table.data_file(new)], removes=[old], transactions={"settled": 7})
+    assert list(table.files) == [new.path]
+    assert numbers(table) == [3]
+    again = Table(table.folder, SCHEMA, [])
+    again.load([APPLICATION, "settled", "unheard of"])
+    assert again.files == table.files
+    assert again.transactions == {APPLICATION: 1, "settled": 7, "unheard of": 0}
+
+
+def test_statistics_and_partitions_come_back(place: Path) -> None:
+    """What a wave must know of a file without opening it: rows, size, partition, minima."""
+    schema = pa.schema([("wave", pa.int64()), ("destination", pa.string()), ("due", pa.int64())])
+    table = Table(place / "t", schema, ["wave", "destination"])
+    table.create()
+    table.load()
+    table.fence(APPLICATION, 1)
+    stats = {"minValues": {"due": 5}, "maxValues": {"due": 9}, "nullCount": {"due": 1}}
+    rows = pa.table({"due": [5, 9, None]}, schema=table.file_schema)
+    part = write_part(table.folder, rows, stats=stats)
+    file = table.data_file(part, {"wave": "3", "destination": "a/b c=d%"})
+    table.commit("wave", adds=[file])
+    table.checkpoint()
+    again = Table(place / "t", schema, ["wave", "destination"])
+    again.load()
+    assert again.files == {part.path: file}
+
+
+@pytest.mark.parametrize("checkpointed", [False, True])
+def test_every_commit_is_synced_before_it_is_marked(
+    table: Table, monkeypatch: pytest.MonkeyPatch, checkpointed: bool
+) -> None:
+    """The log file and its folder are on the disk before a mark says that the commit took effect."""
+    if checkpointed:
+        table.checkpoint()
+    told = []
+    real = os.fsync
+
+    def fsync(fd: int) -> None:
+        told.append(os.readlink(f"/proc/self/fd/{fd}").removeprefix(str(table.folder)))
+        real(fd)
+
+    part = write_part(table.folder, SCHEMA.empty_table())
+    monkeypatch.setattr(os, "fsync", fsync)
+    table.commit("wave", adds=[table.data_file(part)])
+    log = f"/_delta_log/{table.version:020d}.json"
+    marks = [i for i, name in enumerate(told) if name.startswith("/_marks")]
+    assert told.index(log) < told.index("/_delta_log") < min(marks)
+    assert told[-1] == "/_marks"
+
+
+def test_a_table_is_fenced_before_it_is_written(place: Path) -> None:
+    """Without an epoch nothing can be committed."""
+    table = Table(place / "t", SCHEMA, [])
+    table.create()
+    table.load()
+    with pytest.raises(AssertionError):
+        table.commit("wave")
+
+
+def test_sizes_are_verified(table: Table) -> None:
+    """A live file that is missing or has another size is named."""
+    path = table.folder / add(table, 1, 2, 3)
+    table.verify_sizes()
+    data = path.read_bytes()
+    path.write_bytes(data + b"x")
+    with pytest.raises(StateDamaged, match=f"it has {len(data) + 1} bytes, not {len(data)}") as error:
+        table.verify_sizes()
+    assert error.value.path == str(path)
+    path.unlink()
+    with pytest.raises(StateDamaged, match="the file is missing") as error:
+        table.verify_sizes()
+    assert error.value.path == str(path)
+
+
+def test_sweep_removes_what_no_commit_names(table: Table) -> None:
+    """Staged files of a crashed wave go, with their empty folders; live and kept ones, log and marks stay."""
+    live = add(table, 1)
+    kept = write_part(table.folder, SCHEMA.empty_table()).path
+    write_part(table.folder, SCHEMA.empty_table())
+    write_part(table.folder, SCHEMA.empty_table(), under="wave=1/")
+    (table.folder / ".tmp-abc").write_bytes(b"half")
+    before = {
+        p for p in table.folder.rglob("*") if p.is_file() and p.parent != table.folder and "wave=1" not in p.parts
+    }
+    assert table.sweep([kept]) == 3
+    assert {p.name for p in table.folder.iterdir()} == {live, kept, "_delta_log", "_marks"}
+    assert {p for p in table.folder.rglob("*") if p.is_file() and p.parent != table.folder} == before
+    assert table.sweep([kept]) == 0
+
+
+def test_a_full_disk_is_no_other_driver(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A commit that fails by itself says why; nothing took effect, and it can be made again."""
+    from deltalake.exceptions import DeltaError
+
+    class Full(DeltaTable):
+        def create_write_transaction(self, *_: object, **__: object) -> None:
+            raise DeltaError("Generic LocalFileSystem error: No space left on device (os error 28)")
+
+    monkeypatch.setattr(table, "_handle", lambda version=None: Full(str(table.folder)))
+    with pytest.raises(EngineError, match="No space left on device"):
+        add(table, 1)
+    monkeypatch.undo()
+    add(table, 2)
+    assert numbers(table) == [2]
+    table.log.verify()
+
+
+# --- two drivers ----------------------------------------------------------------------------------------
+
+
+def lost(action: Callable[[], object], table: Table) -> StateLost:
+    """The stale driver's action is refused, and leaves no trace in the log."""
+    before = {p.name: p.read_bytes() for p in table.log.folder.iterdir()}
+    with pytest.raises(StateLost, match="this one stops") as error:
+        action()
+    assert {p.name: p.read_bytes() for p in table.log.folder.iterdir()} == before
+    return error.value
+
+
+def test_an_epoch_announced_after_our_load_stops_us(table: Table) -> None:
+    """The other announced its epoch; the next commit of ours is refused, and so is every later one."""
+    open_table(table).fence(APPLICATION, 2)
+    lost(lambda: add(table, 1), table)
+    lost(lambda: add(table, 1), table)
+    assert "epoch 2, ours is 1" in str(lost(lambda: table.commit("wave"), table))
+
+
+def test_a_reload_does_not_hide_the_other_epoch(table: Table) -> None:
+    """A handle loaded after the other's epoch would commit; we look at the epoch on it."""
+    open_table(table).fence(APPLICATION, 2)
+    table.load([APPLICATION])
+    lost(lambda: add(table, 1), table)
+
+
+def test_an_epoch_announced_before_our_load_is_seen(table: Table) -> None:
+    """Who loads late and thinks its epoch is the highest is refused when it announces it."""
+    late = open_table(table)
+    open_table(table).fence(APPLICATION, 2)
+    lost(lambda: late.fence(APPLICATION, 2), table)
+    later = open_table(table)
+    lost(lambda: later.fence(APPLICATION, 2), table)
+    lost(lambda: later.fence(APPLICATION, 1), table)
+    later.fence(APPLICATION, 3)
+    add(later, 1)
+
+
+def test_one_epoch_is_announced_once(table: Table) -> None:
+    """Of two that take the same number one wins, whoever is first."""
+    first, second = open_table(table), open_table(table)
+    first.fence(APPLICATION, 2)
+    lost(lambda: second.fence(APPLICATION, 2), table)
+    add(first, 1)
+    lost(lambda: add(table, 2), table)
+    assert numbers(table) == [1]
+
+
+def test_a_commit_of_the_same_epoch_by_another_handle_stops_us(table: Table) -> None:
+    """Not possible under the lock; if it happens, an unexpected version is enough to stop."""
+    twin = Table(table.folder, SCHEMA, [])
+    twin.load([APPLICATION])
+    twin._fence = (APPLICATION, 1)
+    add(twin, 1)
+    lost(lambda: add(table, 2), table)
+    assert numbers(table) == [1]
+
+
+def between(table: Table, what: Callable[[], object]) -> None:
+    """Let something happen between the load of the handle that our next commit uses, and the commit."""
+    real = table._handle
+
+    def handle(version: int | None = None) -> DeltaTable:
+        table._handle = real  # type: ignore[method-assign]
+        loaded = real(version)
+        what()
+        return loaded
+
+    table._handle = handle  # type: ignore[method-assign]
+
+
+def foreign_epoch(table: Table) -> None:
+    open_table(table).fence(APPLICATION, 2)
+
+
+def foreign_commit(table: Table) -> None:
+    other = open_table(table)
+    other.fence(APPLICATION, 2)
+    add(other, 50)
+
+
+def same_epoch(table: Table) -> None:
+    twin = open_table(table)
+    twin._fence = (APPLICATION, 1)
+    add(twin, 50)
+
+
+def stranger(table: Table) -> None:
+    """A commit without any epoch: Spark, or a person with delta-rs."""
+    rows = pa.table({"number": [50], "text": ["foreign"]}, schema=SCHEMA)
+    write_deltalake(str(table.folder), rows, mode="append")
+
+
+def optimizer(table: Table) -> None:
+    DeltaTable(str(table.folder)).optimize.compact()
+
+
+@pytest.mark.parametrize("happens", [foreign_epoch, foreign_commit, same_epoch, stranger, optimizer])
+def test_nothing_can_come_between_our_look_and_our_commit(table: Table, happens: Callable[[Table], None]) -> None:
+    """Whatever is committed after we checked the handle makes our commit fail: it is never put on top."""
+    add(table, 1)
+    add(table, 2)
+    between(table, lambda: happens(table))
+    before = entries(table)
+    with pytest.raises(StateLost, match="this one stops"):
+        add(table, 3)
+    assert entries(table) > before, "the other's commit is there"
+    assert 3 not in numbers(table), "ours is not"
+    lost(lambda: add(table, 4), table)
+
+
+def test_a_real_second_process_stops_us(table: Table) -> None:
+    """The other driver is another process; after it, nothing of ours gets in, and everything of it stays."""
+    add(table, 1)
+    code = """
+import sys
+from pathlib import Path
+import pyarrow as pa
+from ferryman.storage.parquet import write_part
+from ferryman.storage.tables import Table
+schema = pa.schema([("number", pa.int64()), ("text", pa.string())])
+table = Table(Path(sys.argv[1]), schema, [])
+table.load([sys.argv[2]])
+table.fence(sys.argv[2], 2)
+part = write_part(table.folder, pa.table({"number": [2], "text": ["row 2"]}, schema=schema))
+table.commit("wave", adds=[table.data_file(part)])
+"""
+    subprocess.run([sys.executable, "-c", code, str(table.folder), APPLICATION], check=True)
+    lost(lambda: add(table, 3), table)
+    assert numbers(table) == [1, 2]
+
+
+@pytest.mark.parametrize("after", range(4))
+def test_a_wave_commits_at_most_once(table: Table, after: int) -> None:
+    """Two drivers race for wave 1, the takeover coming after 0 … 3 actions of the first: the log has it once."""
+    first, second = table, open_table(table)
+
+    def commit(driver: Table) -> bool:
+        if driver.transactions.get("wave", 0) >= 1:
+            return False
+        try:
+            add(driver, 1, transactions={"wave": 1}, info={"wave": 1})
+        except StateLost:
+            return False
+        return True
+
+    done = []
+    if after >= 1:
+        done.append(commit(first))
+    if after >= 2:
+        second.load([APPLICATION, "wave"])
+    if after >= 3:
+        done.append(commit(first))
+    try:
+        second.fence(APPLICATION, 2)
+    except StateLost:  # it had loaded before the first one committed: it looks again
+        second.load([APPLICATION, "wave"])
+        second.fence(APPLICATION, 2)
+    done += [commit(first), commit(second), commit(first), commit(second)]
+    assert sum(done) == 1
+    waves = [v for v in table.log.versions() if table.log.info(v).get("wave") == 1]
+    assert len(waves) == 1
+    assert numbers(table) == [1]
+
+
+def test_a_table_that_was_swapped_for_an_older_copy_stops_us(table: Table, place: Path) -> None:
+    """A restored backup under a running driver: another version than we left, so we stop."""
+    shutil.copytree(table.folder, place / "copy")
+    add(table, 1)
+    shutil.rmtree(table.folder)
+    shutil.copytree(place / "copy", table.folder)
+    lost(lambda: add(table, 2), table)
+
+
+def test_a_log_that_cannot_be_read_is_damage(table: Table) -> None:
+    """delta-rs's own words are kept, and the folder is named."""
+    table.log.path(1).write_bytes(b"{")
+    with pytest.raises(StateDamaged) as error:
+        table.load()
+    assert error.value.path == str(table.log.folder)
+
+
+def test_making_a_table_is_finished_by_making_it_again(place: Path) -> None:
+    """Killed between the making and its mark."""
+    table = make_table(place / "t")
+    shutil.rmtree(table.log.marks)
+    table.log.path(1).unlink()
+    again = Table(place / "t", SCHEMA, [])
+    again.create()
+    again.load([APPLICATION])
+    again.log.verify()
+    assert again.version == 0
