@@ -16,7 +16,19 @@ PICTURES: dict[str, Callable[[], str]] = {
     "pictures/protocol.svg": protocol.picture,
     "pictures/statuses.svg": moves.picture,
 }
+
+
+def decisions() -> str:
+    """A table of the pages in docs/decisions/, by their headings."""
+    lines = ["| number | decision |", "|---|---|"]
+    for page in sorted((DOCS / "decisions").glob("[0-9]*.md")):
+        number, _, title = page.read_text("utf-8").splitlines()[0].removeprefix("# ").partition(": ")
+        lines.append(f"| [{number}]({page.name}) | {title} |")
+    return "\n".join(lines)
+
+
 BLOCKS: dict[str, Callable[[], str]] = {
+    "decisions": decisions,
     "statuses": moves.table,
     "moves": moves.matrix,
     "bad input": bad_input.tables,

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 from ferryman.destinations import sqlite
 from ferryman.destinations.sqlite_fts import ROW, SUFFIX, FullText, quoted
-from ferryman.errors import UsageError
+from ferryman.errors import DeliveryError, UsageError
 
 SNIPPET_WORDS = 16
 """Words of a snippet: about a line."""
@@ -47,19 +47,26 @@ def search(
     """
     engine = _engine(index)
     query = _query(text)
-    with sqlite.explained(index), engine.connect() as connection:
-        if FullText.of(connection, table) is None:
-            raise UsageError(
-                f"{index}: table {table} has no full-text index. Give the right --table, or have the plan make one: "
-                f"Sql(…, table={table!r}, full_text=['text'])."
-            )
-        if not query or limit < 1:
-            return []
-        columns = {column[1] for column in connection.exec_driver_sql(f"PRAGMA table_info({quoted(table)})")}
-        rows = connection.exec_driver_sql(_statement(table, "title" in columns), (*mark, query, limit))
-        return [
-            Hit(id, None if title is None else str(title), snippet or "", rank) for id, title, snippet, rank in rows
-        ]
+    try:
+        with sqlite.explained(index), engine.connect() as connection:
+            return _hits(connection, index, table, query, limit, mark)
+    except DeliveryError as e:  # no database, no right to read it: here it is the person's to mend
+        raise UsageError(str(e)) from e
+
+
+def _hits(
+    connection: sa.Connection, index: str, table: str, query: str, limit: int, mark: tuple[str, str]
+) -> list[Hit]:
+    if FullText.of(connection, table) is None:
+        raise UsageError(
+            f"{index}: table {table} has no full-text index. Give the right --table, or have the plan make one: "
+            f"Sql(…, table={table!r}, full_text=['text'])."
+        )
+    if not query or limit < 1:
+        return []
+    columns = {column[1] for column in connection.exec_driver_sql(f"PRAGMA table_info({quoted(table)})")}
+    rows = connection.exec_driver_sql(_statement(table, "title" in columns), (*mark, query, limit))
+    return [Hit(id, None if title is None else str(title), snippet or "", rank) for id, title, snippet, rank in rows]
 
 
 def _engine(index: str) -> sa.Engine:

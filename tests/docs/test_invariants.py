@@ -14,7 +14,6 @@ from ferryman import Document
 from ferryman.destinations import Delivery, Outcome
 from ferryman.errors import StateLost
 from ferryman.ledger.commit import commit_wave
-from tests.support.places import place, trial  # noqa: F401 - fixtures
 from tests.support.recorder import Recorder
 from tests.support.trial import Trial
 
@@ -27,7 +26,7 @@ def must_be_committed(root: Path, chunk: list[Delivery]) -> None:
     assert (root / "outbox" / "_marks" / f"{outbox.version():020d}").exists()
 
 
-def test_nothing_leaves_before_the_commit(trial: Trial) -> None:  # noqa: F811
+def test_nothing_leaves_before_the_commit(trial: Trial) -> None:
     """I1: whenever a destination sees a row, that row's wave is committed and marked."""
     trial.put("a", "b", "c")
     root = trial.build().root
@@ -38,7 +37,7 @@ def test_nothing_leaves_before_the_commit(trial: Trial) -> None:  # noqa: F811
     assert (summary.exit, summary.delivered) == (0, 3)
 
 
-def test_a_stale_driver_cannot_commit(trial: Trial) -> None:  # noqa: F811
+def test_a_stale_driver_cannot_commit(trial: Trial) -> None:
     """I2: a driver that lost its lock without noticing is stopped by the epoch of the next one."""
     first = trial.take()
     first.release()
@@ -58,7 +57,7 @@ def at_third(delivery: Delivery) -> Outcome:
     return Outcome.ok() if delivery.attempt == 3 else Outcome.transient("not yet")
 
 
-def test_a_delivery_is_the_same_on_every_attempt(trial: Trial) -> None:  # noqa: F811
+def test_a_delivery_is_the_same_on_every_attempt(trial: Trial) -> None:
     """I3: same bytes, same hash, same sequence, though the step draws lots."""
     trial.put("a", "b")
     trial.build(guess, answer=at_third).run(wait=5)

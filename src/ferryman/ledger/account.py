@@ -24,6 +24,9 @@ from ferryman.storage.tables import Table
 
 COUNTS: Final = ("indexed", "deleted", "dropped", "dead", "error_doc", "error", "owed", "unknown")
 
+_LOOKS: Final = 5
+"""How often a reader looks before it believes that a file is missing: a driver commits every few 100 ms at most."""
+
 _T = TypeVar("_T")
 
 _CURRENT = """
@@ -319,12 +322,9 @@ def view(root: Path, plan: Plan | None) -> Iterator[View]:
 
 
 def _reading(root: Path, plan: Plan | None, ask: Callable[[View], _T]) -> _T:
-    """Ask; once more if a running driver replaced files under our eyes."""
-    for last in (False, True):
-        try:
-            with view(root, plan) as seen:
-                return ask(seen)
-        except StateDamaged:
-            if last:
-                raise
-    raise AssertionError("unreachable")
+    """Ask; again if a running driver replaced files under our eyes, which looks like damage."""
+    for _ in range(_LOOKS - 1):
+        with contextlib.suppress(StateDamaged), view(root, plan) as seen:
+            return ask(seen)
+    with view(root, plan) as seen:
+        return ask(seen)

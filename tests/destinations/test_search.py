@@ -1,0 +1,122 @@
+"""Full-text search in what ``Sql`` wrote."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from ferryman.destinations import Sql
+from ferryman.errors import UsageError
+from ferryman.search import search
+from ferryman.testing.destinations import delivery
+from tests.destinations.sql_table import opened
+
+
+@pytest.fixture
+def index(tmp_path: Path) -> str:
+    path = tmp_path / "index.db"
+    sql = opened(Sql(f"sqlite:///{path}", columns={"title": "title"}, full_text=["title", "text"]))
+    sql.write(
+        [
+            delivery("hamlet", 1, "To be, or not to be: that is the question", {"title": "Hamlet, Prince of Denmark"}),
+            delivery("lear", 2, "Blow, winds, and crack your cheeks! rage! blow!", {"title": "King Lear"}),
+            delivery(
+                "errors", 3, 'The King, the king\'s to blame. C++ and C# and a "quoted" word', {"title": "Errors"}
+            ),
+            delivery("jane", 4, "by Charlotte Brontë"),
+        ]
+    )
+    sql.close()
+    return str(path)
+
+
+def ids(index: str, text: str) -> list[str]:
+    return [hit.id for hit in search(index, text)]
+
+
+def test_a_hit_has_id_title_snippet_and_rank(index: str) -> None:
+    """The snippet shows where the word stands; ranks rise from the best hit on."""
+    hit = search(index, "question", mark=("[", "]"))[0]
+    assert (hit.id, hit.title) == ("hamlet", "Hamlet, Prince of Denmark")
+    assert hit.snippet.endswith("that is the [question]")
+    hits = search(index, "king")
+    assert sorted(hit.id for hit in hits) == ["errors", "lear"]
+    assert hits[0].rank <= hits[1].rank
+    assert search(index, "bronte")[0].title is None
+
+
+def test_all_words_must_be_there(index: str) -> None:
+    """In any column and order, without case and accents."""
+    assert ids(index, "LEAR rage") == ["lear"]
+    assert ids(index, "lear question") == []
+    assert ids(index, "bronte") == ["jane"]
+
+
+def test_quotes_and_stars(index: str) -> None:
+    """Quoted words follow each other; a star stands for any end; an open quote reaches to the end."""
+    assert ids(index, '"not to be"') == ["hamlet"]
+    assert ids(index, '"be not"') == []
+    assert ids(index, "quest*") == ["hamlet"]
+    assert ids(index, '"that is the ques"*') == ["hamlet"]
+    assert ids(index, '"that is') == ["hamlet"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", " ", '"', '""', "*", "***", "c++ (", "a:b", "NEAR(", "AND", "title:", "-x", "^", "'", "\0", "it's", ")("],
+)
+def test_no_text_is_an_error(index: str, text: str) -> None:
+    """Whatever is typed is words to look for, never a syntax error."""
+    search(index, text)
+
+
+def test_operators_are_words(index: str) -> None:
+    """OR, NOT and column names have no meaning of their own."""
+    assert ids(index, "or not") == ["hamlet"]
+    assert ids(index, "king OR question") == []
+    assert ids(index, "c++") == ["errors"]
+
+
+def test_limit_and_table(index: str, tmp_path: Path) -> None:
+    """At most ``limit`` hits, of the table that is asked for."""
+    sql = opened(Sql(f"sqlite:///{tmp_path}/index.db", table="other", full_text=["text"]))
+    sql.write([delivery(f"doc-{i}", i, "king") for i in range(5)])
+    sql.close()
+    assert len(search(index, "king", table="other", limit=3)) == 3
+    assert search(index, "king", table="other", limit=0) == []
+    assert search(index, "king", table="other")[0].title is None
+
+
+def test_a_url_does_as_well(index: str) -> None:
+    """The URL that the plan gives to Sql finds the same."""
+    assert ids(f"sqlite:///{index}", "lear") == ["lear"]
+
+
+def test_what_cannot_be_searched_is_named(index: str, tmp_path: Path) -> None:
+    """No file, no table, no index, no SQLite: each says what to do, and nothing is made."""
+    with pytest.raises(UsageError, match="no such file"):
+        search(str(tmp_path / "none.db"), "x")
+    with pytest.raises(UsageError, match="table comedies has no full-text index"):
+        search(index, "x", table="comedies")
+    with pytest.raises(UsageError, match="SQLite databases only") as caught:
+        search("postgresql://me:secret@host/db", "x")
+    assert "secret" not in str(caught.value)
+    (tmp_path / "text.db").write_text("no database " * 100)
+    with pytest.raises(UsageError, match="not a database"):
+        search(str(tmp_path / "text.db"), "x")
+    Sql(f"sqlite:///{tmp_path}/plain.db").check()
+    with pytest.raises(UsageError, match=r"full_text=\['text'\]"):
+        search(f"{tmp_path}/plain.db", "x")
+    assert sorted(os.listdir(tmp_path)) == ["index.db", "plain.db", "text.db"]
+
+
+def test_searching_while_somebody_writes(index: str) -> None:
+    """A writer in the middle of a transaction is not waited for."""
+    with closing(sqlite3.connect(index, isolation_level=None)) as writer:
+        writer.execute("BEGIN IMMEDIATE")
+        writer.execute("DELETE FROM documents")
+        assert ids(index, "lear") == ["lear"]

@@ -1,0 +1,405 @@
+"""The ``Sql`` destination: its table, its arguments, its errors."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from ferryman.destinations import Delivery, Outcome, Sql, sqlite
+from ferryman.errors import DeliveryError, PermanentError, PlanError, TransientError
+from ferryman.testing.destinations import delete, delivery
+from tests.destinations.sql_table import CONTEXT, opened, query
+
+OK, STALE = Outcome.ok(), Outcome.stale()
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "out.db"
+
+
+def url(path: Path) -> str:
+    return f"sqlite:///{path}"
+
+
+# --- the table ------------------------------------------------------------------------------------------------------
+
+
+def test_a_row_has_all_that_a_delivery_has(path: Path) -> None:
+    """Every part of a delivery has its column; the route is a JSON list, the fields are JSON, raw is text."""
+    sql = opened(Sql(url(path)))
+    one = Delivery(
+        "a.txt#2",
+        hash="f" * 32,
+        sequence=2**52,
+        fields={"title": "Henry", "tags": [1, None]},
+        raw="Brontë".encode(),
+        version="e" * 32,
+        source="files",
+        parent_id="a.txt#1",
+        origin_id="a.txt",
+        route=("left", "up"),
+    )
+    assert sql.write([one]) == [OK]
+    sql.close()
+    with closing(sqlite3.connect(path)) as connection:
+        connection.row_factory = sqlite3.Row
+        row = dict(connection.execute("SELECT * FROM documents").fetchone())
+    assert json.loads(row.pop("fields")) == {"title": "Henry", "tags": [1, None]}
+    assert json.loads(row.pop("route")) == ["left", "up"]
+    assert row == {
+        "id": "a.txt#2",
+        "parent_id": "a.txt#1",
+        "origin_id": "a.txt",
+        "source": "files",
+        "version": "e" * 32,
+        "sequence": 2**52,
+        "delivery_hash": "f" * 32,
+        "text": "Brontë",
+    }
+    assert [name for name, key in query(path, "SELECT name, pk FROM pragma_table_info('documents')") if key] == ["id"]
+
+
+def test_text_is_null_without_raw_and_replaced_where_it_is_no_text(path: Path) -> None:
+    """No raw is NULL, empty raw is empty text, and bytes that are not UTF-8 become the replacement character."""
+    sql = opened(Sql(url(path)))
+    chunk = [delivery("none", 1, None), delivery("empty", 2, ""), delivery("bytes", 3)]
+    chunk[2].raw = b"a\x80b"
+    sql.write(chunk)
+    sql.close()
+    assert query(path, "SELECT id, text FROM documents ORDER BY sequence") == [
+        ("none", None),
+        ("empty", ""),
+        ("bytes", "a\ufffdb"),
+    ]
+
+
+def test_fields_go_into_columns_of_their_own(path: Path) -> None:
+    """A number stays a number, text that looks like a number stays text, a list becomes JSON, a missing one NULL."""
+    sql = opened(Sql(url(path), columns={"value": "v", 'Weird "name"': "w"}))
+    values = [1, 1.5, "007", True, None, [1, "é"], {"b": 1, "a": 2}]
+    chunk = [delivery(f"doc-{i}", i, fields={"v": value, "w": "w"}) for i, value in enumerate(values)]
+    sql.write([*chunk, delivery("none", 99)])
+    sql.close()
+    rows = query(path, 'SELECT value, typeof(value), "Weird ""name""" FROM documents ORDER BY sequence')
+    assert rows == [
+        (1, "integer", "w"),
+        (1.5, "real", "w"),
+        ("007", "text", "w"),
+        (1, "integer", "w"),
+        (None, "null", "w"),
+        ('[1,"é"]', "text", "w"),
+        ('{"a":2,"b":1}', "text", "w"),
+        (None, "null", None),
+    ]
+
+
+def test_a_table_keeps_what_others_put_into_it(path: Path) -> None:
+    """Columns that Ferryman does not know keep their values when a row is replaced."""
+    sql = opened(Sql(url(path)))
+    sql.write([delivery("a", 1, "old")])
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute("ALTER TABLE documents ADD COLUMN mine DEFAULT 'unset'")
+        connection.execute("UPDATE documents SET mine = 'kept'")
+    assert sql.write([delivery("a", 2, "new")]) == [OK]
+    sql.close()
+    assert query(path, "SELECT text, mine FROM documents") == [("new", "kept")]
+
+
+def test_several_tables_share_a_file(path: Path) -> None:
+    """Two destinations in one database do not meet."""
+    for table in ("comedies", "other"):
+        sql = opened(Sql(url(path), table=table))
+        sql.write([delivery("a", 1, table)])
+        sql.close()
+    assert query(path, "SELECT text FROM comedies UNION ALL SELECT text FROM other") == [("comedies",), ("other",)]
+
+
+# --- upsert and append ----------------------------------------------------------------------------------------------
+
+
+def test_a_tombstone_goes_when_the_document_returns(path: Path) -> None:
+    """A delete leaves its sequence and hash; a newer upsert takes its place."""
+    sql = opened(Sql(url(path)))
+    gone = delete("a", 2)
+    assert sql.write([delivery("a", 1), gone]) == [OK, OK]
+    assert query(path, "SELECT * FROM documents_tombstones") == [("a", 2, gone.hash)]
+    assert sql.write([delivery("a", 1)]) == [STALE]
+    assert sql.write([delivery("b", 3), delivery("c", 4)]) == [OK, OK]
+    assert sql.write([delivery("a", 5)]) == [OK]
+    assert sql.write([gone]) == [STALE]
+    assert query(path, "SELECT count(*) FROM documents_tombstones") == [(0,)]
+    sql.close()
+
+
+def test_a_hash_that_is_there_is_ok_with_another_sequence_too(path: Path) -> None:
+    """Owed rows that move to a new state keep their hashes and get new sequences: still a no-op."""
+    sql = opened(Sql(url(path)))
+    one = delivery("a", 5)
+    again = Delivery("a", hash=one.hash, sequence=3, raw=b"some text")
+    assert sql.write([one]) == [OK]
+    assert sql.write([again]) == [OK]
+    assert query(path, "SELECT sequence FROM documents") == [(5,)]
+    sql.close()
+
+
+def test_append_mode_keeps_every_delivery(path: Path) -> None:
+    """A row a delivery, deletes too, whose text and fields are NULL; a repeated hash adds nothing."""
+    sql = opened(Sql(url(path), mode="append", columns={"title": "title"}))
+    history = [delivery("a", 1, "one", {"title": "One"}), delivery("a", 2, "two"), delete("a", 3)]
+    assert sql.write(history) == [OK] * 3
+    assert sql.write([*history, delivery("a", 0, "late")]) == [OK] * 4
+    sql.close()
+    statement = "SELECT sequence, operation, text, title, fields FROM documents ORDER BY sequence"
+    assert query(path, statement) == [
+        (0, "upsert", "late", None, "{}"),
+        (1, "upsert", "one", "One", '{"title":"One"}'),
+        (2, "upsert", "two", None, "{}"),
+        (3, "delete", None, None, None),
+    ]
+
+
+# --- arguments ------------------------------------------------------------------------------------------------------
+
+
+def test_a_relative_path_is_meant_from_where_the_plan_is_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Driver and workers mean the same file, whatever their working folders are."""
+    (tmp_path / "driver").mkdir()
+    monkeypatch.chdir(tmp_path / "driver")
+    sql = Sql("sqlite:///out.db")
+    sql.check()
+    monkeypatch.chdir(tmp_path)
+    worker: Sql = pickle.loads(pickle.dumps(sql))
+    worker.open(CONTEXT)
+    worker.write([delivery("a", 1)])
+    worker.close()
+    assert sql.target() == f"sqlite:///{tmp_path / 'driver' / 'out.db'}#documents"
+    assert query(tmp_path / "driver" / "out.db", "SELECT id FROM documents") == [("a",)]
+    assert os.listdir(tmp_path) == ["driver"]
+
+
+def test_target_shows_no_password(path: Path) -> None:
+    """What is in the URL beside the place (a password, options) is not part of the target."""
+    shown = Sql(f"sqlite://user:secret@/{path}?timeout=3", table="t").target()
+    assert "secret" not in shown
+    assert "timeout" not in shown
+    assert shown.endswith("#t")
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: Sql("sqlite://"), "in memory"),
+        (lambda: Sql("sqlite:///:memory:"), "in memory"),
+        (lambda: Sql("postgresql://me:secret@host/db"), "postgresql is not supported"),
+        (lambda: Sql("out.db"), "sqlite:///index.db"),
+        (lambda: Sql("sqlite:///x.db", mode="replace"), "'upsert' or 'append'"),  # type: ignore[arg-type]
+        (lambda: Sql("sqlite:///x.db", table=""), "needs a name"),
+        (lambda: Sql("sqlite:///x.db", columns={"Sequence": "s"}), "'Sequence' is the name of one of"),
+        (lambda: Sql("sqlite:///x.db", columns={"a": "s", "A": "s"}), "differ only in case"),
+        (lambda: Sql("sqlite:///x.db", full_text=["title"]), "no column 'title'"),
+        (lambda: Sql("sqlite:///x.db", full_text=["text", "text"]), "named twice"),
+        (lambda: Sql("sqlite:///x.db", columns={"rank": "rank"}, full_text=["rank"]), "'rank'"),
+    ],
+)
+def test_wrong_arguments_are_refused_when_the_plan_is_built(make: Callable[[], Sql], says: str) -> None:
+    """The error says which argument, and what to write instead, and no password."""
+    with pytest.raises(PlanError, match=says) as caught:
+        make()
+    assert "secret" not in str(caught.value)
+
+
+# --- tables that are not as they should be --------------------------------------------------------------------------
+
+
+def test_a_foreign_table_is_refused(path: Path) -> None:
+    """A table without our columns is named with each missing column and what to do; it is not touched."""
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("CREATE TABLE documents (id TEXT PRIMARY KEY, text TEXT, Source TEXT)")
+    with pytest.raises(PermanentError, match=r"has no column parent_id, origin_id, version, .*ADD COLUMN") as caught:
+        Sql(url(path)).check()
+    assert caught.value.universal
+    assert len(query(path, "SELECT * FROM pragma_table_info('documents')")) == 3
+
+
+def test_a_column_that_is_asked_for_later_is_named(path: Path) -> None:
+    """A table that was made without ``columns=`` does not get them by itself."""
+    Sql(url(path)).check()
+    with pytest.raises(PermanentError, match="ALTER TABLE documents ADD COLUMN title"):
+        Sql(url(path), columns={"title": "title"}).check()
+
+
+@pytest.mark.parametrize("modes", [("upsert", "append"), ("append", "upsert")])
+def test_a_table_of_the_other_mode_is_refused(path: Path, modes: tuple[str, str]) -> None:
+    """One mode's table is no table for the other."""
+    first, second = modes
+    Sql(url(path), mode=first).check()  # type: ignore[arg-type]
+    with pytest.raises(PermanentError, match=r"unique key|operation") as caught:
+        Sql(url(path), mode=second).check()  # type: ignore[arg-type]
+    assert caught.value.universal
+
+
+def test_a_table_of_ones_own_with_our_columns_is_fine(path: Path) -> None:
+    """A table that was made by hand, with a unique id and what else it needs, is written to."""
+    columns = "parent_id, origin_id, source, version, sequence, delivery_hash, route, text, fields, more DEFAULT 7"
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute(f"CREATE TABLE mine (id TEXT, {columns})")
+        connection.execute("CREATE UNIQUE INDEX by_id ON mine(id)")
+    sql = opened(Sql(url(path), table="mine"))
+    assert sql.write([delivery("a", 1)]) == [OK]
+    assert sql.write([delivery("a", 2)]) == [OK]
+    sql.close()
+    assert query(path, "SELECT id, sequence, more FROM mine") == [("a", 2, 7)]
+
+
+def test_a_constraint_of_ones_own_harms_only_the_document_that_breaks_it(path: Path) -> None:
+    """What a CHECK of the table refuses is permanent; the rest of the chunk is written."""
+    sql = opened(Sql(url(path), columns={"n": "n"}))
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("CREATE UNIQUE INDEX one_n ON documents(n)")
+    chunk = [delivery(f"doc-{i}", i, fields={"n": min(i, 7)}) for i in range(1, 9)]
+    outcomes = sql.write(chunk)
+    sql.close()
+    assert [o.kind for o in outcomes] == ["ok"] * 7 + ["permanent"]
+    assert "UNIQUE constraint failed: documents.n" in outcomes[-1].why
+    assert len(query(path, "SELECT id FROM documents")) == 7
+
+
+def test_a_table_that_vanishes_is_made_again(path: Path) -> None:
+    """A table dropped in use is the database's trouble; the next wave's check makes it again."""
+    sql = opened(Sql(url(path)))
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("DROP TABLE documents")
+    with pytest.raises(TransientError, match="no such table") as caught:
+        sql.write([delivery("a", 1)])
+    assert caught.value.universal
+    sql.check()
+    assert sql.write([delivery("a", 1)]) == [OK]
+    sql.close()
+
+
+# --- a database that is not as it should be -------------------------------------------------------------------------
+
+
+def fault(call: Callable[[], object]) -> DeliveryError:
+    with pytest.raises(DeliveryError) as caught:
+        call()
+    assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
+    return caught.value
+
+
+def test_a_missing_folder_is_for_a_person_to_make(tmp_path: Path) -> None:
+    """It is permanent and universal, names the folder, and nothing is made."""
+    sql = Sql(f"sqlite:///{tmp_path}/no/such/out.db")
+    for call in (sql.check, lambda: sql.open(CONTEXT)):
+        error = fault(call)
+        assert isinstance(error, PermanentError)
+        assert error.universal
+        assert f"{tmp_path}/no/such" in str(error)
+    assert os.listdir(tmp_path) == []
+
+
+def test_what_is_no_database_is_refused(path: Path) -> None:
+    """A file of something else is not overwritten."""
+    path.write_text("this is no database, and long enough to be read as the header of one: " * 10)
+    before = path.read_bytes()
+    error = fault(Sql(url(path)).check)
+    assert isinstance(error, PermanentError)
+    assert error.universal
+    assert path.read_bytes() == before
+
+
+def test_a_locked_database_is_waited_for_and_then_tried_later(path: Path) -> None:
+    """Another program's write lock beyond the busy timeout is universal and transient; nothing was written."""
+    sql = opened(Sql(f"{url(path)}?timeout=0.05"))
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        for call in (sql.check, lambda: sql.write([delivery("a", 1)])):
+            error = fault(call)
+            assert isinstance(error, TransientError)
+            assert error.universal
+            assert "locked" in str(error)
+        other.execute("ROLLBACK")
+    assert sql.write([delivery("a", 1)]) == [OK]
+    sql.close()
+
+
+def test_readers_do_not_lock_writers_out(path: Path) -> None:
+    """WAL: a reader in a transaction sees what was there, and the chunk is written all the same."""
+    sql = opened(Sql(f"{url(path)}?timeout=0.05"))
+    sql.write([delivery("a", 1)])
+    with closing(sqlite3.connect(path, isolation_level=None)) as reader:
+        reader.execute("BEGIN")
+        assert reader.execute("SELECT count(*) FROM documents").fetchone() == (1,)
+        assert sql.write([delivery("b", 2)]) == [OK]
+        assert reader.execute("SELECT count(*) FROM documents").fetchone() == (1,)
+    sql.close()
+    assert query(path, "PRAGMA journal_mode") == [("wal",)]
+
+
+def driver_of(sql: Sql) -> sqlite3.Connection:
+    assert sql._writer is not None
+    connection = sql._writer._connection.connection.driver_connection
+    assert isinstance(connection, sqlite3.Connection)
+    return connection
+
+
+def test_a_full_disk_is_waited_for(path: Path) -> None:
+    """No room is universal and transient; the chunk left nothing, and is written when there is room again."""
+    sql = opened(Sql(url(path), full_text=["text"]))
+    sql.write([delivery("a", 1)])
+    driver_of(sql).execute(f"PRAGMA max_page_count = {query(path, 'PRAGMA page_count')[0][0]}")
+    chunk = [delivery(f"doc-{i}", i, f"word{i} " * 500) for i in range(2, 200)]
+    error = fault(lambda: sql.write(chunk))
+    assert isinstance(error, TransientError)
+    assert error.universal
+    assert "full" in str(error)
+    assert query(path, "SELECT count(*) FROM documents") == [(1,)]
+    driver_of(sql).execute("PRAGMA max_page_count = 1000000")
+    assert sql.write(chunk) == [OK] * len(chunk)
+    sql.close()
+
+
+def test_a_value_that_is_too_large_harms_only_its_document(path: Path) -> None:
+    """What is beyond SQLite's limit of a value is permanent, and says what to do; the others are written."""
+    sql = opened(Sql(url(path), full_text=["text"]))
+    driver_of(sql).setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 50_000)
+    chunk = [delivery(f"doc-{i}", i, "word " * (20_000 if i == 5 else 10)) for i in range(1, 12)]
+    outcomes = sql.write(chunk)
+    sql.close()
+    assert [o.kind for o in outcomes] == ["permanent" if i == 5 else "ok" for i in range(1, 12)]
+    assert "doc-5: string or blob too big: shorten it" in outcomes[4].why
+    assert len(query(path, "SELECT id FROM documents")) == 10
+
+
+def test_a_commit_waits_for_the_disk(path: Path) -> None:
+    """Every transaction is synced before ``write`` returns: a power cut takes nothing that was confirmed."""
+    sql = opened(Sql(url(path)))
+    assert driver_of(sql).execute("PRAGMA synchronous").fetchone() == (2,)
+    sql.close()
+
+
+@pytest.mark.parametrize("code", sorted(sqlite._FAULTS))
+def test_errors_say_what_to_do(code: int) -> None:
+    """Every fault of SQLite that we know says where, what, and what happens next; detail codes mean the same."""
+    error = sqlite3.OperationalError("it failed")
+    for variant in (code, code | 3 << 8):
+        error.sqlite_errorcode = variant
+        explained = sqlite.explain(error, "here")
+        assert isinstance(explained, TransientError | PermanentError)
+        assert str(explained).startswith("here: it failed: ")
+        assert str(explained).endswith(".")
+
+
+def test_other_errors_are_left_alone() -> None:
+    """What is not the database's is not explained away."""
+    assert sqlite.explain(KeyError("x"), "here") is None
+    with pytest.raises(KeyError), sqlite.explained("here"):
+        raise KeyError("x")
