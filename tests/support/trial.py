@@ -11,7 +11,7 @@ from ferryman.engine.runner import Runner
 from ferryman.engine.wave import Run, Summary
 from ferryman.ledger import account, commands
 from ferryman.ledger.state import State, state_root
-from ferryman.observe.progress import Observer, Silent
+from ferryman.observe.progress import Silent
 from ferryman.plan import Plan
 from ferryman.sources import Memory
 from ferryman.sources.base import Source
@@ -20,12 +20,29 @@ from tests.support.invariants import check
 from tests.support.recorder import Answer, Recorder
 
 
+class Watch(Silent):
+    """Listens to a run: ``phases`` and ``messages``. One that goes round in circles is stopped."""
+
+    def __init__(self, most: int = 50) -> None:
+        self.phases: list[tuple[int, str]] = []
+        self.messages: list[str] = []
+        self._most = most
+
+    def phase(self, wave: int, name: str) -> None:
+        self.phases.append((wave, name))
+        scans = sum(n == "scan" for _, n in self.phases)
+        assert scans <= self._most, f"it scans for ever: wave {wave} for the {scans}th time"
+
+    def message(self, text: str) -> None:
+        self.messages.append(text)
+
+
 def run_plan(
     plan: Plan,
     state: Path,
     *,
     runner: Runner | None = None,
-    observer: Observer | None = None,
+    observer: Silent | None = None,
     every: float | None = None,
     checked: bool = True,
     **options: Any,
@@ -38,7 +55,7 @@ def run_plan(
     plan.freeze()
     root = state_root(plan, state)
     with State.take(root, plan) as taken, wave._plain_errors(taken):
-        summary = Run(taken, runner or InProcess(), observer or Silent(), **options).go(every)
+        summary = Run(taken, runner or InProcess(), observer or Watch(), **options).go(every)
     if checked:
         check(root, plan, summary)
     return summary

@@ -49,7 +49,7 @@ class Sql(Destination):
     transactional = True
     single_writer = True
     compares_sequences = True
-    preferred_batch: ClassVar[int | None] = 5_000
+    preferred_batch: ClassVar[int | None] = 10_000
     """A transaction's fixed cost (an fsync, a segment of the full-text index) is shared by so many: half as dear
     a document as with 500, and still below what ``batch_bytes`` allows for short documents."""
 

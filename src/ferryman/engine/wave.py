@@ -18,7 +18,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from ferryman import settings
 from ferryman.engine.dispatch import Dispatcher, first_due, owed_rows
@@ -37,6 +37,10 @@ from ferryman.ledger.state import State, state_root
 from ferryman.observe.progress import Observer, Silent
 from ferryman.plan import Plan
 from ferryman.testing import crash
+
+
+_IDLE_TURNS: Final = 3
+"""Turns that may move nothing (a worker died, a document that was owed is not listed any more) before a run ends."""
 
 
 @dataclasses.dataclass
@@ -233,7 +237,7 @@ class Run:
                 self._redeliver()
                 continue
             pause = self._pause()
-            if pause is None or idle > 3:
+            if pause is None or idle >= _IDLE_TURNS:
                 return
             if pause > 0:
                 limit = settings.WAIT_S if self._wait is None else self._wait - self._waited
@@ -242,14 +246,17 @@ class Run:
                 self._waited += pause if self._wait is not None else 0
                 self._sleep(pause)
                 continue
+            moved = 0
             if self._steps_owed(now_us()):
+                before = self._state.wave
                 self._scan(only_owed=True)
-            idle = 0 if self._redeliver() else idle + 1
+                moved += self._state.wave - before
+            if self._due_files(now_us()):
+                moved += self._redeliver()
+            idle = 0 if moved else idle + 1
 
     def _redeliver(self) -> int:
-        """A wave without a scan, for rows that are due."""
-        if not (self._due_files(now_us()) or late_answers(self._state.journal, self._state.settled)):
-            return 1
+        """A wave without a scan, for rows that are due; how many were sent."""
         number = self._state.wave + 1
         self._commit(number, [])
         return self._deliver_and_settle(number)

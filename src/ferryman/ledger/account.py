@@ -318,7 +318,8 @@ def view(root: Path, plan: Plan | None) -> Iterator[View]:
         try:
             yield View(db, state)
         except duckdb.Error as e:
-            raise StateDamaged(str(root), f"cannot be queried ({str(e).splitlines()[0]})") from e
+            found = state.damage()  # DuckDB does not say over which file it stumbled
+            raise found or StateDamaged(str(root), f"cannot be queried ({str(e).splitlines()[0]})") from e
 
 
 def _reading(root: Path, plan: Plan | None, ask: Callable[[View], _T]) -> _T:

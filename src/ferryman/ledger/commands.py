@@ -152,7 +152,9 @@ def _chosen(state: State, command: Command) -> list[dict[str, Any]]:
     with view(state.root, state.plan) as seen:
         found = seen.docs(command.status, command.destination, command.source, None)
     found = [d for d in found if command.document in (None, d["document"], d["origin"])]
-    if not command.force:
+    if command.force:
+        found = [d for d in found if d["operation"] == "upsert"]
+    else:
         found = [d for d in found if d["status"] in _AGAIN]
     keep = (
         "source",
@@ -201,9 +203,13 @@ def _documents_again(state: State, again: set[tuple[str, str]], number: int, *, 
         db.register("documents", parquet.scan(state.documents.paths(), DOCUMENTS))
         db.register("wanted", wanted)
         rows = db.execute("""
-            SELECT d.* FROM documents d SEMI JOIN wanted w ON d.source = w.source AND d.document = w.document
-            QUALIFY row_number() OVER (PARTITION BY d.source, d.document ORDER BY wave DESC) = 1
-        """).fetchall()
+            SELECT * FROM (
+                SELECT d.* FROM documents d SEMI JOIN wanted w ON d.source = w.source AND d.document = w.document
+                QUALIFY row_number() OVER (PARTITION BY d.source, d.document ORDER BY wave DESC) = 1
+            ) WHERE operation = 'upsert'
+        """).fetchall()  # a deleted document cannot be read again
+    if not rows:
+        return []
     columns: dict[str, Any] = {f.name: [r[i] for r in rows] for i, f in enumerate(DOCUMENTS)}
     columns |= {"wave": number, "due": 0, "attempt": 0, "forced": pa.array([force] * len(rows))}
     return [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -67,17 +66,15 @@ def _problems(root: Path) -> Iterator[StateDamaged]:
 
 
 def _problems_of_data(state: State, table: Table) -> Iterator[StateDamaged]:
-    """Live files and those that are named for the table; where the log does not say which these are, all there are."""
+    """Live files and those that are named for the table; where no log says which these are, all there are."""
     try:
         table.log.verify()
         table.load([WAVE, SETTLED])
-        paths = [table.folder / f.path for f in table.files.values()]
-    except StateDamaged as e:
-        yield e
+        paths = [table.folder / f.path for f in (*table.files.values(), *state.staged(table))]
+    except (StateDamaged, KeyError) as e:  # KeyError: the outbox, which names files for the others, was not loaded
+        if isinstance(e, StateDamaged):
+            yield e
         paths = [p for p in table.folder.rglob("*.parquet") if not p.relative_to(table.folder).parts[0].startswith("_")]
-    else:
-        with contextlib.suppress(StateDamaged, LookupError):  # told of the outbox or of the journal
-            paths += [table.folder / f.path for f in state.staged(table)]
     for path in paths:
         if (what := parquet.verify(path)) is not None:
             yield StateDamaged(str(path), what)
