@@ -19,7 +19,7 @@ demo: setup  ## index the Python standard library of this machine, then search i
 	@.venv/bin/ferryman demo $(ARGS)
 
 test: setup  ## run the tests, except the slow ones
-	$(PYTHON) -m pytest tests -m "not slow" $(ARGS)
+	$(PYTHON) -m pytest tests -m "not slow" --numprocesses 2 --dist loadfile $(ARGS)
 
 lint: setup  ## check style, format, types and layers
 	@failed=; \

@@ -55,7 +55,11 @@ READ = (
 STEPS = (
     Case("latin.txt", "text in another encoding, read with `doc.text()`"),
     Case("line.csv", "a malformed line; the step raises `PermanentError`", "Correct the file."),
-    Case("line.json", "a malformed line; the step lets the parser's error out", "Correct the file. Raise `PermanentError` in the step: then it is not tried again in vain."),
+    Case(
+        "line.json",
+        "a malformed line; the step lets the parser's error out",
+        "Correct the file. Raise `PermanentError` in the step: then it is not tried again in vain.",
+    ),
     Case("list.txt", "the step returns neither the document nor `None`", "Correct the step."),
     Case("value.txt", "a field gets a value that JSON has not"),
     Case("slow.txt", "the step takes longer than its `timeout=`", "Give it more time, or make it faster."),
@@ -83,7 +87,11 @@ def tables() -> str:
             lines.append(f"| {case.what} | {status} | {told} | {case.remedy or 'As the message says.'} |")
         pieces += [heading, "\n".join(lines)]
     incomplete = next(m for m in summary.messages if "incomplete" in m)
-    pieces += ["### A folder that cannot be read", f"The run ends with {summary.exit}, and says:", f"```text\n{incomplete}\n```"]
+    pieces += [
+        "### A folder that cannot be read",
+        f"The run ends with {summary.exit}, and says:",
+        f"```text\n{incomplete}\n```",
+    ]
     return "\n\n".join(pieces)
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ferryman.ledger.statuses import MEANING, MOVES, TERMINAL, Status
 from scripts.docs.svg import INK, PALE, Box, Picture
+
+from ferryman.ledger.statuses import MEANING, MOVES, TERMINAL, Status
 
 PERSON = (Status.RESTART, Status.FORCE, Status.DIRTY)
 """What a person says, or a source. All other moves are a run's, and are drawn."""
@@ -44,7 +45,15 @@ def picture() -> str:
     for status in PLACES:
         box, ends = _box(status), status in TERMINAL
         p.box(box, INK if ends else "#ffffff", INK if ends else COLOURS[status], width=2)
-        p.text(box.mid_x, box.mid_y + 5, status.value, size=14.5, bold=True, anchor="middle", colour="#ffffff" if ends else INK)
+        p.text(
+            box.mid_x,
+            box.mid_y + 5,
+            status.value,
+            size=14.5,
+            bold=True,
+            anchor="middle",
+            colour="#ffffff" if ends else INK,
+        )
     return p.written()
 
 
@@ -71,7 +80,9 @@ def _way(before: Status, after: Status) -> str:
     if (before, after) == (Status.BATCHED, Status.INDEXING):
         return f"M{a.mid_x:g},{a.y:g} C{a.mid_x:g},{b.mid_y + 10:g} {a.right:g},{b.mid_y:g} {b.x - 1.5:g},{b.mid_y:g}"
     if b.x > a.right and after is not Status.INDEXING:
-        y1 = _port(a, after, [t for s, t in drawn() if s is before and _box(t).x > a.right and t is not Status.INDEXING])
+        y1 = _port(
+            a, after, [t for s, t in drawn() if s is before and _box(t).x > a.right and t is not Status.INDEXING]
+        )
         y2 = _port(b, before, [s for s, t in drawn() if t is after and _box(s).right < b.x])
         bend = (b.x - a.right) / 2
         return f"M{a.right:g},{y1:g} C{a.right + bend:g},{y1:g} {b.x - bend:g},{y2:g} {b.x - 1.5:g},{y2:g}"
@@ -106,4 +117,3 @@ def matrix() -> str:
         name = "(nothing yet)" if before is None else f"**{before.value}**"
         lines.append(f"| {name} | " + " | ".join("●" if s in after else "" for s in Status) + " |")
     return "\n".join(lines)
-

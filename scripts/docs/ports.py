@@ -7,6 +7,8 @@ import re
 import sqlite3
 from typing import Any
 
+from scripts.docs.signatures import entry, prose
+
 import ferryman.destinations
 import ferryman.sources
 from ferryman.destinations import Delivery, Destination, DestinationContext, Outcome, sqlite
@@ -14,7 +16,6 @@ from ferryman.plan.plan import _default_guarantee
 from ferryman.sources import Source
 from ferryman.testing.destinations import DestinationSuite
 from ferryman.testing.sources import SourceSuite
-from scripts.docs.signatures import entry, prose
 
 
 def shipped(package: Any, base: type) -> list[tuple[str, type]]:
@@ -40,7 +41,8 @@ def attributes() -> str:
     for name, cls in shipped(ferryman.destinations, Destination):
         declared: Any = cls
         lines.append(
-            f"| `{name}` | {declared.effect.name} | {_yes(declared.transactional)} | {_yes(declared.compares_sequences)} | "
+            f"| `{name}` | {declared.effect.name} | {_yes(declared.transactional)} | "
+            f"{_yes(declared.compares_sequences)} | "
             f"{'one at a time' if declared.single_writer else 'many'} | {declared.preferred_batch or 500} | "
             f"{_default_guarantee(declared).value} |"
         )
@@ -54,7 +56,9 @@ def sqlite_errors() -> str:
     lines = ["| SQLite says | outcome | about | what to do |", "|---|---|---|---|"]
     for code, (kind, universal, remedy) in sqlite._FAULTS.items():
         outcome = "transient" if kind.__name__ == "TransientError" else "permanent"
-        lines.append(f"| `{codes[code]}` | {outcome} | {'the whole database' if universal else 'this document'} | {remedy} |")
+        lines.append(
+            f"| `{codes[code]}` | {outcome} | {'the whole database' if universal else 'this document'} | {remedy} |"
+        )
     return "\n".join(lines)
 
 

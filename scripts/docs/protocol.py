@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from ferryman import settings
 from scripts.docs.svg import INK, PALE, Box, Picture, rounded
 
+from ferryman import settings
+
 # Left edge and width of each phase's column.
-COLUMNS = {"scan": (120, 214), "transform": (362, 214), "commit": (612, 172), "deliver": (832, 216), "settle": (1092, 214)}
+COLUMNS = {
+    "scan": (120, 214),
+    "transform": (362, 214),
+    "commit": (612, 172),
+    "deliver": (832, 216),
+    "settle": (1092, 214),
+}
 HEADS = {
     "scan": ("1 scan", "what is new, changed, gone, owed?"),
     "transform": ("2 transform", "run the steps"),
@@ -25,7 +32,12 @@ KILLED = {
     "scan": ("Nothing is kept.", "The next start lists again."),
     "transform": ("Files that no table names.", "They are removed; the same", "documents are taken up again."),
     "commit": ("Whole or nothing: the log", "has the entry, or not."),
-    "deliver": ("A durable result: done.", "None: sent again, skipped by", "its hash, or unknown, as the", "guarantee says."),
+    "deliver": (
+        "A durable result: done.",
+        "None: sent again, skipped by",
+        "its hash, or unknown, as the",
+        "guarantee says.",
+    ),
     "settle": ("It is done again,", "to the same effect."),
 }
 # Boxes: (lane, phase) -> a heading in the box and lines below it.
@@ -36,14 +48,20 @@ BOXES = {
     ("executors", "transform"): ("read, run steps, stage", ("each document once,", "all its steps in one process")),
     ("executors", "deliver"): ("claim · send · note", ("rows of one destination,", "oldest first, in chunks")),
     ("executors", "settle"): ("rewrite", ("outbox files of which", "some rows stay")),
-    ("driver", "scan"): ("judge, then cut", ("one join with documents;", f"a wave is ≤ {settings.WAVE_BYTES // settings.GIB} GiB listed")),
+    ("driver", "scan"): (
+        "judge, then cut",
+        ("one join with documents;", f"a wave is ≤ {settings.WAVE_BYTES // settings.GIB} GiB listed"),
+    ),
     ("driver", "commit"): ("one transaction", ("outbox rows, drops,", "errors, versions")),
     ("driver", "deliver"): ("deal", ("which rows are due,", "which destinations are well")),
     ("driver", "settle"): ("close, read once, commit", ("ledger first: it fixes", "what the journal came to")),
     ("state", "transform"): ("staged files", ("in the tables' folders,", "in no table yet", "")),
     ("state", "commit"): ("outbox", ("names every staged", "file of the wave", "")),
     ("state", "deliver"): ("journal", ("claims, results;", "events as ledger files", "")),
-    ("state", "settle"): ("ledger · documents", ("what became of it;", "what is known of it;", "outbox: what is still owed")),
+    ("state", "settle"): (
+        "ledger · documents",
+        ("what became of it;", "what is known of it;", "outbox: what is still owed"),
+    ),
 }
 WIDTH, HEIGHT = 1330, 676
 BAR = "#b42318"
@@ -101,7 +119,9 @@ def _arrows(p: Picture, at: dict[tuple[str, str], Box]) -> None:
     p.arrow(rounded([(judge.right, judge.mid_y), (read.x + 40, judge.mid_y), (read.x + 40, read.bottom + 1)]))
     p.arrow(f"M{read.mid_x + 40:g},{read.bottom:g} L{read.mid_x + 40:g},{staged.y - 1:g}")
     gap = commit.x - 18
-    p.arrow(rounded([(staged.right, staged.mid_y), (gap, staged.mid_y), (gap, commit.mid_y), (commit.x - 1, commit.mid_y)]))
+    p.arrow(
+        rounded([(staged.right, staged.mid_y), (gap, staged.mid_y), (gap, commit.mid_y), (commit.x - 1, commit.mid_y)])
+    )
     gap = deal.x - 18
     p.arrow(rounded([(outbox.right, outbox.mid_y), (gap, outbox.mid_y), (gap, deal.mid_y), (deal.x - 1, deal.mid_y)]))
     p.arrow(f"M{deal.x + 46:g},{deal.y:g} L{deal.x + 46:g},{send.bottom + 1:g}")
@@ -120,4 +140,3 @@ def _killed(p: Picture) -> None:
         x, w = COLUMNS[phase]
         p.line(x + 6, top - 12, x + w - 6, top - 12, BAR, width=2)
         p.lines(x + 8, top + 6, lines, size=13, leading=18)
-

@@ -41,8 +41,14 @@ def answers() -> str:
     from ferryman.ledger.commands import Retried
     from ferryman.plan import Handle
 
-    tree = textwrap.dedent((inspect.getdoc(errors) or "").partition("::\n")[2].partition("Every message")[0]).strip("\n")
-    pieces = [entry("Handle", Handle, call=False), entry("Summary", Summary, call=False), entry("Retried", Retried, call=False)]
+    tree = textwrap.dedent((inspect.getdoc(errors) or "").partition("::\n")[2].partition("Every message")[0]).strip(
+        "\n"
+    )
+    pieces = [
+        entry("Handle", Handle, call=False),
+        entry("Summary", Summary, call=False),
+        entry("Retried", Retried, call=False),
+    ]
     return "\n\n".join([*pieces, "### Errors\n\nAll in `ferryman.errors`.", f"```text\n{tree}\n```"])
 
 
@@ -50,7 +56,9 @@ def testing() -> str:
     """The shipped means to test parts of one's own."""
     from ferryman.testing import destinations, inprocess, sources
 
-    pieces = [entry("ferryman.testing.sources.SourceSuite", sources.SourceSuite, of=_told(sources.SourceSuite), call=False)]
+    pieces = [
+        entry("ferryman.testing.sources.SourceSuite", sources.SourceSuite, of=_told(sources.SourceSuite), call=False)
+    ]
     suite = destinations.DestinationSuite
     pieces.append(entry("ferryman.testing.destinations.DestinationSuite", suite, of=_told(suite), call=False))
     pieces.append(entry("ferryman.testing.inprocess.InProcess", inprocess.InProcess))
@@ -64,7 +72,11 @@ def _told(suite: type) -> tuple[str, ...]:
 def entry(name: str, thing: Any, of: tuple[str, ...] | None = None, *, call: bool = True) -> str:
     """One name: signature, docstring, and for a class its public methods (or those named in ``of``)."""
     arguments = _arguments(thing) if call else ""
-    pieces = [f"### {name.rpartition('.')[2]}", _code(name + arguments) if arguments else "", prose(inspect.getdoc(thing) or "")]
+    pieces = [
+        f"### {name.rpartition('.')[2]}",
+        _code(name + arguments) if arguments else "",
+        prose(inspect.getdoc(thing) or ""),
+    ]
     if inspect.isclass(thing):
         pieces += _members(thing, of)
     return "\n\n".join(p for p in pieces if p)
@@ -73,7 +85,9 @@ def entry(name: str, thing: Any, of: tuple[str, ...] | None = None, *, call: boo
 def _members(thing: type, of: tuple[str, ...] | None) -> Iterator[str]:
     told = _told_after(thing)
     if issubclass(thing, enum.Enum):
-        yield "\n".join(f"- `{m.name}` (`{m.value!r}`)" + (f": {told[m.name]}" if m.name in told else "") for m in thing)
+        yield "\n".join(
+            f"- `{m.name}` (`{m.value!r}`)" + (f": {told[m.name]}" if m.name in told else "") for m in thing
+        )
         return
     if told and of is None:
         yield "\n".join(f"- `{name}`: {text}" for name, text in told.items())

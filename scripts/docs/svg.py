@@ -42,8 +42,7 @@ class Picture:
     def __init__(self, width: int, height: int, title: str, made_by: str) -> None:
         self.width, self.height = width, height
         self._parts = [
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
-            f'role="img" font-family="{FONT}">',
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img" font-family="{FONT}">',
             f"<!-- Made by {made_by}: change that, then run `python -m scripts.docs`. -->",
             f"<title>{escape(title)}</title>",
             f'<rect width="{width}" height="{height}" rx="10" fill="#ffffff"/>',
@@ -79,10 +78,13 @@ class Picture:
         for i, words in enumerate(lines):
             self.text(x, y + i * leading, words, **style)  # type: ignore[arg-type]
 
-    def line(self, x1: float, y1: float, x2: float, y2: float, colour: str, *, width: float = 1.2, dash: str = "") -> None:
+    def line(
+        self, x1: float, y1: float, x2: float, y2: float, colour: str, *, width: float = 1.2, dash: str = ""
+    ) -> None:
         dashes = f' stroke-dasharray="{dash}"' if dash else ""
         self._parts.append(
-            f'<line x1="{x1:g}" y1="{y1:g}" x2="{x2:g}" y2="{y2:g}" stroke="{colour}" stroke-width="{width:g}"{dashes}/>'
+            f'<line x1="{x1:g}" y1="{y1:g}" x2="{x2:g}" y2="{y2:g}" stroke="{colour}" '
+            f'stroke-width="{width:g}"{dashes}/>'
         )
 
     def arrow(self, path: str, colour: str = PALE, *, width: float = 1.6, dash: str = "", both: bool = False) -> None:

@@ -1,5 +1,5 @@
 """A quick ``ferryman``: a process with everything loaded forks for each command; tasks run in forked processes, not on
-Spark. ``serve`` is that process; the file itself, run as a script, is the command, which only passes on what it was given.
+Spark. ``serve`` is that process; this file, run as a script, is the command, which passes on what it was given.
 """
 
 from __future__ import annotations

@@ -9,9 +9,9 @@ import re
 from pathlib import Path
 
 import pytest
+from scripts.docs import blocks, moves, signatures
 
 from ferryman.ledger.statuses import MOVES, Status
-from scripts.docs import blocks, moves, signatures
 
 PAGES = [page for page in blocks.pages() if blocks.blocks_of(page)]
 

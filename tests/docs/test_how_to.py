@@ -14,8 +14,8 @@ from typing import IO
 
 import pytest
 
-from tests.docs import quick_ferryman
 from tests.cli.test_how_to import console, is_shown
+from tests.docs import quick_ferryman
 
 ROOT = Path(__file__).parents[2]
 HOW_TO = ROOT / "docs" / "how-to"
@@ -73,8 +73,8 @@ class Shell:
 
 
 @pytest.fixture
-def shell(tmp_path: Path) -> Iterator[Shell]:
-    made = Shell(tmp_path)
+def shell(place: Path) -> Iterator[Shell]:
+    made = Shell(place)
     yield made
     made.close()
 
@@ -98,7 +98,8 @@ def is_held(lock: Path) -> bool:
 def test_recover(shell: Shell) -> None:
     """Each command of the page is run in a shell; each line that the page shows is a line of its output."""
     page = HOW_TO / "recover.md"
-    for name, text in re.findall(r"`(\w+\.py)`:\n\n```python\n(.*?)^```", page.read_text("utf-8"), re.S | re.M):
+    files = re.compile(r"`(\w+\.py)`:\n\n```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
+    for name, text in files.findall(page.read_text("utf-8")):
         (shell.folder / name).write_text(text)
     commands = console(page)
     assert len(commands) > 15

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +36,7 @@ def test_the_order_within_a_wave() -> None:
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Names that the page's Python blocks make, over the state of a run; ``spark`` blocks are left out."""
     root = tmp_path_factory.mktemp("state")
     scenario.write_corpus(root, scenario.first_corpus())
@@ -46,7 +45,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
     for text in blocks("python"):
         if "spark" not in text and "polars" not in text:
             exec(text.replace(".ferryman/plays-v1", str(root / "state" / "crash-v1")), names)
-    yield names
+    return names
 
 
 def answer(found: dict[str, Any], query: str) -> list[tuple[Any, ...]]:

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
+from deltalake.exceptions import DeltaError
 
 from ferryman.errors import EngineError, StateDamaged, StateLost
 from ferryman.storage.parquet import write_part
@@ -135,17 +136,23 @@ def test_sweep_removes_what_no_commit_names(table: Table) -> None:
     assert table.sweep([kept]) == 0
 
 
-def test_a_full_disk_is_no_other_driver(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A commit that fails by itself says why; nothing took effect, and it can be made again."""
-    from deltalake.exceptions import DeltaError
+@pytest.mark.parametrize("kind", [DeltaError, OSError])
+def test_a_full_disk_is_no_other_driver(table: Table, monkeypatch: pytest.MonkeyPatch, kind: type[Exception]) -> None:
+    """A commit or checkpoint that fails by itself says why, on one line; nothing took effect, it can be made again."""
 
     class Full(DeltaTable):
         def create_write_transaction(self, *_: object, **__: object) -> None:
-            raise DeltaError("Generic LocalFileSystem error: No space left on device (os error 28)")
+            raise kind("Generic LocalFileSystem error\n   \x1b[31m↳\x1b[0m No space left on device (os error 28)\n")
+
+        create_checkpoint = create_write_transaction
 
     monkeypatch.setattr(table, "_handle", lambda version=None: Full(str(table.folder)))
-    with pytest.raises(EngineError, match="No space left on device"):
-        add(table, 1)
+    for action in (lambda: add(table, 1), table.checkpoint):
+        with pytest.raises(
+            EngineError, match="failed: Generic LocalFileSystem error ↳ No space left on device"
+        ) as error:
+            action()
+        assert "\n" not in str(error.value)
     monkeypatch.undo()
     add(table, 2)
     assert numbers(table) == [2]

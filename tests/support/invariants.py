@@ -180,7 +180,7 @@ def _count_of(event: dict[str, Any]) -> str:
 
 
 def _check_files(root: Path) -> None:
-    """4: every file of the state directory has its place. (What a commit has removed may be there until the next start.)"""
+    """4: every file has its place. (What a commit has removed may be there until the next start.)"""
     for table in TABLES:
         there = {str(p.relative_to(root / table)) for p in (root / table).rglob("*.parquet")}
         there = {path for path in there if not path.startswith("_delta_log")}

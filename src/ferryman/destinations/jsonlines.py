@@ -84,7 +84,8 @@ class JsonLines(Destination):
                 lines.append(_line(delivery))
                 written.append(delivery)
             except (BadDocument, ValueError, TypeError) as e:
-                outcomes[position] = Outcome.permanent(f"{delivery.id}: {e}")
+                id = delivery.id.encode(errors="replace").decode()  # the reason must be text, if the id is none
+                outcomes[position] = Outcome.permanent(f"{id}: {e}")
         if written:
             with self._explained():
                 files.replace(self.directory / _name(written), b"\n".join(lines) + b"\n")

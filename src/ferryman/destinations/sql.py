@@ -101,7 +101,9 @@ class Sql(Destination):
         return self.__dict__ | {"_writer": None}
 
     def target(self) -> str:
-        return f"{sa.make_url(self.url).set(password=None, query={}).render_as_string()}#{self.table}"
+        url = sa.make_url(self.url)
+        url = url.set(drivername=url.get_backend_name(), password=None, query={})
+        return f"{url.render_as_string()}#{self.table}"
 
     def check(self) -> None:
         """Make database, tables and index, if they are not there; any number of drivers may do so at once.
@@ -167,6 +169,7 @@ def _write_or_split(writer: Writer, chunk: list[Delivery]) -> list[Outcome]:
         if not sqlite.blames_a_row(e):
             raise
         if len(chunk) == 1:
-            return [Outcome.permanent(str(sqlite.explain(e, chunk[0].id)))]
+            id = chunk[0].id.encode(errors="replace").decode()  # the reason must be text, if the id is none
+            return [Outcome.permanent(str(sqlite.explain(e, id)))]
     middle = len(chunk) // 2
     return _write_or_split(writer, chunk[:middle]) + _write_or_split(writer, chunk[middle:])

@@ -14,7 +14,7 @@ from typing import Any, Final, Self
 import duckdb
 
 from ferryman import settings
-from ferryman.errors import StateDamaged, StateForeign
+from ferryman.errors import EngineError, StateDamaged, StateForeign
 from ferryman.ledger import schemas
 from ferryman.ledger.journal import Journal
 from ferryman.plan import Plan
@@ -97,12 +97,13 @@ class State:
 
         Raises:
             StateHeld, StateDamaged, StateForeign: see errors; nothing was touched.
+            EngineError: the disk is full.
         """
         state = cls(root, plan)
         state._refuse_foreign_folder()
-        files.make_folder(root)
-        state._lock = Lock.take(root / "lock")  # 1
         try:
+            files.make_folder(root)
+            state._lock = Lock.take(root / "lock")  # 1
             if not state.exists:
                 state._create()  # 2
             state.verify()  # 3
@@ -113,8 +114,10 @@ class State:
                     state.notes.append(note)
             state.load()
             state._announce()  # 5
-        except BaseException:
+        except BaseException as e:
             state.release()
+            if files.disk_full(e):
+                raise EngineError(f"{root}: the disk is full. Nothing is lost: make room and run again.") from e
             raise
         return state
 

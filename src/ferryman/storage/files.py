@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import uuid
 import zlib
@@ -99,6 +100,13 @@ def unseal(path: Path) -> object:
     if data[:9] != b"%08x " % zlib.crc32(body):
         raise StateDamaged(str(path), "its checksum does not fit its content")
     return msgspec.json.decode(body)
+
+
+def disk_full(error: BaseException) -> bool:
+    """Is this what a full disk (or a used-up quota) makes of a write, also of one by Spark or delta-rs?"""
+    if isinstance(error, OSError) and error.errno is not None:
+        return error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return "No space left on device" in str(error)
 
 
 def _temporary(path: Path) -> Path:

@@ -8,6 +8,7 @@ is synced. So ``commit`` loads a handle, checks version and epoch on this very h
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -165,12 +166,13 @@ class Table:
                 commit_properties=properties,
                 post_commithook_properties=_HOOKS,
             )
-        except DeltaError as e:
+        except (DeltaError, OSError) as e:
             if self.log.path(self.version + 1).exists():
                 raise StateLost(
-                    f"{self.folder}: another driver committed while this one held the state: this one stops. ({e})"
+                    f"{self.folder}: another driver committed while this one held the state: this one stops. "
+                    f"({_one_line(e)})"
                 ) from e
-            raise EngineError(f"{self.folder}: the commit failed: {e}") from e
+            raise EngineError(f"{self.folder}: the commit failed: {_one_line(e)}") from e
         self.version += 1
         crash.point(f"{kind}.logged")
         self.log.sync(self.version)  # 3
@@ -199,7 +201,10 @@ class Table:
 
     def checkpoint(self) -> None:
         """Fold the log into one file and trim it, so that loading stays cheap over any number of commits."""
-        self._handle().create_checkpoint()
+        try:
+            self._handle().create_checkpoint()
+        except (DeltaError, OSError) as e:
+            raise EngineError(f"{self.folder}: the checkpoint failed: {_one_line(e)}") from e
         crash.point("checkpoint.made")
         self.log.mark_checkpoint(self.version)
         crash.point("checkpoint.marked")
@@ -237,7 +242,12 @@ class Table:
         try:
             return DeltaTable(str(self.folder), version=version)
         except DeltaError as e:
-            raise StateDamaged(str(self.folder / "_delta_log"), f"the log cannot be read ({e})") from e
+            raise StateDamaged(str(self.folder / "_delta_log"), f"the log cannot be read ({_one_line(e)})") from e
+
+
+def _one_line(error: Exception) -> str:
+    """What delta-rs says, without its colours and line breaks."""
+    return " ".join(re.sub(r"\x1b\[\d+m", "", str(error)).split())
 
 
 def _live(handle: DeltaTable) -> Iterable[DataFile]:

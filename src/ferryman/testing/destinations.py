@@ -243,6 +243,7 @@ class DestinationSuite:
         for d, outcome in zip(chunk, outcomes, strict=True):
             assert outcome.kind in (("ok",) if d.id.startswith("good") else ("ok", "permanent")), (d.id, outcome)
             assert not outcome.universal, outcome
+            assert outcome.why.encode() or outcome.kind == "ok", "a reason is text that UTF-8 can hold"
         self._holds(tmp_path, [d for d, o in zip(chunk, outcomes, strict=True) if o.kind == "ok"])
 
     def test_two_workers_may_write_at_once(self, tmp_path: Path) -> None:
