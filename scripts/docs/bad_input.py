@@ -20,10 +20,11 @@ import sqlalchemy as sa
 from ferryman import Document, PermanentError, Plan, settings
 from ferryman.destinations import Sql
 from ferryman.engine.wave import Run, Summary
+from ferryman.errors import TransientError
 from ferryman.ledger import account
 from ferryman.ledger.state import State, state_root
 from ferryman.observe.progress import Silent
-from ferryman.sources import Files
+from ferryman.sources import Files, Listed
 from ferryman.testing.inprocess import InProcess
 
 NOBODY = 65534
@@ -102,7 +103,7 @@ def outcomes() -> tuple[dict[str, tuple[str, str]], Summary]:
     try:
         corpus = folder / "corpus"
         _make(corpus)
-        with _without_privileges(folder), _short_texts():
+        with _short_texts():
             plan = _plan(corpus, folder / "out.db")
             plan.freeze()
             with State.take(state_root(plan, folder / "state"), plan) as state:
@@ -121,6 +122,7 @@ def outcomes() -> tuple[dict[str, tuple[str, str]], Summary]:
 
 
 def _make(corpus: Path) -> None:
+    corpus.parent.chmod(0o755)
     corpus.mkdir()
     (corpus.parent / "elsewhere.txt").write_text("not in the root")
     (corpus / "nowhere.txt").symlink_to("gone.txt")
@@ -144,7 +146,7 @@ def _make(corpus: Path) -> None:
 
 def _plan(corpus: Path, database: Path) -> Plan:
     plan = Plan("bad-input", version=1)
-    files = plan.source("files", Files(corpus))
+    files = plan.source("files", _Files(corpus))
     parsed = files.step("parse", _parse).step("patient", _patient, timeout=0.05)
     parsed.destination("index", Sql(f"sqlite:///{database}", columns={"number": "number"}), backoff=0)
     return plan
@@ -179,18 +181,36 @@ def _patient(doc: Document) -> Document:
 
 
 @contextlib.contextmanager
-def _without_privileges(folder: Path) -> Iterator[None]:
+def _unprivileged() -> Iterator[None]:
     """Root may read everything: be nobody meanwhile."""
     if os.geteuid() != 0:
         yield
         return
-    for path in (folder, *folder.rglob("*")):
-        os.chown(path, NOBODY, NOBODY, follow_symlinks=False)
     os.seteuid(NOBODY)
     try:
         yield
     finally:
         os.seteuid(0)
+
+
+class _Files(Files):
+    """``Files`` as a user whom rights bind."""
+
+    def listing(self, partition: Any) -> Iterator[Listed]:
+        found: list[Listed] = []
+        trouble: TransientError | None = None
+        with _unprivileged():
+            try:
+                found.extend(super().listing(partition))  # keeps what came before an error
+            except TransientError as e:
+                trouble = e
+        yield from found
+        if trouble is not None:
+            raise trouble
+
+    def read(self, listed: Listed) -> Document:
+        with _unprivileged():
+            return super().read(listed)
 
 
 @contextlib.contextmanager

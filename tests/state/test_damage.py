@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -68,11 +69,10 @@ def make(folder: Path) -> Trial:
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def made() -> Iterator[Path]:
     """Waves 1 and 2 settled, with a parked row, a waiting row, a bad document and checkpoints; wave 3 committed and
     sent, not settled; a command in the queue."""
-    folder = Path(MEMORY if MEMORY.is_dir() else tmp_path_factory.getbasetemp()) / f"damage-{id(tmp_path_factory)}"
-    folder.mkdir()
+    folder = Path(tempfile.mkdtemp(prefix="ferryman-test-", dir=MEMORY if MEMORY.is_dir() else None))
     trial = make(folder)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(settings, "CHECKPOINT_COMMITS", 2)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import uuid
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain, groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -33,6 +36,9 @@ LISTING: Final = pa.schema(
 )
 """One row a listed document. Sources that have the content at hand stage it too, so that what was hashed is what is
 fed, also if the table changes meanwhile. ``version`` is null where content is read later."""
+
+_TASKS_A_SLOT: Final = 4
+"""Listing tasks for each task slot: enough to even out folders of different sizes."""
 
 _GROUP_ROWS: Final = 16_384
 _GROUP_BYTES: Final = 16 * settings.MIB
@@ -79,7 +85,9 @@ def list_sources(plan: Plan, shipped: Shipped, folder: Path, runner: Runner) -> 
         if not isinstance(node.source, Table)
         for piece in node.source.partitions()
     ]
-    parts = runner.run(ListPieces(shipped, str(folder)), pieces) if pieces else []
+    per_task = -(-len(pieces) // (_TASKS_A_SLOT * runner.slots))  # a task costs more than a small folder
+    tasks = [pieces[at : at + per_task] for at in range(0, len(pieces), per_task)] if pieces else []
+    parts = list(chain.from_iterable(runner.run(ListPieces(shipped, str(folder)), tasks)))
     for node in sources:
         if isinstance(node.source, Table):
             parts += runner.run_frame(node.source.read, ListFrame(shipped, str(folder), node.name))
@@ -88,21 +96,27 @@ def list_sources(plan: Plan, shipped: Shipped, folder: Path, runner: Runner) -> 
 
 @dataclass(frozen=True, slots=True)
 class ListPieces:
-    """Task: list one piece of one source."""
+    """Task: list some pieces, each (source, piece); one part for each source among them."""
 
     shipped: Shipped
     folder: str
 
-    def __call__(self, item: tuple[str, Any]) -> ListedPart:
-        name, piece = item
+    def __call__(self, pieces: list[tuple[str, Any]]) -> list[ListedPart]:
+        return [self._list(name, [piece for _, piece in of_one]) for name, of_one in groupby(pieces, itemgetter(0))]
+
+    def _list(self, name: str, pieces: list[Any]) -> ListedPart:
         source = _source(self.shipped, name)
+        failures = []
         with _Writer(self.folder, name) as out:
-            try:
-                for entry in source.listing(piece):
-                    out.add(entry, source.prefix)
-            except Exception as e:
-                return out.finish(f"{type(e).__name__}: {e}")
-            return out.finish()
+            for piece in pieces:
+                try:
+                    for entry in source.listing(piece):
+                        out.add(entry, source.prefix)
+                except Exception as e:
+                    if isinstance(e, OSError) and e.errno in (errno.ENOSPC, errno.EDQUOT):
+                        raise  # our own disk, not the source
+                    failures.append(f"{type(e).__name__}: {e}")
+            return out.finish("; ".join(failures) or None)
 
 
 @dataclass(frozen=True, slots=True)
