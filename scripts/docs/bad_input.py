@@ -147,7 +147,7 @@ def _make(corpus: Path) -> None:
 def _plan(corpus: Path, database: Path) -> Plan:
     plan = Plan("bad-input", version=1)
     files = plan.source("files", _Files(corpus))
-    parsed = files.step("parse", _parse).step("patient", _patient, timeout=0.05)
+    parsed = files.step("parse", _parse).step("patient", _patient, timeout=0.2)
     parsed.destination("index", Sql(f"sqlite:///{database}", columns={"number": "number"}), backoff=0)
     return plan
 

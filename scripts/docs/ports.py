@@ -29,7 +29,10 @@ def sources() -> str:
 
 
 def destinations() -> str:
-    return "\n\n".join(entry(name, cls, of=()) for name, cls in shipped(ferryman.destinations, Destination))
+    return "\n\n".join(
+        entry(name, cls, of=tuple(member for member in vars(cls) if not hasattr(Destination, member)))
+        for name, cls in shipped(ferryman.destinations, Destination)
+    )
 
 
 def attributes() -> str:
@@ -64,8 +67,13 @@ def sqlite_errors() -> str:
 
 def destination_port() -> str:
     """The port, and what ``write`` gets and answers."""
-    things = (Destination, Delivery, Outcome, DestinationContext)
-    return "\n\n".join(entry(t.__name__, t, call=False) for t in things)
+    pieces = [
+        entry("Destination", Destination, call=False),
+        entry("Delivery", Delivery, of=("fields", "text"), call=False),
+        entry("Outcome", Outcome, call=False),
+        entry("DestinationContext", DestinationContext),
+    ]
+    return "\n\n".join(pieces)
 
 
 def promises_of_a_destination() -> str:

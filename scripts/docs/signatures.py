@@ -8,7 +8,7 @@ import inspect
 import re
 import textwrap
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ForwardRef
 
 WIDTH = 100
 """Characters of a line of code."""
@@ -166,6 +166,8 @@ def _parameter(p: inspect.Parameter) -> str:
 
 
 def _annotation(annotation: Any) -> str:
+    if isinstance(annotation, ForwardRef):  # of a NamedTuple
+        return annotation.__forward_arg__
     return annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
 
 

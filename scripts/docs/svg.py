@@ -41,8 +41,9 @@ class Picture:
 
     def __init__(self, width: int, height: int, title: str, made_by: str) -> None:
         self.width, self.height = width, height
+        size = f'width="{width}" height="{height}" viewBox="0 0 {width} {height}"'
         self._parts = [
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img" font-family="{FONT}">',
+            f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" font-family="{FONT}">',
             f"<!-- Made by {made_by}: change that, then run `python -m scripts.docs`. -->",
             f"<title>{escape(title)}</title>",
             f'<rect width="{width}" height="{height}" rx="10" fill="#ffffff"/>',

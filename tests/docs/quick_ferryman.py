@@ -5,6 +5,7 @@ Spark. ``serve`` is that process; this file, run as a script, is the command, wh
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import os
 import select
@@ -13,6 +14,17 @@ import socket
 import sys
 from collections.abc import Iterator
 from typing import Any
+
+LOADED = (
+    "ferryman.cli.app",
+    "ferryman.destinations.sql",
+    "ferryman.ledger.commands",
+    "ferryman.ledger.fsck",
+    "ferryman.plan.load",
+    "ferryman.sources",
+    "rich.progress",
+    "sqlalchemy.dialects.sqlite",
+)
 
 
 def command(path: str, args: list[str]) -> int:
@@ -26,9 +38,9 @@ def command(path: str, args: list[str]) -> int:
 
 def serve(path: str) -> None:
     """Answer commands until we are killed."""
-    from ferryman.cli import app, documents, fsck, init, retry, run  # noqa: F401 - loaded before the first fork
+    for name in LOADED:  # before the first fork
+        importlib.import_module(name)
     from ferryman.engine import wave
-    from ferryman.ledger import account, commands  # noqa: F401
     from ferryman.testing.inprocess import InProcess
 
     @contextlib.contextmanager

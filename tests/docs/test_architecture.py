@@ -131,7 +131,8 @@ def test_the_proofs_exist() -> None:
     assert len(proofs) > 5
     for proof in proofs:
         path, _, function = proof.partition("::")
-        assert f"def {function}" in (ROOT / path).read_text("utf-8"), proof
+        text = (ROOT / path).read_text("utf-8")
+        assert not function or f"def {function}(" in text, proof
 
 
 def test_every_invariant_has_a_keeper_and_a_proof() -> None:

@@ -23,26 +23,9 @@ from ferryman.ledger.state import State
 from ferryman.plan import Plan
 from ferryman.storage import files
 from tests.support.places import MEMORY
-from tests.support.trial import Trial, Watch
+from tests.support.trial import Interrupted, Trial, Until, Watch
 
 TABLES = ("outbox", "documents", "ledger")
-
-
-class Interrupted(Exception):
-    """Stands for a kill: the run ends there, at once."""
-
-
-class Until(Watch):
-    """Ends a run when it comes to a phase of a wave."""
-
-    def __init__(self, wave: int, phase: str) -> None:
-        super().__init__()
-        self._end = (wave, phase)
-
-    def phase(self, wave: int, name: str) -> None:
-        if (wave, name) == self._end:
-            raise Interrupted
-        super().phase(wave, name)
 
 
 def answer(delivery: Delivery) -> Outcome:

@@ -37,6 +37,23 @@ class Watch(Silent):
         self.messages.append(text)
 
 
+class Interrupted(Exception):
+    """Stands for a kill: the run ends there, at once."""
+
+
+class Until(Watch):
+    """Ends a run when it comes to a phase of a wave."""
+
+    def __init__(self, wave: int, phase: str) -> None:
+        super().__init__()
+        self._end = (wave, phase)
+
+    def phase(self, wave: int, name: str) -> None:
+        if (wave, name) == self._end:
+            raise Interrupted
+        super().phase(wave, name)
+
+
 def run_plan(
     plan: Plan,
     state: Path,

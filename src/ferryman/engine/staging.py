@@ -17,7 +17,7 @@ from ferryman.ledger.settle import due_stats
 from ferryman.ledger.statuses import Status
 from ferryman.plan import Path as PlanPath
 from ferryman.plan import Plan
-from ferryman.storage.parquet import Part, write_part
+from ferryman.storage.parquet import Part, PartWriter, write_part
 from ferryman.testing import crash
 
 _OUTBOX_FILE: Final = pa.schema([f for f in OUTBOX if f.name not in OUTBOX_PARTITION])
@@ -50,8 +50,7 @@ class Stager:
         self._raws: list[bytes | None] = []
         self._deleted: list[int] = []
         self._bytes = 0
-        self._outbox: list[pa.Table] = []
-        self._outbox_rows = 0
+        self._outbox: PartWriter | None = None
         self._documents: list[pa.Table] = []
         self._others: list[dict[str, Any]] = []
         self._events: list[dict[str, Any]] = []
@@ -190,7 +189,7 @@ class Stager:
                 for i in self._upserted:
                     self._supersede(i)
             rows = _Rows(self._block, self._upserted, "upsert", self._hashers["upsert"])
-            self._outbox.append(self._outbox_table(rows, fields=self._fields, raw=self._raws))
+            self._send(rows, fields=self._fields, raw=self._raws)
             self._documents.append(
                 self._documents_table(
                     len(rows.ids),
@@ -204,9 +203,7 @@ class Stager:
                 )
             )
         if self._deleted:
-            self._outbox.append(
-                self._outbox_table(_Rows(self._block, self._deleted, "delete", self._hashers["delete"]))
-            )
+            self._send(_Rows(self._block, self._deleted, "delete", self._hashers["delete"]))
         if self._others:
             names = self._others[0]
             columns = {name: [row[name] for row in self._others] for name in names}
@@ -215,10 +212,11 @@ class Stager:
         if self._bytes >= settings.PART_BYTES:
             self._flush()
 
-    def _outbox_table(self, rows: _Rows, **content: Any) -> pa.Table:
-        n = len(rows.ids)
-        first, self._outbox_rows = self._outbox_rows, self._outbox_rows + n
-        return table_of(
+    def _send(self, rows: _Rows, **content: Any) -> None:
+        """Append rows to the outbox file."""
+        self._outbox = self._outbox or PartWriter(self._root / "outbox", _OUTBOX_FILE)
+        n, first = len(rows.ids), self._outbox.rows
+        table = table_of(
             _OUTBOX_FILE,
             n,
             row=pa.array(range(first, first + n), pa.int64()),
@@ -235,21 +233,21 @@ class Stager:
             due=0,
             **content,
         )
+        self._outbox.write(table)
 
     def _documents_table(self, n: int, **columns: Any) -> pa.Table:
         return table_of(DOCUMENTS, n, source=self._source, wave=self._wave, forced=False, **columns)
 
     def _flush(self) -> None:
-        if self._outbox:
-            part = write_part(self._root / "outbox", pa.concat_tables(self._outbox), stats=due_stats([0]))
-            self._staged.outbox.append((self._destination, part))
+        if self._outbox is not None:
+            self._staged.outbox.append((self._destination, self._outbox.finish(due_stats([0]))))
             crash.point("transform.outbox")
         if self._documents:
             documents = pa.concat_tables(self._documents)
             part = write_part(self._root / "documents", documents, stats=due_stats(documents["due"].to_pylist()))
             self._staged.documents.append(part)
             crash.point("transform.documents")
-        self._outbox, self._outbox_rows, self._documents, self._bytes = [], 0, [], 0
+        self._outbox, self._documents, self._bytes = None, [], 0
 
     def _write_events(self) -> Part:
         shared = {

@@ -24,6 +24,8 @@ from ferryman.storage.files import write_synced
 _NAME = re.compile(r"[0-9a-f]{32}-([0-9a-f]{8})-([0-9a-f]{8})\.parquet\Z")
 _TAIL: Final = 8
 """Bytes at the end of a file: the footer's length, and the magic number."""
+_GROUP_ROWS: Final = 65_536
+"""Rows a row group: what a query reads at once."""
 _VERIFYING = ds.ParquetFileFormat(
     default_fragment_scan_options=ds.ParquetFragmentScanOptions(page_checksum_verification=True, pre_buffer=False)
 )
@@ -41,30 +43,51 @@ class Part(NamedTuple):
     """Delta statistics beside the number of rows (``minValues`` …)."""
 
 
-def write_part(folder: Path, table: pa.Table, under: str = "", stats: dict[str, Any] | None = None) -> Part:
-    """Write a table's file and fsync it. The folder is fsynced by whoever publishes the name.
+class PartWriter:
+    """A data file in the making, row group by row group; nothing is on disk before ``finish``.
 
     Args:
         folder: the table's folder.
         under: folder within it, "" or ending in "/".
     """
-    sink = pa.BufferOutputStream()
-    pq.write_table(
-        table,
-        sink,
-        compression="lz4",
-        write_page_checksum=True,
-        row_group_size=65_536,
-        use_dictionary=[f.name for f in table.schema if pa.types.is_dictionary(f.type)] or False,
-        store_schema=False,
-    )
-    data = sink.getvalue()
-    name = f"{under}{uuid.uuid4().hex}-{zlib.crc32(data):08x}-{_footer_crc(memoryview(data)):08x}.parquet"
-    path = folder / name
-    if under:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    write_synced(path, memoryview(data))
-    return Part(name, data.size, table.num_rows, stats)
+
+    def __init__(self, folder: Path, schema: pa.Schema, under: str = "") -> None:
+        self._folder = folder
+        self._under = under
+        self._sink = pa.BufferOutputStream()
+        self._writer = pq.ParquetWriter(
+            self._sink,
+            schema,
+            compression="lz4",
+            write_page_checksum=True,
+            use_dictionary=[f.name for f in schema if pa.types.is_dictionary(f.type)] or False,
+            store_schema=False,
+        )
+        self.rows = 0
+
+    def write(self, table: pa.Table) -> None:
+        """Append rows: a row group of its own, or several where they are many."""
+        self._writer.write_table(table, row_group_size=_GROUP_ROWS)
+        self.rows += table.num_rows
+
+    def finish(self, stats: dict[str, Any] | None = None) -> Part:
+        """Write the file and fsync it. The folder is fsynced by whoever publishes the name."""
+        self._writer.close()
+        data = self._sink.getvalue()
+        crcs = f"{zlib.crc32(data):08x}-{_footer_crc(memoryview(data)):08x}"
+        name = f"{self._under}{uuid.uuid4().hex}-{crcs}.parquet"
+        path = self._folder / name
+        if self._under:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        write_synced(path, memoryview(data))
+        return Part(name, data.size, self.rows, stats)
+
+
+def write_part(folder: Path, table: pa.Table, under: str = "", stats: dict[str, Any] | None = None) -> Part:
+    """Write a whole table's file, see ``PartWriter``."""
+    writer = PartWriter(folder, table.schema, under)
+    writer.write(table)
+    return writer.finish(stats)
 
 
 def read_part(path: Path, columns: list[str] | None = None) -> pa.Table:
