@@ -290,7 +290,7 @@ def test_a_late_answer_is_folded_in_by_the_next_settle(doubtful: Trial, status: 
 
 
 def test_a_late_answer_to_nobodys_question_is_ignored(doubtful: Trial) -> None:
-    """Only what answers an open claim counts, and of that only the worker's note: its ledger file may be swept by now."""
+    """Only what answers an open claim counts, and of that only the worker's note: its file may be swept by now."""
     answer_late(doubtful, 0, 2, [RowResult(0, "DEAD", "late", 1, None)])
     state = answer_late(doubtful, 2, 4, [], part=("swept-long-ago.parquet", 1, 2))
     assert read_fold(state, 2) == ([], [], [])

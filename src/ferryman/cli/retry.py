@@ -47,7 +47,7 @@ def retry(
     )
     again = command("run", plan, state=state)
     if done.queued:
-        say("A run holds the state: the request is queued, its next wave takes it up.")
+        say(f"The request is queued: the run that holds the state takes it up, or the next one: {again}")
     elif done.count == 0:
         say("Nothing matches: nothing was changed.")
     elif done.count is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
@@ -13,7 +14,7 @@ from ferryman.engine.runner import Runner, Shipped
 from ferryman.engine.sender import Hung, Sender
 from ferryman.errors import EngineError, FerrymanError, PermanentError
 from ferryman.ledger.state import State
-from ferryman.plan import DestinationNode
+from ferryman.plan import DestinationNode, paths
 from ferryman.storage import parquet
 from ferryman.storage.query import connect
 from ferryman.storage.tables import DataFile
@@ -40,6 +41,7 @@ class Dispatcher:
         self._pace_s = pace_s
         self._send_timeout_s = send_timeout_s
         self._nodes = {n.name: n for n in state.plan.nodes if isinstance(n, DestinationNode)}
+        self._feeders = Counter(path.destination.name for path in paths(state.plan.nodes).values())
         self.trouble: dict[str, Trouble] = {}
 
     def deliver(self, number: int, now_us: int) -> list[str]:
@@ -57,7 +59,7 @@ class Dispatcher:
         if not work:
             return []
         task = Pass(self._shipped, str(self._state.root), number, now_us, self._pace_s, self._send_timeout_s)
-        lanes = [self._lanes(node, files, alone=len(work) == 1) for node, files in work]
+        lanes = [self._lanes(number, node, files, alone=len(work) == 1) for node, files in work]
         if len(lanes) == 1:
             outcomes = [self._deliver_one(task, lanes[0])]
         else:
@@ -70,8 +72,18 @@ class Dispatcher:
             self._judge(node.name, reports)
         return failures
 
+    def strangers(self) -> dict[str, int]:
+        """Destinations that are not in the plan any more -> rows that still wait for them."""
+        found: Counter[str] = Counter()
+        for file in self._state.outbox.files.values():
+            if (name := file.partition["destination"]) not in self._nodes and owed_rows(file):
+                found[name] += owed_rows(file)
+        return dict(found)
+
     def blocked(self, destination: str) -> bool:
         """Would a pass now leave this destination alone?"""
+        if destination not in self._nodes:
+            return True
         trouble = self.trouble.get(destination)
         return trouble is not None and (trouble.permanent or trouble.until > time.monotonic())
 
@@ -113,18 +125,17 @@ class Dispatcher:
             sender.end()
         return True
 
-    def _lanes(self, node: DestinationNode, files: list[DataFile], *, alone: bool) -> list[Lane]:
+    def _lanes(self, number: int, node: DestinationNode, files: list[DataFile], *, alone: bool) -> list[Lane]:
         width = 1 if node.destination.single_writer else max(1, self._runner.slots - (not alone))
         dealt: list[list[OutboxFile]] = [[] for _ in range(min(width, len(files)))]
         for file in files:
             min(dealt, key=len).append(OutboxFile(file.path, first_sequence(file)))
-        contested = self._contested(files)
+        fresh = all(int(f.partition["wave"]) == number for f in files) and self._feeders[node.name] == 1
+        contested = {} if fresh else self._contested(files)  # a wave has one row of an id, from each source
         return [Lane(node.name, each, contested) for each in dealt]
 
     def _contested(self, files: list[DataFile]) -> dict[str, int]:
         """Ids of which several rows are owed here -> the lowest sequence: it goes first, the others are held."""
-        if len({f.partition["wave"] for f in files}) < 2:
-            return {}  # within a wave an id has one row
         with connect(self._state.staging) as db:
             tables = []
             for i, file in enumerate(files):

@@ -207,7 +207,7 @@ class _Writer:
         arrays += [pa.array(c, f.type) for c, f in zip(columns, list(LISTING)[1:], strict=True)]
         if self._writer is None:
             self._writer = pq.ParquetWriter(
-                self._path, LISTING, compression="lz4", use_dictionary=False, write_statistics=False
+                self._path, LISTING, compression="none", use_dictionary=False, write_statistics=False
             )
         self._writer.write_batch(pa.RecordBatch.from_arrays(arrays, schema=LISTING), row_group_size=_GROUP_ROWS)
         self._written += n

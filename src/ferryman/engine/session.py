@@ -129,7 +129,12 @@ def _collect(frame: Any) -> list[tuple[int, Any]]:
 
 def _reason(error: Exception) -> str:
     """The line of a Spark error that a person can use: a Python worker's own last line, if there is one."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    text = str(error)
+    if "Python worker exited unexpectedly" in text or "Python worker failed to connect" in text:
+        return (
+            "a Python worker died: it was killed from outside, ran out of memory, or crashed in a step or a destination"
+        )
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
     for line in reversed(lines):
         head = line.split(":", 1)[0]
         if (

@@ -100,6 +100,9 @@ class Stager:
         """It ends before the destination: dropped, refused, dead."""
         self._supersede(i)
         self._event(i, status, message, self._block.attempts_before(i) + 1)
+        known = self._block.known(i)
+        if status is Status.DROPPED and known is not None and known.given and self._deletes:
+            self._deleted.append(i)  # its older version is not to stay where it was given
         self._staged.counts[status.value.lower()] += 1
         self._remember(i)
 

@@ -16,12 +16,10 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Final
 
-import pyarrow.parquet as pq
-
 from ferryman.document import Document, content_version, decode_fields, encode_fields
 from ferryman.engine.block import Block
 from ferryman.engine.contents import Contents
-from ferryman.engine.judge import TaskCut
+from ferryman.engine.cut import TaskCut
 from ferryman.engine.runner import Shipped
 from ferryman.engine.staging import Staged, Stager
 from ferryman.errors import BadDocument, Dropped, PermanentError, TransientError
@@ -46,17 +44,16 @@ class Transform:
     def __call__(self, cut: TaskCut) -> Staged:
         plan = self.shipped.plan()
         path = paths(plan.nodes)[cut.source]
-        with pq.ParquetFile(cut.path) as file:
-            judged = file.read_row_group(cut.group, use_threads=False)
         stager = Stager(plan, path, Path(self.root), self.wave)
         feed = _Feed(path, stager, self.now_us)
-        for at in range(0, judged.num_rows, _BLOCK):
-            feed.block(Block(judged.slice(at, _BLOCK)))
+        for rows in cut.tables():
+            for at in range(0, rows.num_rows, _BLOCK):
+                feed.block(Block(rows.slice(at, _BLOCK)))
         feed.close()
         return stager.finish()
 
 
-_BLOCK: Final = 8192
+_BLOCK: Final = 1024
 """Rows handled at a time: what is held as Python objects."""
 
 

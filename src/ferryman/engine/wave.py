@@ -21,8 +21,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from ferryman import settings
+from ferryman.engine.cut import Slice
 from ferryman.engine.dispatch import Dispatcher, first_due, owed_rows
-from ferryman.engine.judge import Slice, Verdict, judge
+from ferryman.engine.judge import Verdict, judge
 from ferryman.engine.listing import list_sources
 from ferryman.engine.runner import Runner, Shipped
 from ferryman.engine.staging import Staged
@@ -37,7 +38,6 @@ from ferryman.ledger.state import State, state_root
 from ferryman.observe.progress import Observer, Silent
 from ferryman.plan import Plan
 from ferryman.testing import crash
-
 
 _IDLE_TURNS: Final = 3
 """Turns that may move nothing (a worker died, a document that was owed is not listed any more) before a run ends."""
@@ -180,7 +180,8 @@ class Run:
         )
         crash.point("scan.judged")
         for note in verdict.notes:
-            self._tell(note)
+            if note not in self._summary.messages:  # a scan for what is owed meets the same again
+                self._tell(note)
         for piece in verdict.slices:
             self._wave(piece)
         shutil.rmtree(folder, ignore_errors=True)
@@ -236,6 +237,7 @@ class Run:
             if late_answers(self._state.journal, self._state.settled):
                 self._redeliver()
                 continue
+            self._take_commands()
             pause = self._pause()
             if pause is None or idle >= _IDLE_TURNS:
                 return
@@ -281,7 +283,10 @@ class Run:
         return min(waits, default=None)
 
     def _due_files(self, now: int) -> bool:
-        return any(owed_rows(f) and first_due(f) <= now for f in self._state.outbox.files.values())
+        return any(
+            owed_rows(f) and first_due(f) <= now and not self._dispatcher.blocked(f.partition["destination"])
+            for f in self._state.outbox.files.values()
+        )
 
     def _steps_owed(self, now: int) -> bool:
         due = commands.next_step_due(self._state)
@@ -299,6 +304,10 @@ class Run:
         for name, trouble in self._dispatcher.trouble.items():
             remedy = "mend it and run again" if trouble.permanent else "run again when it is back"
             self._tell(f"destination {name}: {trouble.why}. Its documents are kept: {remedy}.")
+        for name, rows in self._dispatcher.strangers().items():
+            self._tell(
+                f"destination {name} is not in the plan any more, {rows} rows wait for it: put it back under this name."
+            )
         if summary.owed or self._incomplete:
             summary.exit = 4
         elif summary.dead or summary.error_doc or summary.unknown:

@@ -55,7 +55,7 @@ class Retried:
     count: int | None
     """Deliveries (with ``force``: documents) that will be tried again; None while it is queued."""
     queued: bool
-    """A run holds the state: its next wave takes it up."""
+    """A run holds the state, or was killed in the middle of a wave: the next wave takes it up."""
 
 
 _AGAIN = (Status.ERROR, Status.DEAD, Status.ERROR_DOC)
@@ -152,8 +152,8 @@ def _chosen(state: State, command: Command) -> list[dict[str, Any]]:
     with view(state.root, state.plan) as seen:
         found = seen.docs(command.status, command.destination, command.source, None)
     found = [d for d in found if command.document in (None, d["document"], d["origin"])]
-    if command.force:
-        found = [d for d in found if d["operation"] == "upsert"]
+    if command.force:  # what waits in the outbox is sent anyway
+        found = [d for d in found if d["operation"] == "upsert" and d["status"] != Status.BATCHED]
     else:
         found = [d for d in found if d["status"] in _AGAIN]
     keep = (

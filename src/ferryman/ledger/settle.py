@@ -181,6 +181,7 @@ def _commit_ledger(state: State, wave: int, fold: Fold, run: RunTasks) -> None:
             leaving[item.path] += left
             touched[item.path] += part.rows
     staged = [Part(*p) for p in find_info(state.outbox, "wave", wave)["ledger"]]
+    noted = [*(result.rows for result in fold.results), *(item.noted for item in repairs)]
     fsync_folder(state.ledger.folder)
     state.ledger.commit(  # 4
         "ledger",
@@ -195,7 +196,7 @@ def _commit_ledger(state: State, wave: int, fold: Fold, run: RunTasks) -> None:
             "unknown": fold.unknown,
             "delivered": sum(leaving.values()),
             "sent": sum(touched.values()),
-            "dead": sum(n.status == Status.DEAD for r in fold.results for n in r.rows),
+            "dead": sum(n.status == Status.DEAD for rows in noted for n in rows),
         },
     )
 

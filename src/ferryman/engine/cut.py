@@ -1,0 +1,182 @@
+"""Scan, third part: what is taken up is cut into tasks and waves.
+
+Rows that were judged one by one are written to files of their own. Where all of a source is new there is nothing to
+say of a single row, and the tasks take the listing's files as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ferryman import settings
+from ferryman.engine.groups import RowGroups
+from ferryman.ledger.events import table_of
+
+JUDGED: Final = pa.schema(
+    [
+        pa.field("part", pa.string()),
+        pa.field("row", pa.int64()),
+        pa.field("id", pa.string()),
+        pa.field("size", pa.int64()),
+        pa.field("fingerprint", pa.string()),
+        pa.field("location", pa.string()),
+        pa.field("refused", pa.string()),
+        pa.field("version", pa.string()),
+        pa.field("reason", pa.string()),
+        pa.field("known_version", pa.string()),
+        pa.field("known_revision", pa.int64()),
+        pa.field("known_fingerprint", pa.string()),
+        pa.field("known_operation", pa.string()),
+        pa.field("given", pa.string()),
+        pa.field("due", pa.int64()),
+        pa.field("attempt", pa.int64()),
+    ]
+)
+"""One row a document that a wave takes up; ``part`` and ``row`` say where its listing row is (null for ``gone``)."""
+
+LISTED: Final = ["row", "id", "size", "fingerprint", "location", "refused", "version"]
+"""Columns that a judged row has from its listing."""
+
+
+class Piece(NamedTuple):
+    """Rows ``first`` ≤ n < ``end`` of a file."""
+
+    path: str
+    first: int
+    end: int
+
+
+class TaskCut(NamedTuple):
+    """What one transform task takes."""
+
+    source: str
+    pieces: list[Piece]
+    judged: bool
+    """Pieces of a slice's file; else of the listing itself, where all is new."""
+
+    @property
+    def rows(self) -> int:
+        return sum(p.end - p.first for p in self.pieces)
+
+    def tables(self) -> Iterator[pa.Table]:
+        """The rows in JUDGED's columns, a row group or less at a time."""
+        for path, first, end in self.pieces:
+            with RowGroups(path, JUDGED.names if self.judged else LISTED) as file:
+                for rows in file.between(first, end):
+                    yield rows if self.judged else _all_new(path, rows)
+
+
+class Slice(NamedTuple):
+    """What one wave takes up."""
+
+    tasks: list[TaskCut]
+    bytes: int
+
+    @property
+    def rows(self) -> int:
+        return sum(t.rows for t in self.tasks)
+
+
+class Cutter:
+    """Cuts rows into tasks and waves, in the order in which they come.
+
+    Args:
+        folder: where judged rows are written.
+        slots: tasks that run at once; a small scan is cut so that all have work.
+        rows, size: how much there is at most, in all.
+    """
+
+    def __init__(self, folder: Path, slots: int, rows: int, size: int, wave_bytes: int) -> None:
+        self._folder = folder
+        self._task_rows = int(np.clip(rows // (2 * slots), 256, settings.TASK_DOCUMENTS))
+        self._task_bytes = int(np.clip(size // (2 * slots), settings.MIB, settings.TASK_BYTES))
+        self._wave_bytes = wave_bytes
+        self._slices: list[Slice] = []
+        self._tasks: list[TaskCut] = []
+        self._bytes = 0
+        self._writer: pq.ParquetWriter | None = None
+        self._path = ""
+        self._written = 0
+        self._source = ""
+        self._pending: list[Any] = []
+        """Pieces of listing files, or batches of judged rows: the next task."""
+        self._pending_rows = self._pending_bytes = 0
+
+    def add_judged(self, source: str, batch: pa.RecordBatch) -> None:
+        """Rows in JUDGED's columns."""
+        sizes = batch.column("size").to_numpy(zero_copy_only=False)
+        self._add(source, sizes, lambda start, end: batch.slice(start, end - start))
+
+    def add_listed(self, source: str, path: str) -> None:
+        """All rows of a listing file, all of them new."""
+        sizes = pq.read_table(path, columns=["size"], use_threads=False)["size"].to_numpy()
+        self._add(source, sizes, lambda start, end: Piece(path, start, end))
+
+    def finish(self) -> list[Slice]:
+        """All waves."""
+        self._end_task()
+        self._end_wave()
+        return self._slices
+
+    def _add(self, source: str, sizes: np.ndarray[Any, Any], take: Callable[[int, int], Any]) -> None:
+        if source != self._source:
+            self._end_task()
+            self._source = source
+        ends = np.cumsum(sizes)
+        start = 0
+        while start < len(sizes):
+            before = int(ends[start - 1]) if start else 0
+            room = self._task_bytes - self._pending_bytes
+            by_bytes = int(np.searchsorted(ends, before + room, side="right"))
+            end = max(by_bytes, start + (not self._pending_rows))  # a task has at least one row
+            end = min(end, start + self._task_rows - self._pending_rows, len(sizes))
+            if end > start:
+                self._pending.append(take(start, end))
+                self._pending_rows += end - start
+                self._pending_bytes += int(ends[end - 1]) - before
+            if end < len(sizes) or self._pending_rows >= self._task_rows:
+                self._end_task()
+            start = end
+
+    def _end_task(self) -> None:
+        """End the wave first if the task does not fit into it any more."""
+        if not self._pending:
+            return
+        if self._tasks and self._bytes + self._pending_bytes > self._wave_bytes:
+            self._end_wave()
+        judged = not isinstance(self._pending[0], Piece)
+        pieces = [self._write(self._pending)] if judged else self._pending
+        self._tasks.append(TaskCut(self._source, pieces, judged))
+        self._bytes += self._pending_bytes
+        self._pending = []
+        self._pending_rows = self._pending_bytes = 0
+
+    def _write(self, batches: list[pa.RecordBatch]) -> Piece:
+        if self._writer is None:
+            self._path = str(self._folder / f"slice-{len(self._slices):06d}.parquet")
+            constant = ["part", "reason", "given"]  # nearly
+            self._writer = pq.ParquetWriter(self._path, JUDGED, compression="lz4", use_dictionary=constant)
+            self._written = 0
+        table = pa.Table.from_batches(batches)
+        self._writer.write_table(table, row_group_size=table.num_rows)
+        self._written += table.num_rows
+        return Piece(self._path, self._written - table.num_rows, self._written)
+
+    def _end_wave(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+        if self._tasks:
+            self._slices.append(Slice(self._tasks, self._bytes))
+            self._tasks, self._bytes = [], 0
+
+
+def _all_new(path: str, listed: pa.Table) -> pa.Table:
+    columns = {name: listed[name] for name in LISTED}
+    return table_of(JUDGED, listed.num_rows, part=path, reason="new", **columns)
