@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from ferryman.destinations.base import Delivery, Outcome
 from ferryman.document import Document
 from ferryman.errors import TooManyDeletes, UsageError
 from ferryman.plan import Plan
@@ -324,20 +323,7 @@ def test_the_same_id_of_two_sources_is_two_documents(trial: Trial) -> None:
     assert (trial.out.arrived(), out.arrived()) == (["a"], ["a", "-a"])
 
 
-@pytest.mark.parametrize(
-    "names",
-    [
-        ("one", "two"),
-        pytest.param(
-            ("a.b", "a-b"),
-            marks=pytest.mark.xfail(reason="OPEN: _SourceJudge names its DuckDB table alike for a.b, a-b and a_b"),
-        ),
-        pytest.param(
-            ("docs", "Docs"),
-            marks=pytest.mark.xfail(reason="OPEN: DuckDB's table names do not tell upper from lower case"),
-        ),
-    ],
-)
+@pytest.mark.parametrize("names", [("one", "two"), ("a.b", "a-b"), ("docs", "Docs")])
 def test_sources_of_similar_names_are_not_mixed_up(place: Path, names: tuple[str, str]) -> None:
     """What one lists is not what the other one knew."""
     plan = Plan("similar", 1)
@@ -515,11 +501,7 @@ def test_a_step_error_names_step_type_and_message(trial: Trial) -> None:
     assert trial.counts() == {"indexed": 2, "owed": 1, "error": 1}
     [event] = trial.history("b")
     assert event["status"] == "ERROR"
-    assert (
-        event["message"] == "step fragile: LookupError: 'fail: no such word'"
-        or "fail: no such word" in event["message"]
-    )
-    assert event["message"].startswith("step fragile: LookupError: ")
+    assert event["message"] == "step fragile: LookupError: fail: no such word"
     assert event["attempt"] == 1
 
 
@@ -636,7 +618,7 @@ RETURNS: dict[str, tuple[Any, dict[str, int], str]] = {
     "nothing": (lambda doc: None, {"dropped": 1, "indexed": 1}, "dropped by step"),
     "a number": (lambda doc: 42, {"error_doc": 1, "indexed": 1}, "returned a int"),
     "another document": (another, {"error_doc": 1, "indexed": 1}, "another id, 'another'"),
-    "the class": (lambda doc: Document, {"error_doc": 1, "indexed": 1}, "returned a type"),
+    "the class": (lambda doc: Document, {"error_doc": 1, "indexed": 1}, "not the document or None"),
 }
 
 
@@ -793,8 +775,7 @@ def test_a_document_reaches_the_destination_as_the_steps_left_it(trial: Trial) -
         doc["length"] = len(doc.raw)
         return doc
 
-    given: list[Delivery] = []
-    trial.build(shout, answer=lambda d: (given.append(d), Outcome.ok())[1] if False else Outcome.ok())
+    trial.build(shout)
     trial.put("a", text="quiet")
     trial.run()
     [line] = trial.out.lines()

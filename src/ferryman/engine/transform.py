@@ -53,7 +53,7 @@ class Transform:
         return stager.finish()
 
 
-_BLOCK: Final = 1024
+_BLOCK: Final = 4096
 """Rows handled at a time: what is held as Python objects."""
 
 

@@ -179,7 +179,7 @@ def _warnings(nodes: Sequence[Node]) -> list[str]:
             and not node.destination.transactional
         ):
             found.append(
-                f"{node.name}: {type(node.destination).__name__} does not compare sequences: "
-                "within a second after a kill, a late worker may write an older version of a document after a newer one."
+                f"{node.name}: {type(node.destination).__name__} does not compare sequences: within a second after a "
+                "kill, a late worker may write an older version of a document after a newer one."
             )
     return found
