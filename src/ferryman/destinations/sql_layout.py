@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, Literal
 
 import msgspec
@@ -87,13 +87,15 @@ class Layout:
         upsert = _upsert(self.documents, [name for name in names if name != self.key])
         return _compiled(insert), _compiled(upsert)
 
-    def rows(self, chunk: list[Delivery], first: int = 0) -> list[tuple[Any, ...]]:
+    def rows(self, chunk: list[Delivery], first: int = 0) -> Iterator[tuple[Any, ...]]:
         """Values of the chunk's deliveries in the order of the statements' parameters, numbered from ``first``.
+
+        One at a time: thousands of rows at once would be searched for garbage again and again.
 
         Raises:
             BadDocument: fields that JSON cannot hold.
         """
-        rows: list[tuple[Any, ...]] = [
+        rows: Iterator[tuple[Any, ...]] = (
             (
                 d.id,
                 d.parent_id,
@@ -107,19 +109,14 @@ class Layout:
                 (d._fields_json or encode_fields(d.fields)).decode(),
             )
             for d in chunk
-        ]
+        )
         if self._append:
-            rows = [self._with_operation(row, d) for row, d in zip(rows, chunk, strict=True)]
+            rows = map(_with_operation, rows, chunk)
         if self._extra:
-            rows = [(*row, *self._copied(d)) for row, d in zip(rows, chunk, strict=True)]
+            rows = ((*row, *self._copied(d)) for row, d in zip(rows, chunk, strict=True))
         if self._numbered:
-            rows = [(*row, number) for number, row in enumerate(rows, first)]
+            rows = ((*row, number) for number, row in enumerate(rows, first))
         return rows
-
-    def _with_operation(self, row: tuple[Any, ...], delivery: Delivery) -> tuple[Any, ...]:
-        if delivery.operation == "delete":
-            return (*row[:-2], None, None, "delete")
-        return (*row, delivery.operation)
 
     def _copied(self, delivery: Delivery) -> Iterable[Any]:
         """Fields for columns of their own: lists and dicts as JSON text, missing ones as NULL."""
@@ -159,6 +156,11 @@ class Layout:
                 f"to be its unique key. Give another table= or mode=, then run again.",
                 universal=True,
             )
+
+
+def _with_operation(row: tuple[Any, ...], delivery: Delivery) -> tuple[Any, ...]:
+    """The row of append mode: without text and fields if it is a delete."""
+    return (*row, "upsert") if delivery.operation == "upsert" else (*row[:-2], None, None, "delete")
 
 
 def _upsert(table: sa.Table, replaced: list[str]) -> sqlite.Insert:

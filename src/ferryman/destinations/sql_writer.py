@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import sqlalchemy as sa
 
@@ -78,10 +79,9 @@ class Writer:
         """Insert what is not there, and index it. How many were inserted."""
         layout, full_text = self._layout, self._full_text
         if full_text is None:
-            return connection.exec_driver_sql(layout.insert, layout.rows(chunk)).rowcount
+            return _execute(connection, layout.insert, layout.rows(chunk))
         rowid = full_text.last_rowid(connection)
-        rows = layout.rows(chunk, full_text.next_row(connection))
-        inserted = connection.exec_driver_sql(layout.insert, rows).rowcount
+        inserted = _execute(connection, layout.insert, layout.rows(chunk, full_text.next_row(connection)))
         full_text.add_newer(connection, rowid)
         return inserted
 
@@ -98,9 +98,8 @@ class Writer:
             full_text.remove(connection, winners.keys() & rows.keys())
         if upserts:
             first = 0 if full_text is None else full_text.next_row(connection)
-            connection.exec_driver_sql(layout.upsert, layout.rows(upserts, first))
-        if deletes:
-            connection.exec_driver_sql(layout.bury, [(d.id, d.sequence, d.hash) for d in deletes])
+            _execute(connection, layout.upsert, layout.rows(upserts, first))
+        _execute(connection, layout.bury, ((d.id, d.sequence, d.hash) for d in deletes))
         self._delete(connection, layout.documents, [d.id for d in deletes if d.id in rows])
         self._delete(connection, layout.tombstones, [d.id for d in upserts if d.id in buried])
         if full_text is not None:
@@ -127,3 +126,10 @@ class Writer:
     def _delete(self, connection: sa.Connection, table: sa.Table, ids: Collection[str]) -> None:
         for some in slices(ids):
             connection.execute(sa.delete(table).where(table.c.id.in_(some)))
+
+
+def _execute(connection: sa.Connection, statement: str, rows: Iterator[tuple[Any, ...]]) -> int:
+    """A statement for each row, through the driver's own cursor: SQLAlchemy would want all rows in a list. Rows hit."""
+    cursor = connection.connection.cursor()
+    cursor.executemany(statement, rows)  # type: ignore[arg-type]  # any iterable does for sqlite3
+    return int(cursor.rowcount)
