@@ -73,6 +73,7 @@ def test_content_is_not_fooled_by_a_new_date(place: Path) -> None:
         ("b two!", LONG_AGO, {"b": 1}),
         ("b one", LONG_AGO + 60, {}),  # read, and the hash says that it is the same
     ],
+    ids=["same size and time", "another time", "another size", "another time, the same text"],
 )
 def test_fingerprint_looks_at_size_and_time(place: Path, text: str, mtime: float, found: dict[str, int]) -> None:
     """The content is read only where one of them is another; then its hash decides."""
@@ -690,6 +691,7 @@ OPEN_EVIL = {
         pytest.param(w, marks=[pytest.mark.xfail(reason=OPEN_EVIL[w], raises=BaseException)] if w in OPEN_EVIL else [])
         for w in EVIL
     ],
+    ids=["same size and time", "another time", "another size", "another time, the same text"],
 )
 def test_whatever_a_step_raises_harms_only_its_document(trial: Trial, what: str) -> None:
     """The others go on (I8)."""
