@@ -85,7 +85,8 @@ class TooManyDeletes(UsageError):
     def __str__(self) -> str:
         return (
             f"source {self.source}: {self.gone} of {self.known} documents are gone, more than "
-            f"max_deleted={self.max_deleted:g} allows. Nothing was changed. If they were removed on purpose, run again with --allow-deletes."
+            f"max_deleted={self.max_deleted:g} allows. Nothing was changed. If they were removed on purpose, "
+            "run again with --allow-deletes."
         )
 
 

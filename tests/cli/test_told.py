@@ -396,7 +396,10 @@ class Retried(NamedTuple):
         (Retried(3), "3 due now. Next: ferryman run plan.py"),
         (Retried(0), "Nothing matches: nothing was changed."),
         (Retried(None), "What matches is due now. Next: ferryman run plan.py"),
-        (Retried(None, queued=True), "A run holds the state: the request is queued, its next wave takes it up."),
+        (
+            Retried(None, queued=True),
+            "The request is queued: the run that holds the state takes it up, or the next one: ferryman run plan.py",
+        ),
     ],
 )
 def test_retry_says_what_comes_of_it(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ferryman.engine.groups import RowGroups
+from ferryman.storage.groups import RowGroups
 
 _COLUMNS = ["fields", "raw"]
 

@@ -15,8 +15,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ferryman import settings
-from ferryman.engine.groups import RowGroups
 from ferryman.ledger.events import table_of
+from ferryman.storage.groups import RowGroups
 
 JUDGED: Final = pa.schema(
     [

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -28,9 +29,11 @@ from ferryman.engine.sender import Hung, Sender, universal
 from ferryman.errors import PermanentError
 from ferryman.ledger.events import sent_events
 from ferryman.ledger.journal import UNTOUCHED, Journal, Result, RowResult, Rows
+from ferryman.ledger.schemas import OUTBOX, OUTBOX_PARTITION
 from ferryman.ledger.statuses import Status
 from ferryman.plan import DestinationNode, Policy
 from ferryman.storage.files import fsync_folder
+from ferryman.storage.groups import RowGroups
 from ferryman.storage.parquet import read_part, write_part
 from ferryman.testing import crash
 
@@ -49,6 +52,9 @@ _SENT: Final = (
     "attempt",
 )
 """Columns that a delivery is made of, in the order of ``Delivery.of``."""
+_CONTENT: Final = ["fields", "raw"]
+"""The large ones: in memory a row group at a time."""
+_KEPT: Final = [f.name for f in OUTBOX if f.name not in (*OUTBOX_PARTITION, *_CONTENT)]
 
 
 class OutboxFile(NamedTuple):
@@ -166,17 +172,18 @@ class _FileDelivery:
         self.lane = lane
         self.file = file
         self.policy: Policy = lane.node.policy
-        table = read_part(lane.root / "outbox" / file.path)
-        self.rows_in_file = table.num_rows
-        self.table = self._eligible(table)
+        path = lane.root / "outbox" / file.path
+        table = read_part(path, _KEPT)
+        self.places, self.table = self._eligible(table)
         self.rows: np.ndarray[Any, Any] = self.table["row"].to_numpy()
+        self.contents = RowGroups(str(path), _CONTENT, verified=True)
+        self.content = pa.table({})
+        """Content of the rows that ``_chunks`` came to last."""
         self.noted = time.monotonic()
         self.pending: list[tuple[int, int, list[Outcome] | None]] = []
         """Chunks sent and not yet in a ledger file: (start, end, outcomes; None = all ok)."""
 
     def deliver(self) -> None:
-        if not self.table.num_rows:
-            return
         done = self._done()
         try:
             for start, end in self._chunks():
@@ -188,10 +195,11 @@ class _FileDelivery:
                 else:
                     self._send(start, end)
         finally:
+            self.contents.close()
             self._write_part()
 
-    def _eligible(self, table: pa.Table) -> pa.Table:
-        """Rows that are due and not held behind an older row of their id."""
+    def _eligible(self, table: pa.Table) -> tuple[np.ndarray[Any, Any], pa.Table]:
+        """Rows that are due and not held behind an older row of their id, and where in the file they are."""
         mask = pc.fill_null(pc.less_equal(table["due"], self.lane.pass_.now_us), False)
         if contested := self.lane.lane.contested:
             due, ids, rows = (table[c].to_pylist() for c in ("due", "document", "row"))
@@ -201,27 +209,24 @@ class _FileDelivery:
                 for f, r, d in zip(first, rows, due, strict=True)
             ]
             mask = pc.coalesce(pa.array(goes, pa.bool_()), mask)
-        return table if pc.all(mask).as_py() else table.filter(mask).combine_chunks()
+        places = np.flatnonzero(np.asarray(mask))
+        return places, table if len(places) == table.num_rows else table.filter(mask).combine_chunks()
 
     def _done(self) -> list[Rows]:
         """Rows that an earlier attempt of this task has seen through."""
         return [r.range for r in self.lane.journal.results(self.lane.pass_.number, self.file.key)]
 
-    def _chunks(self) -> list[tuple[int, int]]:
-        """Cut at ``batch`` rows or ``batch_bytes``, whichever is first."""
-        n, batch, limit = self.table.num_rows, self.policy.batch, self.policy.batch_bytes
-        sizes = np.zeros(n, dtype=np.int64)
-        for column in ("fields", "raw"):
-            sizes += pc.fill_null(pc.binary_length(self.table[column]), 0).to_numpy()
-        ends = np.cumsum(sizes)
-        cuts, start = [], 0
-        while start < n:
-            before = int(ends[start - 1]) if start else 0
-            end = min(start + batch, int(np.searchsorted(ends, before + limit, side="right")), n)
-            end = max(end, start + 1)
-            cuts.append((start, end))
-            start = end
-        return cuts
+    def _chunks(self) -> Iterator[tuple[int, int]]:
+        """Cut at ``batch`` rows or ``batch_bytes``, whichever is first; the content comes in on the way."""
+        start = 0
+        while start < len(self.places):
+            content = pa.concat_tables(self.contents.pick(self.places[start : start + self.policy.batch]))
+            sizes = [pc.fill_null(pc.binary_length(content[c]), 0).to_numpy() for c in _CONTENT]
+            ends = np.cumsum(sum(sizes), dtype=np.int64)
+            rows = max(1, int(np.searchsorted(ends, self.policy.batch_bytes, side="right")))
+            self.content = content.slice(0, rows)
+            yield start, start + rows
+            start += rows
 
     def _range(self, start: int, end: int) -> Rows:
         return Rows(self.file.key, int(self.rows[start]), int(self.rows[end - 1]) + 1)
@@ -310,7 +315,9 @@ class _FileDelivery:
 
     def _deliveries(self, start: int, end: int) -> list[Delivery]:
         part = self.table.slice(start, end - start)
-        columns: dict[str, list[Any]] = {name: part[name].to_pylist() for name in _SENT}
+        columns: dict[str, list[Any]] = {
+            name: (self.content if name in _CONTENT else part)[name].to_pylist() for name in _SENT
+        }
         columns["row"] = [self.file.key + row for row in columns["row"]]
         columns["attempt"] = [attempt + 1 for attempt in columns["attempt"]]
         columns["route"] = [tuple(route.split("/")) if route else () for route in columns["route"]]

@@ -86,7 +86,8 @@ def judge(
 class _SourceJudge:
     """The verdict on one source: a table of this connection, with a row for each document that is taken up or gone.
 
-    Nothing is joined, and there is no such table, where all is new.
+    Two joins make it. The first is narrow, and takes a few bytes a document: of which ids do listing and ``documents``
+    not say the same? The second takes up only these, by the whole rules. Nothing is joined where all is new.
     """
 
     def __init__(
@@ -102,17 +103,18 @@ class _SourceJudge:
         self._paths = [p.path for p in listing.parts if p.rows]
         self._listed = self._relation_of_listing()
         self.duplicates, self.examples = self._find_duplicates(listing.rows)
-        self._known, known_rows = self._relation_of_known()
-        self._all_new = not known_rows and not self.duplicates
+        self._known = f"(SELECT * FROM documents WHERE source = {_quoted(self.name)})"
+        self._all_new = not self.duplicates and not self._one(f"SELECT count(*) FROM {self._known}")
         self._verdict = verdict
         if not self._all_new:
-            self._db.execute(f"CREATE TEMP TABLE {verdict} AS {self._judged()}")
+            self._db.execute(f"CREATE TEMP TABLE suspects_{verdict} AS {self._suspects()}")
+            self._db.execute(f"CREATE TEMP TABLE {verdict} AS {self._judged(f'(FROM suspects_{verdict})')}")
 
     def guard_deletes(self, allowed: bool) -> None:
         """Raise if too much of the source is gone."""
         if allowed or not self._gone:
             return
-        known = self._one(f"SELECT count(*) FROM {self._known} WHERE operation = 'upsert'")
+        known = self._one(f"SELECT count(*) FROM {_last_rows(self._known)} WHERE operation = 'upsert'")
         if self._gone > self._source.max_deleted * known:
             raise TooManyDeletes(self.name, self._gone, known, self._source.max_deleted)
 
@@ -149,9 +151,9 @@ class _SourceJudge:
 
     def _find_duplicates(self, listed: int) -> tuple[int, list[str]]:
         """(how many rows too many, some ids); of each id the last row is kept."""
-        twice = listed - self._one(f"SELECT count(DISTINCT id) FROM {self._listed}")
-        if not twice:
+        if listed == self._one(f"SELECT count(DISTINCT hash(id)) FROM {self._listed}"):
             return 0, []
+        twice = listed - self._one(f"SELECT count(DISTINCT id) FROM {self._listed}")
         rows = self._db.execute(
             f"SELECT id FROM {self._listed} GROUP BY id HAVING count(*) > 1 ORDER BY id LIMIT 3"
         ).fetchall()
@@ -159,23 +161,35 @@ class _SourceJudge:
         self._listed = f"(SELECT * FROM {self._listed} QUALIFY row_number() OVER (PARTITION BY id ORDER BY {last}) = 1)"
         return twice, [r[0] for r in rows]
 
-    def _relation_of_known(self) -> tuple[str, int]:
-        """(the last row of each known document, how many)."""
-        of_source = f"(SELECT * FROM documents WHERE source = {_quoted(self.name)})"
-        [(rows, known)] = self._db.execute(f"SELECT count(*), count(DISTINCT document) FROM {of_source}").fetchall()
-        if rows == known:
-            return of_source, known
-        last = f"(SELECT document, max(wave) AS wave FROM {of_source} GROUP BY document)"
-        return f"(SELECT d.* FROM {of_source} d JOIN {last} USING (document, wave))", known
+    def _suspects(self) -> str:
+        """Hashes of ids of which the listing and ``documents`` do not say the same, as a query; of some more, too."""
+        if self._only_owed:
+            return f"SELECT hash(document) AS h FROM {self._known} WHERE forced OR due IS NOT NULL"
+        listed, known, same = "hash(version) AS v", "CASE WHEN {settled} THEN hash(version) END AS v", "l.v = k.v"
+        if self._source.detect == "fingerprint":
+            listed += ", CASE WHEN fingerprint <> '' AND refused IS NULL THEN hash(fingerprint) END AS f"
+            known += ", CASE WHEN {settled} THEN hash(fingerprint) END AS f"
+            same += " OR l.f = k.f"
+        settled = "operation = 'upsert' AND NOT forced AND due IS NULL"
+        if self._source.detect == "none":
+            settled = "false"
+        listed = f"(SELECT hash(id) AS h, {listed} FROM {self._listed})"
+        known = f"(SELECT hash(document) AS h, {known.format(settled=settled)} FROM {self._known})"
+        return (
+            "SELECT DISTINCT coalesce(l.h, k.h) AS h "
+            f"FROM {listed} l FULL JOIN {known} k ON l.h = k.h WHERE ({same}) IS NOT TRUE"
+        )
 
-    def _judged(self) -> str:
+    def _judged(self, suspects: str) -> str:
         """The documents that are taken up or gone, as a query."""
         join = "FULL JOIN" if self._guards else "LEFT JOIN"
+        listed = f"(SELECT * FROM {self._listed} WHERE hash(id) IN {suspects})"
+        known = _last_rows(f"(SELECT * FROM {self._known} WHERE hash(document) IN {suspects})")
         return (
             "SELECT l.part, l.row, coalesce(l.id, k.document) AS id, coalesce(l.size, 0) AS size, "
             "coalesce(l.fingerprint, '') AS fingerprint, coalesce(l.location, '') AS location, l.refused, l.version, "
             f"{self._reason()} AS reason, {_KNOWN} "
-            f"FROM {self._listed} l {join} {self._known} k ON l.id = k.document WHERE reason IS NOT NULL"
+            f"FROM {listed} l {join} {known} k ON l.id = k.document WHERE reason IS NOT NULL"
         )
 
     def _reason(self) -> str:
@@ -206,6 +220,12 @@ class _SourceJudge:
     def _one(self, query: str) -> int:
         [(value,)] = self._db.execute(query).fetchall()
         return int(value)
+
+
+def _last_rows(known: str) -> str:
+    """Of these rows of ``documents`` each document's last one."""
+    last = f"(SELECT document, max(wave) AS wave FROM {known} GROUP BY document)"
+    return f"(SELECT d.* FROM {known} d JOIN {last} USING (document, wave))"
 
 
 def _list(texts: list[str]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain, groupby
 from operator import itemgetter
@@ -18,6 +18,7 @@ from ferryman import settings
 from ferryman.document import Document, content_version, encode_fields
 from ferryman.engine.runner import Runner, Shipped
 from ferryman.errors import BadDocument
+from ferryman.ledger.events import table_of
 from ferryman.plan import Plan, SourceNode
 from ferryman.sources import Listed, Table
 
@@ -175,43 +176,45 @@ class _Writer:
         self._bytes += size
         self._pending += size
         if len(self._rows) >= _GROUP_ROWS or self._pending >= _GROUP_BYTES:
-            columns = list(zip(*self._rows, strict=True))
-            self._rows.clear()
-            self._flush([list(c) for c in columns])
+            self._flush_rows()
 
     def add_columns(self, ids: list[str], fields: list[bytes], prefix: str) -> None:
         """Rows without raw bytes, whole columns at a time."""
-        if prefix:
-            ids = [prefix + i for i in ids]
-        versions = [content_version(f, None) for f in fields]
-        sizes = [len(f) for f in fields]
-        self._bytes += sum(sizes)
-        n = len(ids)
-        for at in range(0, n, _GROUP_ROWS):
-            cut = slice(at, at + _GROUP_ROWS)
-            k = len(ids[cut])
-            self._flush([ids[cut], sizes[cut], [""] * k, [""] * k, [None] * k, versions[cut], fields[cut], [None] * k])
+        if not ids:
+            return
+        columns: dict[str, list[Any]] = {
+            "id": [prefix + id for id in ids] if prefix else ids,
+            "size": list(map(len, fields)),
+            "version": [content_version(each, None) for each in fields],
+            "fields": fields,
+        }
+        size = sum(columns["size"])
+        self._bytes += size
+        groups = max(1, size // _GROUP_BYTES, -(-len(ids) // _GROUP_ROWS))
+        self._write(columns, -(-len(ids) // groups), fingerprint="", location="")
 
     def finish(self, failure: str | None = None) -> ListedPart:
-        if self._rows:
-            self._flush([list(c) for c in zip(*self._rows, strict=True)])
-            self._rows = []
+        self._flush_rows()
         self.__exit__()
         return ListedPart(self._source, self._path, self._written, self._bytes, failure)
 
-    def _flush(self, columns: list[list[Any]]) -> None:
-        n = len(columns[0])
-        if n == 0:
-            return
-        arrays = [pa.array(range(self._written, self._written + n), pa.int64())]
-        arrays += [pa.array(c, f.type) for c, f in zip(columns, list(LISTING)[1:], strict=True)]
-        if self._writer is None:
+    def _flush_rows(self) -> None:
+        if self._rows:
+            names = LISTING.names[1:]
+            self._write(dict(zip(names, map(list, zip(*self._rows, strict=True)), strict=True)), len(self._rows))
+        self._rows.clear()
+        self._pending = 0
+
+    def _write(self, columns: dict[str, list[Any]], group_rows: int, **constant: str) -> None:
+        n = len(columns["id"])
+        numbers = pa.array(range(self._written, self._written + n), pa.int64())
+        table = table_of(LISTING, n, row=numbers, **columns, **constant)
+        if self._writer is None:  # not compressed: it is read once, and soon, and lz4 takes longer than all the rest
             self._writer = pq.ParquetWriter(
                 self._path, LISTING, compression="none", use_dictionary=False, write_statistics=False
             )
-        self._writer.write_batch(pa.RecordBatch.from_arrays(arrays, schema=LISTING), row_group_size=_GROUP_ROWS)
+        self._writer.write_table(table, row_group_size=group_rows)
         self._written += n
-        self._pending = 0
 
 
 def _inline(doc: Document, prefix: str) -> tuple[tuple[Any, ...], int]:
@@ -222,24 +225,3 @@ def _inline(doc: Document, prefix: str) -> tuple[tuple[Any, ...], int]:
         return (prefix + doc.id, 0, "", "", str(e), content_version(repr(e).encode(), None), None, None), 0
     size = len(fields) + len(doc.raw or b"")
     return (prefix + doc.id, size, "", "", None, content_version(fields, doc.raw), fields, doc.raw), size
-
-
-def rows_of(path: str, rows: Iterable[int], columns: list[str]) -> dict[int, tuple[Any, ...]]:
-    """Staged content of some rows of a listing file (row -> values), row group by row group."""
-    wanted = sorted(rows)
-    found: dict[int, tuple[Any, ...]] = {}
-    with pq.ParquetFile(path) as file:
-        start = at = 0
-        for group in range(file.num_row_groups):
-            end = start + file.metadata.row_group(group).num_rows
-            here = []
-            while at < len(wanted) and wanted[at] < end:
-                here.append(wanted[at])
-                at += 1
-            if here:
-                table = file.read_row_group(group, columns=columns, use_threads=False)
-                if len(here) < table.num_rows:
-                    table = table.take(pa.array([r - start for r in here], pa.int64()))
-                found.update(zip(here, zip(*(c.to_pylist() for c in table.columns), strict=True), strict=True))
-            start = end
-    return found

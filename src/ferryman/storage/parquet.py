@@ -96,7 +96,7 @@ def read_part(path: Path, columns: list[str] | None = None) -> pa.Table:
     Raises:
         StateDamaged: missing, or not what was written.
     """
-    _check_footer(path)
+    check_footer(path)
     try:
         with pq.ParquetFile(path, page_checksum_verification=True, memory_map=False) as file:
             return file.read(columns=columns, use_threads=False)
@@ -112,7 +112,7 @@ def scan(paths: Iterable[Path], schema: pa.Schema) -> ds.Dataset:
     """
     found = [str(p) for p in paths]
     for path in found:
-        _check_footer(Path(path))
+        check_footer(Path(path))
     return ds.dataset(found, schema=schema, format=_VERIFYING)
 
 
@@ -130,7 +130,7 @@ def verify(path: Path) -> str | None:
     return None
 
 
-def _check_footer(path: Path) -> None:
+def check_footer(path: Path) -> None:
     """Is the footer the one that was written? Costs two small reads."""
     try:
         with path.open("rb", buffering=0) as file:

@@ -1,22 +1,34 @@
-"""A scratch Parquet file, read by row numbers: one row group in memory at a time."""
+"""A Parquet file read by row numbers: one row group in memory at a time."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from ferryman.storage.parquet import check_footer, damaged
+
 
 class RowGroups:
-    """Some columns of a file. Who asks for rows in their order has each row group read once."""
+    """Some columns of a file. Who asks for rows in their order has each row group read once.
 
-    def __init__(self, path: str, columns: list[str]) -> None:
+    Args:
+        verified: a data file of the state, of which every page is compared with its checksum.
+
+    Raises:
+        StateDamaged: a data file is missing, or not what was written; later, from any read, too.
+    """
+
+    def __init__(self, path: str, columns: list[str], *, verified: bool = False) -> None:
         self.path = path
         self._columns = columns
-        self._file = pq.ParquetFile(path)
+        if verified:
+            check_footer(Path(path))
+        self._file = pq.ParquetFile(path, page_checksum_verification=verified, memory_map=False)
         metadata = self._file.metadata
         groups = [metadata.row_group(g).num_rows for g in range(metadata.num_row_groups)]
         self._starts = np.concatenate(([0], np.cumsum(groups, dtype=np.int64)))
@@ -58,6 +70,9 @@ class RowGroups:
     def _read(self, group: int) -> pa.Table:
         if self._table is None or group != self._group:
             self._table = None  # before the next one is read
-            self._table = self._file.read_row_group(group, columns=self._columns, use_threads=False)
+            try:
+                self._table = self._file.read_row_group(group, columns=self._columns, use_threads=False)
+            except (OSError, pa.ArrowException) as e:
+                raise damaged(Path(self.path), e) from e
             self._group = group
         return self._table
