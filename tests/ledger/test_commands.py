@@ -242,10 +242,6 @@ def test_a_forced_document_that_vanishes_is_deleted(trial: Trial) -> None:
     assert trial.out.counted()["-a"] == 1
 
 
-@pytest.mark.xfail(
-    reason="OPEN: Stager._supersede ends the old revision DROPPED though its outbox row waits and is sent: "
-    "DROPPED, then INDEXED (`retry` sets due=0 in documents, which reads like a step error)"
-)
 def test_force_on_a_waiting_delivery_leaves_it_one_end(mixed: Trial) -> None:
     """Committed outbox rows are never superseded: the old revision is sent first, then the new one."""
     mixed.retry(document="late1", force=True)
@@ -328,7 +324,6 @@ def test_a_status_must_be_one(mixed: Trial) -> None:
     assert list(State(mixed.root, mixed.plan).commands.iterdir()) == []
 
 
-@pytest.mark.xfail(reason="OPEN: commands.apply leaves the outbox file that it replaced for the next start to sweep")
 def test_a_word_leaves_no_file_behind(mixed: Trial) -> None:
     """The outbox file that was replaced is removed; the next run has nothing to recover."""
     mixed.retry(status="dead")

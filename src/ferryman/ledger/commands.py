@@ -125,6 +125,8 @@ def apply(state: State, command: Command) -> int:
         crash.point("command.staged")
         commit_wave(state, number, documents=document_file, ledger=[event_file], replaced=replaced)
         settle(state, number, lambda task, items: [task(i) for i in items])
+        for path, _ in replaced:
+            (state.outbox.folder / path).unlink(missing_ok=True)
     (state.commands / command.file).unlink(missing_ok=True)
     crash.point("command.done")
     return len({(c["source"], c["origin"]) for c in chosen}) if command.force else len(chosen)
@@ -140,8 +142,9 @@ def next_step_due(state: State) -> int | None:
         db.register("documents", parquet.scan(state.documents.paths(), DOCUMENTS))
         [(due,)] = db.execute("""
             SELECT min(last.due) FROM (
-                SELECT arg_max({due: due}, wave) AS last FROM documents
-                WHERE document IN (SELECT document FROM suspects WHERE due IS NOT NULL) GROUP BY source, document
+                SELECT arg_max({due: CASE WHEN forced THEN 0 ELSE due END}, wave) AS last
+                FROM documents
+                WHERE document IN (SELECT document FROM suspects WHERE due IS NOT NULL OR forced) GROUP BY source, document
             )
         """).fetchall()
     return None if due is None else int(due)
@@ -211,14 +214,10 @@ def _documents_again(state: State, again: set[tuple[str, str]], number: int, *, 
     if not rows:
         return []
     columns: dict[str, Any] = {f.name: [r[i] for r in rows] for i, f in enumerate(DOCUMENTS)}
-    columns |= {"wave": number, "due": 0, "attempt": 0, "forced": pa.array([force] * len(rows))}
-    return [
-        write_part(
-            state.documents.folder,
-            table_of(DOCUMENTS, len(rows), **columns),
-            stats={"minValues": {"due": 0}, "nullCount": {"due": 0}},
-        )
-    ]
+    columns |= {"wave": number, "forced": pa.array([force] * len(rows))}
+    if not force:  # a forced document is taken up because it is forced, nothing of it is owed by steps
+        columns |= {"due": 0, "attempt": 0}
+    return [write_part(state.documents.folder, table_of(DOCUMENTS, len(rows), **columns))]
 
 
 def _who() -> str:

@@ -193,7 +193,7 @@ class View:
         self._db.execute(_ENDS.format(not_odd=not_odd, current=current))
 
     def _older_owed(self) -> list[tuple[str, int, int]]:
-        """(destination, rows that still have to be sent although their document has a newer revision, failed of them)."""
+        """(destination, rows still to be sent although their document has a newer revision, failed of them)."""
         return self._db.execute("""
             SELECT w.destination, count(*), count(*) FILTER (w.attempt > 0) FROM waiting w
             JOIN multi m ON w.source = m.source AND w.origin = m.document AND w.revision < m.revision
