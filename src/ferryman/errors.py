@@ -132,3 +132,14 @@ class StateLost(StateError):
 
 class EngineError(FerrymanError):
     """Spark failed, or Ferryman did."""
+
+
+def words(reason: object) -> str:
+    """Any reason that other people's code gave, as text that can be stored: it may be no text, or no words."""
+    if reason is None:
+        return ""
+    try:
+        text = str(reason)
+    except Exception:
+        text = f"(a {type(reason).__name__} that cannot say why)"
+    return text.encode("utf-8", "backslashreplace").decode()

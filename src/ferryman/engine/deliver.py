@@ -26,7 +26,7 @@ from ferryman import settings
 from ferryman.destinations.base import Delivery, DestinationContext, Guarantee, Outcome
 from ferryman.engine.runner import Shipped
 from ferryman.engine.sender import Hung, Sender, universal
-from ferryman.errors import PermanentError
+from ferryman.errors import PermanentError, words
 from ferryman.ledger.events import sent_events
 from ferryman.ledger.journal import UNTOUCHED, Journal, Result, RowResult, Rows
 from ferryman.ledger.schemas import OUTBOX, OUTBOX_PARTITION
@@ -145,7 +145,7 @@ class _Lane:
         try:
             self.sender.call(function, *args, timeout_s=self.pass_.send_timeout_s)
         except Exception as e:
-            raise _Stop(f"{type(e).__name__}: {e}", isinstance(e, PermanentError)) from e
+            raise _Stop(f"{type(e).__name__}: {words(e)}", isinstance(e, PermanentError)) from e
 
     def check(self) -> None:
         """2. may we still send?"""
@@ -250,8 +250,8 @@ class _FileDelivery:
         except Hung as e:
             raise _Stop(f"write: {e}") from e
         except Exception as e:
-            stop = _Stop(f"{type(e).__name__}: {e}", isinstance(e, PermanentError)) if universal(e) else None
-            outcomes = [Outcome("unknown", f"{type(e).__name__}: {e}")] * len(chunk)
+            stop = _Stop(f"{type(e).__name__}: {words(e)}", isinstance(e, PermanentError)) if universal(e) else None
+            outcomes = [Outcome("unknown", f"{type(e).__name__}: {words(e)}")] * len(chunk)
         crash.point("deliver.sent")
         noted = self._noted(start, end, outcomes)
         lane.journal.publish(lane.pass_.number, self._result(rows, start, end, noted, None))  # 4
@@ -285,7 +285,7 @@ class _FileDelivery:
         except Hung:
             raise
         except Exception as e:
-            why = f"{type(e).__name__}: {e}"
+            why = f"{type(e).__name__}: {words(e)}"
             permanent = isinstance(e, PermanentError)
             if universal(e):
                 return [Outcome("permanent" if permanent else "transient", why, True)] * len(chunk)
@@ -335,7 +335,7 @@ class _FileDelivery:
         ]
 
     def _row_result(self, row: int, attempt: int, outcome: Outcome) -> RowResult | None:
-        kind, why, is_universal = outcome
+        kind, why, is_universal = outcome.kind, words(outcome.why), outcome.universal
         if kind == "stale":
             return RowResult(row, Status.INDEXED, "stale: the destination has something newer", attempt, None)
         if is_universal:
@@ -411,5 +411,5 @@ class _FileDelivery:
 def _universal(outcomes: list[Outcome] | None) -> _Stop | None:
     for outcome in outcomes or ():
         if outcome.universal:
-            return _Stop(outcome.why, outcome.kind == "permanent")
+            return _Stop(words(outcome.why), outcome.kind == "permanent")
     return None

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, Final
 
-from ferryman.errors import DeliveryError
+from ferryman.errors import DeliveryError, words
 
 _END: Final = object()
 
@@ -41,7 +41,11 @@ class Sender:
             raise Hung(f"no answer within {timeout_s:g} s") from None
         if fine:
             return answer
-        raise answer
+        if isinstance(answer, Exception):
+            raise answer
+        raise RuntimeError(
+            f"it raised {type(answer).__name__}: {words(answer)}"
+        ) from answer  # sys.exit() ends no worker
 
     def end(self) -> None:
         """No more calls."""

@@ -22,7 +22,7 @@ from ferryman.engine.contents import Contents
 from ferryman.engine.cut import TaskCut
 from ferryman.engine.runner import Shipped
 from ferryman.engine.staging import Staged, Stager
-from ferryman.errors import BadDocument, Dropped, PermanentError, TransientError
+from ferryman.errors import BadDocument, Dropped, PermanentError, TransientError, words
 from ferryman.ledger.statuses import Status
 from ferryman.plan import Path as PlanPath
 from ferryman.plan import StepNode, paths
@@ -85,7 +85,7 @@ class _Feed:
                     doc = Document.of(id, decode_fields(fields), raw, version)
                 else:
                     doc = self._read(block, i)
-            except Exception as e:
+            except (Exception, SystemExit) as e:
                 self._unread(block, i, e)
                 continue
             if reason == "look" and block.is_known_as(i, doc.version):
@@ -95,10 +95,12 @@ class _Feed:
             try:
                 doc = walk(doc)
                 encoded = encode_fields(doc.fields)
+                if not isinstance(doc.raw, bytes | None):
+                    raise PermanentError(f"left a {type(doc.raw).__name__} as raw, which must be bytes or None")
             except Dropped as e:
-                stage.ended(i, Status.DROPPED, str(e) or f"dropped by step {self._at}")
-            except Exception as e:
-                self._failed(block, i, e, f"step {self._at}")
+                stage.ended(i, Status.DROPPED, words(e) or f"dropped by step {self._at}")
+            except (Exception, SystemExit) as e:
+                self._failed(block, i, e, f"step {self._at}" if self._at else "its fields")
             else:
                 stage.upsert(i, encoded, doc.raw)
         stage.end()
@@ -135,19 +137,19 @@ class _Feed:
             doc = out
         return doc
 
-    def _unread(self, block: Block, i: int, error: Exception) -> None:
+    def _unread(self, block: Block, i: int, error: BaseException) -> None:
         """A document that could not be read, unless it is still as unreadable as it was."""
-        unread = f"{UNREAD}:{error if isinstance(error, PermanentError) else block.fingerprints[i]}"
+        unread = f"{UNREAD}:{words(error) if isinstance(error, PermanentError) else block.fingerprints[i]}"
         version = block.versions[i] or content_version(unread.encode("utf-8", "surrogatepass"), None)
         if block.reasons[i] == "look" and block.is_known_as(i, version):
             return
         block.versions[i], block.fingerprints[i] = version, ""
         self._failed(block, i, error, "reading it")
 
-    def _failed(self, block: Block, i: int, error: Exception, where: str) -> None:
-        text = f"{where}: {type(error).__name__}: {error}"
+    def _failed(self, block: Block, i: int, error: BaseException, where: str) -> None:
+        text = f"{where}: {type(error).__name__}: {words(error)}"
         if isinstance(error, PermanentError):
-            self._stage.ended(i, Status.ERROR_DOC, str(error) if isinstance(error, BadDocument) else text)
+            self._stage.ended(i, Status.ERROR_DOC, words(error) if isinstance(error, BadDocument) else text)
             return
         tried = 1 + block.attempts_before(i)
         if tried >= self._policy.attempts:

@@ -144,7 +144,8 @@ def next_step_due(state: State) -> int | None:
             SELECT min(last.due) FROM (
                 SELECT arg_max({due: CASE WHEN forced THEN 0 ELSE due END}, wave) AS last
                 FROM documents
-                WHERE document IN (SELECT document FROM suspects WHERE due IS NOT NULL OR forced) GROUP BY source, document
+                WHERE document IN (SELECT document FROM suspects WHERE due IS NOT NULL OR forced)
+                GROUP BY source, document
             )
         """).fetchall()
     return None if due is None else int(due)
