@@ -178,12 +178,9 @@ ODD: dict[str, tuple[Callable[[list[Delivery]], Any], dict[str, int]]] = {
     "a reason of a megabyte": (lambda chunk: [Outcome.permanent("x" * KIB * KIB)] * len(chunk), {"dead": 3}),
     "a kind of its own": (lambda chunk: [Outcome("maybe", "who knows")] * len(chunk), {"dead": 3}),
 }
-OPEN_ODD: dict[str, str] = {}
 
 
-@pytest.mark.parametrize(
-    "what", [pytest.param(w, marks=[pytest.mark.xfail(reason=OPEN_ODD[w])] if w in OPEN_ODD else []) for w in ODD]
-)
+@pytest.mark.parametrize("what", ODD)
 def test_whatever_a_destination_answers_each_row_gets_its_end(place: Path, what: str) -> None:
     """Other people's destinations may answer anything; only an outcome that says ok is ok."""
     says, counts = ODD[what]

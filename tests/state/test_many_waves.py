@@ -124,7 +124,7 @@ def test_files_stay_few_over_many_words_of_a_person(trial: Trial, monkeypatch: p
         trial.retry(force=True)
     trial.run()
     assert sum(p.is_file() for p in trial.root.rglob("*")) <= 60
-    assert trial.statuses("a") == ["DEAD", *["FORCE"] * 10, "DROPPED", "DEAD"]
+    assert trial.statuses("a") == ["DEAD", *["FORCE"] * 10, "DEAD"]
 
 
 def bound() -> int:
