@@ -112,6 +112,8 @@ WALKED = [
     ("**/*", "build/*.tmp", "build", True),
     ("**/*", "build/*", "build", True),
     ("**/*", "**", "", False),
+    ("**/*", "*/**", "", True),
+    ("**/*", "*/**", "a", False),
     ("**/*", "vendor", "vendor/below", False),
 ]
 

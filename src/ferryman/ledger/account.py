@@ -92,6 +92,8 @@ def view(root: Path, plan: Plan | None) -> Iterator[View]:
     with connect() as db:
         try:
             yield View(db, state)
+        except FileNotFoundError as e:
+            raise StateDamaged(str(e.filename or e), "the file is missing") from e
         except duckdb.Error as e:
             found = state.damage()  # DuckDB does not say over which file it stumbled
             raise found or StateDamaged(str(root), f"cannot be queried ({str(e).splitlines()[0]})") from e

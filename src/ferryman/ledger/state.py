@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import itertools
 import os
@@ -14,7 +15,7 @@ from typing import Any, Final, Self
 import duckdb
 
 from ferryman import settings
-from ferryman.errors import EngineError, StateDamaged, StateForeign
+from ferryman.errors import EngineError, StateDamaged, StateForeign, StateLost
 from ferryman.ledger import schemas
 from ferryman.ledger.journal import Journal
 from ferryman.plan import Plan
@@ -302,8 +303,22 @@ class State:
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         self.release()
+        if not isinstance(error, Exception) or isinstance(error, StateLost):
+            return
+        if (epoch := self._latest_epoch()) > self.epoch:  # whatever is missing or damaged: it is not ours any more
+            raise StateLost(
+                f"{self.root}: another driver has taken this state over (epoch {epoch}, ours is {self.epoch}): "
+                "this one stops."
+            ) from error
         if isinstance(error, duckdb.Error) and (found := self.damage()) is not None:
             raise found from error
+
+    def _latest_epoch(self) -> int:
+        """The epoch that the outbox has now; 0 if it cannot be read."""
+        now = Table(self.outbox.folder, self.outbox.schema, self.outbox.partition_by)
+        with contextlib.suppress(StateDamaged, OSError):
+            now.load([self.application])
+        return now.transactions.get(self.application, 0)
 
 
 def remove_strays(folder: Path) -> None:

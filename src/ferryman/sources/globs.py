@@ -109,6 +109,8 @@ _TOKEN = re.compile(r"\*+|\?|\[(!?)(\]?[^\]]*)\]|.", re.DOTALL)
 
 
 def _name(glob: str) -> str:
+    if not glob.strip("*"):
+        return "[^/]+"  # the root, "", is no name
     return _TOKEN.sub(_token, glob)
 
 

@@ -162,7 +162,7 @@ class Log:
     def _author(self, version: int) -> str | None:
         """Who wrote a log file: us, or others; None: it is torn (it holds not as many actions as its commit says)."""
         try:
-            actions = [msgspec.json.decode(line) for line in self.path(version).read_bytes().splitlines()]
+            actions = [msgspec.json.decode(line) for line in _read(self.path(version)).splitlines()]
             said = next(a["commitInfo"] for a in actions if "commitInfo" in a).get("ferryman")
             if said is None:  # the making of an empty table is delta-rs's own
                 making = (
@@ -231,7 +231,11 @@ class Log:
 
 
 def _checksum(path: Path) -> str:
+    return blake2b(_read(path), digest_size=16).hexdigest()
+
+
+def _read(path: Path) -> bytes:
     try:
-        return blake2b(path.read_bytes(), digest_size=16).hexdigest()
+        return path.read_bytes()
     except FileNotFoundError:
         raise StateDamaged(str(path), "the file is missing") from None

@@ -7,9 +7,10 @@ is synced. So ``commit`` loads a handle, checks version and epoch on this very h
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -75,12 +76,17 @@ class Table:
         self.log.mark(0)
 
     def load(self, applications: Iterable[str] = ()) -> None:
-        """Read version, live files and the numbers of these application transactions from disk."""
+        """Read version, live files and the numbers of these application transactions from disk.
+
+        Raises:
+            StateDamaged: the log cannot be read. (To a reader beside a driver that trims it, it may look so.)
+        """
         torn = self.log.torn()
         handle = self._handle(None if torn is None else torn - 1)
-        self.version = handle.version()
-        self.transactions = {a: handle.transaction_version(a) or 0 for a in applications}
-        self.files = {f.path: f for f in _live(handle)}
+        with self._readable():  # a handle reads the older part of the log only when it is asked
+            self.version = handle.version()
+            self.transactions = {a: handle.transaction_version(a) or 0 for a in applications}
+            self.files = {f.path: f for f in _live(handle)}
 
     def fence(self, application: str, epoch: int) -> None:
         """From now on every commit carries this epoch, and finds it there or stops. The first one announces it."""
@@ -239,9 +245,14 @@ class Table:
         return DataFile(part.path, part.size, part.rows, dict(partition or {}), part.stats or {})
 
     def _handle(self, version: int | None = None) -> DeltaTable:
-        try:
+        with self._readable():
             return DeltaTable(str(self.folder), version=version)
-        except DeltaError as e:
+
+    @contextlib.contextmanager
+    def _readable(self) -> Iterator[None]:
+        try:
+            yield
+        except (DeltaError, FileNotFoundError) as e:
             raise StateDamaged(str(self.folder / "_delta_log"), f"the log cannot be read ({_one_line(e)})") from e
 
 

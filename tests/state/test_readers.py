@@ -1,0 +1,121 @@
+"""Questions while a run goes on: answered, consistent, and never a false alarm."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ferryman import settings
+from ferryman.ledger.fsck import fsck
+from ferryman.observe.progress import Silent
+from ferryman.storage.tables import Table
+from tests.support.trial import Trial
+
+WAVES = 40
+
+ASK = """
+import sys
+from pathlib import Path
+from ferryman.ledger import account
+from ferryman.ledger.fsck import fsck
+from ferryman.ledger.state import State
+
+root, asked = Path(sys.argv[1]), 0
+plan = State.plan_of(root)
+while not (root / "staging" / "enough").exists():
+    status = account.waves(root, limit=3, plan=plan)
+    events = account.history(root, "a", plan)
+    assert [e["revision"] for e in events] == sorted(e["revision"] for e in events), events
+    assert len({e["delivery_hash"] for e in events}) == len(events)
+    found = fsck(root)
+    assert found == [], found
+    asked += 1
+print(asked)
+"""
+
+
+class Enough(Exception):
+    """Ends a run that would go on for ever."""
+
+
+def test_questions_are_answered_while_files_are_replaced(trial: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process asks all the time, while every second wave merges files and folds logs."""
+    monkeypatch.setattr(settings, "COMPACT_FILES", 2)
+    monkeypatch.setattr(settings, "CHECKPOINT_COMMITS", 3)
+    trial.put("a", "b")
+    trial.run()
+    repository = Path(__file__).parents[2]
+    reader = subprocess.Popen(
+        [sys.executable, "-c", ASK, str(trial.root)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=repository,
+    )
+    done = 0
+
+    def change(_pause: float) -> None:
+        nonlocal done
+        done += 1
+        if done >= WAVES or reader.poll() is not None:
+            raise Enough
+        trial.put("a", text=f"turn {done}")
+
+    with pytest.raises(Enough):
+        trial.run(every=0, sleep=change, observer=Silent(), checked=False)
+    (trial.root / "staging" / "enough").touch()
+    said, errors = reader.communicate(timeout=60)
+    assert reader.returncode == 0, errors
+    assert int(said) >= 1
+    assert done == WAVES
+    trial.run()
+
+
+def test_a_reader_sees_a_wave_whole_or_not_at_all(trial: Trial) -> None:
+    """Asked between any two commits of a settling wave: every document is somewhere, none is twice."""
+    trial.put("a", "b", "c")
+    trial.run()
+    trial.put("a", "b", text="two")
+    trial.put("d")
+    trial.drop("c")
+    seen: list[dict[str, Any]] = []
+    asking = threading.Lock()
+    real = Table.commit
+
+    def commit(self: Table, kind: str, **options: Any) -> None:
+        real(self, kind, **options)
+        with asking:
+            seen.append({"after": f"{kind} of {self.name}", **trial.status()})
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Table, "commit", commit)
+        trial.run()
+    assert len(seen) >= 4
+    for status in seen:
+        counts = status["destinations"]["out"]
+        assert status["balanced"], status
+        assert counts["indexed"] + counts["deleted"] + counts["owed"] == 4, status
+        assert status["sources"] == {"docs": {"documents": 3, "deleted": 1}}, status
+
+
+def test_a_torn_last_entry_is_no_damage_to_a_reader(trial: Trial) -> None:
+    """A power cut before an entry was marked: questions are answered without it, the next run sets it aside."""
+    trial.put("a")
+    trial.run()
+    with trial.take() as state:
+        state.ledger.commit("compact")
+        last = state.ledger.version
+    path = state.ledger.log.path(last)
+    path.write_bytes(path.read_bytes()[:50])
+    (state.ledger.log.marks / f"{last:020d}").unlink()
+    assert trial.status()["balanced"]
+    assert trial.statuses("a") == ["INDEXED"]
+    assert fsck(trial.root) == []
+    summary = trial.run()
+    assert any("torn by a crash before it took effect, set aside as" in m for m in summary.messages)
+    assert trial.run().messages == []

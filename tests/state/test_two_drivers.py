@@ -1,0 +1,157 @@
+"""Two drivers at one state: the second is refused; and where a lock does not hold, the first one stops."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from ferryman.destinations.base import Effect
+from ferryman.errors import StateHeld, StateLost
+from ferryman.ledger.state import State
+from ferryman.plan.load import load_plan
+from ferryman.storage.lock import Lock
+from tests.support.recorder import Recorder, Store
+from tests.support.trial import Trial, Watch
+
+PHASES = ["scan", "transform", "commit", "deliver", "settle"]
+
+
+class Meanwhile(Watch):
+    """When the run comes to a phase of a wave for the first time, something else happens first."""
+
+    def __init__(self, wave: int, phase: str, what: object) -> None:
+        super().__init__()
+        self._when = (wave, phase)
+        self._what = what
+        self.happened = False
+
+    def phase(self, wave: int, name: str) -> None:
+        super().phase(wave, name)
+        if (wave, name) == self._when and not self.happened:
+            self.happened = True
+            self._what()  # type: ignore[operator]
+
+
+class NoLock:
+    """A file system whose locks do not work."""
+
+    def release(self) -> None: ...
+
+
+@pytest.fixture
+def unlocked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Lock, "take", classmethod(lambda cls, path: NoLock()))
+
+
+def make(place: Path, guarantee: str) -> Trial:
+    out = (
+        Store(place / "out.jsonl")
+        if guarantee == "exactly-once"
+        else Recorder(place / "out.jsonl", effect=Effect.POTENT if guarantee == "at-most-once" else Effect.IDEMPOTENT)
+    )
+    trial = Trial(place).build(out=out, batch=2, guarantee=guarantee)
+    trial.put("a", "b", "c")
+    return trial
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_the_second_is_refused_while_the_first_runs(trial: Trial, phase: str) -> None:
+    """In every phase; the first one does not notice."""
+
+    def try_it() -> None:
+        with pytest.raises(StateHeld, match=f"is held by process {os.getpid()}"):
+            trial.run(checked=False)
+
+    trial.put("a")
+    watch = Meanwhile(1, phase, try_it)
+    assert trial.run(observer=watch).delivered == 1
+    assert watch.happened
+
+
+@pytest.mark.parametrize("guarantee", ["exactly-once", "at-least-once", "at-most-once"])
+@pytest.mark.parametrize("phase", PHASES)
+def test_without_a_lock_the_first_one_stops_at_its_next_commit(
+    place: Path, unlocked: None, phase: str, guarantee: str
+) -> None:
+    """The second took the state over in the middle of its wave: StateLost, nothing is lost, nothing comes twice."""
+    trial = make(place, guarantee)
+    watch = Meanwhile(1, phase, lambda: trial.run(checked=False))
+    with pytest.raises(StateLost, match="this one stops"):
+        trial.run(observer=watch, checked=False)
+    trial.run()
+    assert trial.out.counted() == {"a": 1, "b": 1, "c": 1}
+    assert trial.counts() == {"indexed": 3}
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_two_that_take_turns_lose_nothing(place: Path, unlocked: None, phase: str) -> None:
+    """Each thinks the other is dead, again and again, with something new each time."""
+    trial = make(place, "exactly-once")
+    for turn in range(3):
+        trial.put(f"new {turn}")
+        wave = trial.status()["waves"] + 1 if trial.root.exists() else 1
+        watch = Meanwhile(wave, phase, lambda: trial.run(checked=False))
+        with pytest.raises(StateLost):
+            trial.run(observer=watch, checked=False)
+    trial.run()
+    assert set(trial.out.counted().values()) == {1}
+    assert trial.counts() == {"indexed": 6}
+
+
+PLAN = """
+import time
+from pathlib import Path
+from ferryman import Plan
+from ferryman.sources import Memory
+from tests.support.recorder import Recorder
+
+def stop(chunk):
+    while Path({hold!r}).exists() and len(out.lines()) >= 3:
+        time.sleep(0.02)
+
+out = Recorder({out!r}, before=stop)
+plan = Plan("held", version=1)
+documents = [{{"id": str(i), "raw": b"x"}} for i in range(10)]
+plan.source("docs", Memory(documents)).destination("out", out, batch=1, guarantee="at-most-once")
+"""
+
+RUN = """
+import sys
+from pathlib import Path
+from ferryman.plan.load import load_plan
+from tests.support.trial import run_plan
+run_plan(load_plan(sys.argv[1]), Path(sys.argv[2]), checked=False)
+"""
+
+
+def test_a_killed_driver_is_followed_at_once(place: Path) -> None:
+    """kill -9 in the middle of delivering: the next one starts without waiting, and says what it recovered."""
+    hold = place / "hold"
+    hold.touch()
+    out = Recorder(place / "out.jsonl")
+    plan_file = place / "plan.py"
+    plan_file.write_text(PLAN.format(hold=str(hold), out=out.path))
+    repository = Path(__file__).parents[2]
+    command = [sys.executable, "-c", RUN, str(plan_file), str(place / "state")]
+    first = subprocess.Popen(command, cwd=repository)
+    try:
+        until = time.monotonic() + 60
+        while len(out.calls()) < 4:
+            assert time.monotonic() < until
+            time.sleep(0.02)
+        second = subprocess.run(command, cwd=repository, capture_output=True, text=True, check=False)
+        assert second.returncode == 1
+        assert f"is held by process {first.pid} on" in second.stderr
+    finally:
+        first.kill()
+        first.wait()
+    hold.unlink()
+    subprocess.run(command, cwd=repository, check=True)
+    assert out.counted() == {str(i): 1 for i in range(10) if i != 3}, "the fourth was in flight: unknown"
+    with State.take(place / "state" / "held-v1", load_plan(str(plan_file))) as state:
+        assert state.epoch == 3
