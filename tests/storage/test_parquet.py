@@ -27,7 +27,7 @@ def flipped(data: bytes, at: int) -> bytes:
 
 def test_a_part_comes_back(place: Path) -> None:
     """Rows, number of rows and size are those that were written; columns can be chosen."""
-    part = parquet.write_part(place, ROWS, under="wave=1/")
+    part = parquet.write_part(place, ROWS)
     path = place / part.path
     assert part.path.startswith("wave=1/")
     assert path.stat().st_size == part.size

@@ -125,7 +125,7 @@ def test_sweep_removes_what_no_commit_names(table: Table) -> None:
     live = add(table, 1)
     kept = write_part(table.folder, SCHEMA.empty_table()).path
     write_part(table.folder, SCHEMA.empty_table())
-    write_part(table.folder, SCHEMA.empty_table(), under="wave=1/")
+    write_part(table.folder, SCHEMA.empty_table())
     (table.folder / ".tmp-abc").write_bytes(b"half")
     before = {
         p for p in table.folder.rglob("*") if p.is_file() and p.parent != table.folder and "wave=1" not in p.parts

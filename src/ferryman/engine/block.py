@@ -6,6 +6,8 @@ from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
+from ferryman.storage.groups import values
+
 KNOWN: Final = [
     "known_version",
     "known_revision",
@@ -44,8 +46,8 @@ class Block:
         self.table = table
         self.ids: list[str] = table["id"].to_pylist()
         self.reasons: list[str] = table["reason"].to_pylist()
-        self.refused: list[str | None] = table["refused"].to_pylist()
-        self.versions: list[Any] = table["version"].to_pylist()
+        self.refused: list[str | None] = values(table["refused"])
+        self.versions: list[Any] = values(table["version"])
         self.fingerprints: list[str] = table["fingerprint"].to_pylist()
         self.first_seen = table["known_version"].null_count == table.num_rows
         self._known = [] if self.first_seen else [table[name].to_pylist() for name in KNOWN]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ferryman.storage.groups import RowGroups
+from ferryman.storage.groups import RowGroups, values
 
 _COLUMNS = ["fields", "raw"]
 
@@ -30,8 +30,8 @@ class Contents:
                 raws += nothing[: len(rows)]
                 continue
             for content in self._open(run["values"]).pick(rows.to_numpy()):
-                fields += content["fields"].to_pylist()
-                raws += content["raw"].to_pylist()
+                fields += values(content["fields"])
+                raws += values(content["raw"])
         return fields, raws
 
     def close(self) -> None:

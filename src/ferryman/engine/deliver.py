@@ -33,7 +33,7 @@ from ferryman.ledger.schemas import OUTBOX, OUTBOX_PARTITION
 from ferryman.ledger.statuses import Status
 from ferryman.plan import DestinationNode, Policy
 from ferryman.storage.files import fsync_folder
-from ferryman.storage.groups import RowGroups
+from ferryman.storage.groups import RowGroups, values
 from ferryman.storage.parquet import read_part, write_part
 from ferryman.testing import crash
 
@@ -315,10 +315,8 @@ class _FileDelivery:
 
     def _deliveries(self, start: int, end: int) -> list[Delivery]:
         part = self.table.slice(start, end - start)
-        columns: dict[str, list[Any]] = {
-            name: (self.content if name in _CONTENT else part)[name].to_pylist() for name in _SENT
-        }
-        columns["row"] = [self.file.key + row for row in columns["row"]]
+        columns = {name: values((self.content if name in _CONTENT else part)[name]) for name in _SENT}
+        columns["row"] = (self.rows[start:end] + self.file.key).tolist()
         columns["attempt"] = [attempt + 1 for attempt in columns["attempt"]]
         columns["route"] = [tuple(route.split("/")) if route else () for route in columns["route"]]
         return list(map(Delivery.of, *columns.values()))

@@ -271,7 +271,7 @@ class _Rows:
         ids, versions = _picked(block.ids, rows), _picked(block.versions, rows)
         revisions = [1] * len(rows) if block.first_seen else [block.revision(i) for i in rows]
         self.operation = operation
-        self.ids = pa.array(ids, pa.string())
+        self.ids = block.table["id"] if ids is block.ids else pa.array(ids, pa.string())
         self.versions = pa.array(versions, pa.string())
         self.revisions = pa.array(revisions, pa.int64())
         self.hashes = list(map(delivery_hash, ids, versions, revisions))

@@ -95,14 +95,15 @@ class _Feed:
             try:
                 doc = walk(doc)
                 encoded = encode_fields(doc.fields)
-                if not isinstance(doc.raw, bytes | None):
-                    raise PermanentError(f"left a {type(doc.raw).__name__} as raw, which must be bytes or None")
+                raw = doc.raw
+                if raw is not None and not isinstance(raw, bytes):
+                    raise PermanentError(f"left a {type(raw).__name__} as raw, which must be bytes or None")
             except Dropped as e:
                 stage.ended(i, Status.DROPPED, words(e) or f"dropped by step {self._at}")
             except (Exception, SystemExit) as e:
                 self._failed(block, i, e, f"step {self._at}" if self._at else "its fields")
             else:
-                stage.upsert(i, encoded, doc.raw)
+                stage.upsert(i, encoded, raw)
         stage.end()
 
     def close(self) -> None:

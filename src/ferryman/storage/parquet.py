@@ -11,6 +11,7 @@ import re
 import uuid
 import zlib
 from collections.abc import Iterable
+from io import FileIO
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -19,13 +20,16 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 from ferryman.errors import StateDamaged
-from ferryman.storage.files import write_synced
+from ferryman.settings import MIB
+from ferryman.storage.files import TEMPORARY
 
 _NAME = re.compile(r"[0-9a-f]{32}-([0-9a-f]{8})-([0-9a-f]{8})\.parquet\Z")
 _TAIL: Final = 8
 """Bytes at the end of a file: the footer's length, and the magic number."""
 _GROUP_ROWS: Final = 65_536
 """Rows a row group: what a query reads at once."""
+_WITHOUT_ORDER: Final = ("version", "delivery_hash", "fields", "raw")
+"""Columns of which least and greatest value say nothing: hashes and content."""
 _VERIFYING = ds.ParquetFileFormat(
     default_fragment_scan_options=ds.ParquetFragmentScanOptions(page_checksum_verification=True, pre_buffer=False)
 )
@@ -35,7 +39,7 @@ class Part(NamedTuple):
     """A data file, written and fsynced, not yet in any table."""
 
     path: str
-    """Relative to its table's folder."""
+    """Its name in its table's folder."""
     size: int
     """Bytes."""
     rows: int
@@ -44,22 +48,24 @@ class Part(NamedTuple):
 
 
 class PartWriter:
-    """A data file in the making, row group by row group; nothing is on disk before ``finish``.
+    """A data file in the making, row group by row group, under a temporary name until ``finish``.
+
+    It goes to the disk as it comes: in memory, a file would be copied each time the buffer grows, and pages of memory
+    that are new cost more than the pages of a file.
 
     Args:
         folder: the table's folder.
-        under: folder within it, "" or ending in "/".
     """
 
-    def __init__(self, folder: Path, schema: pa.Schema, under: str = "") -> None:
+    def __init__(self, folder: Path, schema: pa.Schema) -> None:
         self._folder = folder
-        self._under = under
-        self._sink = pa.BufferOutputStream()
+        self._temporary = folder / f"{TEMPORARY}{uuid.uuid4().hex}"
         self._writer = pq.ParquetWriter(
-            self._sink,
+            str(self._temporary),
             schema,
             compression="lz4",
             write_page_checksum=True,
+            write_statistics=[f.name for f in schema if f.name not in _WITHOUT_ORDER],
             use_dictionary=[f.name for f in schema if pa.types.is_dictionary(f.type)] or False,
             store_schema=False,
         )
@@ -71,21 +77,20 @@ class PartWriter:
         self.rows += table.num_rows
 
     def finish(self, stats: dict[str, Any] | None = None) -> Part:
-        """Write the file and fsync it. The folder is fsynced by whoever publishes the name."""
+        """Fsync the file and name it. The folder is fsynced by whoever publishes the name."""
         self._writer.close()
-        data = self._sink.getvalue()
-        crcs = f"{zlib.crc32(data):08x}-{_footer_crc(memoryview(data)):08x}"
-        name = f"{self._under}{uuid.uuid4().hex}-{crcs}.parquet"
-        path = self._folder / name
-        if self._under:
-            path.parent.mkdir(parents=True, exist_ok=True)
-        write_synced(path, memoryview(data))
-        return Part(name, data.size, self.rows, stats)
+        with self._temporary.open("rb", buffering=0) as file:
+            os.fsync(file.fileno())
+            crc, size = _crc(file)
+            footer_crc = zlib.crc32(_footer(file))
+        name = f"{uuid.uuid4().hex}-{crc:08x}-{footer_crc:08x}.parquet"
+        self._temporary.rename(self._folder / name)
+        return Part(name, size, self.rows, stats)
 
 
-def write_part(folder: Path, table: pa.Table, under: str = "", stats: dict[str, Any] | None = None) -> Part:
+def write_part(folder: Path, table: pa.Table, stats: dict[str, Any] | None = None) -> Part:
     """Write a whole table's file, see ``PartWriter``."""
-    writer = PartWriter(folder, table.schema, under)
+    writer = PartWriter(folder, table.schema)
     writer.write(table)
     return writer.finish(stats)
 
@@ -119,13 +124,14 @@ def scan(paths: Iterable[Path], schema: pa.Schema) -> ds.Dataset:
 def verify(path: Path) -> str | None:
     """Read the whole file; what is wrong with it, or None."""
     try:
-        data = path.read_bytes()
+        with path.open("rb", buffering=0) as file:
+            crc, _ = _crc(file)
     except OSError as e:
         return f"cannot be read ({e.strerror})"
     name = _NAME.match(path.name)
     if name is None:
         return "its name is not one that Ferryman gives"
-    if zlib.crc32(data) != int(name[1], 16):
+    if crc != int(name[1], 16):
         return "its checksum does not fit its content"
     return None
 
@@ -134,11 +140,7 @@ def check_footer(path: Path) -> None:
     """Is the footer the one that was written? Costs two small reads."""
     try:
         with path.open("rb", buffering=0) as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - _TAIL))
-            length = int.from_bytes(file.read(4), "little") + _TAIL
-            file.seek(max(0, size - length))
-            footer = file.read(min(length, size))
+            footer = _footer(file)
     except OSError as e:
         raise damaged(path, e) from e
     name = _NAME.match(path.name)
@@ -146,9 +148,22 @@ def check_footer(path: Path) -> None:
         raise StateDamaged(str(path), "the checksum of its footer does not fit its content")
 
 
-def _footer_crc(data: memoryview) -> int:
-    length = int.from_bytes(data[-_TAIL : -_TAIL + 4], "little") + _TAIL
-    return zlib.crc32(data[-length:])
+def _footer(file: FileIO) -> bytes:
+    size = file.seek(0, os.SEEK_END)
+    file.seek(max(0, size - _TAIL))
+    length = int.from_bytes(file.read(4), "little") + _TAIL
+    file.seek(max(0, size - length))
+    return file.read(min(length, size))
+
+
+def _crc(file: FileIO) -> tuple[int, int]:
+    """CRC-32 and size of a whole file."""
+    buffer = memoryview(bytearray(MIB))
+    crc = size = 0
+    while got := file.readinto(buffer):
+        crc = zlib.crc32(buffer[:got], crc)
+        size += got
+    return crc, size
 
 
 def damaged(path: Path, error: Exception) -> StateDamaged:
