@@ -12,10 +12,10 @@ GIB: Final = 1 << 30
 WAVE_BYTES: Final = GIB
 """Listed bytes a wave takes up. Delivery starts after the first one: this bounds the wait and the disk in flight."""
 
-TASK_BYTES: Final = 64 * MIB
+TASK_BYTES: Final = 32 * MIB
 """Listed bytes a transform task takes: what one task may hold in memory, and what a killed worker costs."""
 
-TASK_DOCUMENTS: Final = 131_072
+TASK_DOCUMENTS: Final = 65_536
 """Documents a transform task takes, for sources of very small documents."""
 
 MAX_FILE_BYTES: Final = 256 * MIB

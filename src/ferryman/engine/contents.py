@@ -5,16 +5,17 @@ from __future__ import annotations
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ferryman.storage.groups import RowGroups, values
+from ferryman.engine.listing import content_path
+from ferryman.storage.groups import Batches, values
 
 _COLUMNS = ["fields", "raw"]
 
 
 class Contents:
-    """Reads the listing's files back. What is taken up comes in their order, so every row group is read once."""
+    """Reads the listing's files back. What is taken up comes in their order, so every batch is read once."""
 
     def __init__(self) -> None:
-        self._file: RowGroups | None = None
+        self._file: Batches | None = None
 
     def of(self, judged: pa.Table) -> tuple[list[bytes | None], list[bytes | None]]:
         """Fields and raw bytes of each judged row; None where they were not staged."""
@@ -39,8 +40,8 @@ class Contents:
             self._file.close()
             self._file = None
 
-    def _open(self, path: str) -> RowGroups:
-        if self._file is None or self._file.path != path:
+    def _open(self, path: str) -> Batches:
+        if self._file is None or self._file.path != content_path(path):
             self.close()
-            self._file = RowGroups(path, _COLUMNS)
+            self._file = Batches(content_path(path), _COLUMNS)
         return self._file

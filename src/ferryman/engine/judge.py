@@ -7,9 +7,10 @@ was not read while listing are marked ``look``: the worker that reads them decid
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 import duckdb
@@ -45,6 +46,7 @@ def judge(
     folder: Path,
     *,
     now_us: int,
+    rivals: Mapping[str, Sequence[str]] = MappingProxyType({}),
     only_owed: bool = False,
     allow_deletes: bool = False,
     slots: int = 2,
@@ -53,6 +55,7 @@ def judge(
     """Judge the listings of all sources, then cut.
 
     Args:
+        rivals: source -> others that may bring documents of the same ids to the same target; see ``plan.rivals``.
         only_owed: take up only what a failed step or a person is waiting for; nothing is judged as gone.
         slots: tasks that run at once; a small scan is cut so that all have work.
 
@@ -68,17 +71,20 @@ def judge(
         db.register(
             "documents", parquet.scan(documents.paths(), DOCUMENTS) if documents.files else DOCUMENTS.empty_table()
         )
-        judges = [_SourceJudge(db, f"verdict_{i}", x, now_us, only_owed) for i, x in enumerate(listings)]
-        for j in judges:
+        judges: dict[str, _SourceJudge] = {}
+        for i, listing in enumerate(listings):
+            others = {name: judges.get(name) for name in rivals.get(listing.source.name, ())}
+            judges[listing.source.name] = _SourceJudge(db, f"verdict_{i}", listing, now_us, only_owed, others)
+        for j in judges.values():
             if j.duplicates:
                 notes.append(
                     f"source {j.name}: {j.duplicates} duplicate ids, of each the last is kept: {', '.join(j.examples)}"
                 )
             j.guard_deletes(allow_deletes)
         cutter = Cutter(folder, slots, sum(x.rows for x in listings), sum(x.bytes for x in listings), wave_bytes)
-        for j in judges:
+        for j in judges.values():
             j.cut_taken_up(cutter)
-        for j in judges:  # in the last slice: what replaces them elsewhere is delivered first
+        for j in judges.values():  # in the last slice: what replaces them elsewhere is delivered first
             j.cut_gone(cutter)
         return Verdict(cutter.finish(), notes, not any(x.failures for x in listings))
 
@@ -91,7 +97,13 @@ class _SourceJudge:
     """
 
     def __init__(
-        self, db: duckdb.DuckDBPyConnection, verdict: str, listing: Listing, now_us: int, only_owed: bool
+        self,
+        db: duckdb.DuckDBPyConnection,
+        verdict: str,
+        listing: Listing,
+        now_us: int,
+        only_owed: bool,
+        rivals: Mapping[str, _SourceJudge | None],
     ) -> None:
         self._db = db
         self._source = listing.source.source
@@ -103,9 +115,10 @@ class _SourceJudge:
         self._paths = [p.path for p in listing.parts if p.rows]
         self._listed = self._relation_of_listing()
         self.duplicates, self.examples = self._find_duplicates(listing.rows)
-        self._known = f"(SELECT * FROM documents WHERE source = {_quoted(self.name)})"
-        self._all_new = not self.duplicates and not self._one(f"SELECT count(*) FROM {self._known}")
+        self._known = _rows_of(self.name)
         self._verdict = verdict
+        clashes = self._refuse_clashes(rivals) if rivals else 0
+        self._all_new = not self.duplicates and not clashes and not self._one(f"SELECT count(*) FROM {self._known}")
         if not self._all_new:
             self._db.execute(f"CREATE TEMP TABLE suspects_{verdict} AS {self._suspects()}")
             self._db.execute(f"CREATE TEMP TABLE {verdict} AS {self._judged(f'(FROM suspects_{verdict})')}")
@@ -160,6 +173,33 @@ class _SourceJudge:
         last = f"list_position({_list(self._paths)}, part) DESC, row DESC"
         self._listed = f"(SELECT * FROM {self._listed} QUALIFY row_number() OVER (PARTITION BY id ORDER BY {last}) = 1)"
         return twice, [r[0] for r in rows]
+
+    def _refuse_clashes(self, rivals: Mapping[str, _SourceJudge | None]) -> int:
+        """Refuse ids that a rival has given its destination, or lists before us, unless they are ours; how many.
+
+        They are looked at in every scan, like what cannot be read: once the rival is gone they are taken up.
+        """
+        given = "operation = 'upsert' AND given <> ''"
+        theirs = [f"SELECT document FROM {_last_rows(_rows_of(name))} WHERE {given}" for name in rivals]
+        theirs += [f"SELECT id FROM {rival._listed}" for rival in rivals.values() if rival is not None]
+        ours = f"SELECT document FROM {_last_rows(self._known)} WHERE {given}"
+        clash = f"clash_{self._verdict}"
+        self._db.execute(
+            f"CREATE TEMP TABLE {clash} AS SELECT id FROM {self._listed} "
+            f"WHERE id IN ({' UNION ALL '.join(theirs)}) AND id NOT IN ({ours})"
+        )
+        count = self._one(f"SELECT count(*) FROM {clash}")
+        if count:
+            why = (
+                f"its id is taken: source {' or '.join(rivals)} brings a document of this id to the same destination: "
+                "give each source a prefix="
+            )
+            self._listed = (
+                f"(SELECT * FROM {self._listed} WHERE id NOT IN (FROM {clash}) UNION ALL "
+                f"SELECT * REPLACE (NULL AS part, NULL AS version, {_quoted(why)} AS refused) "
+                f"FROM {self._listed} WHERE id IN (FROM {clash}))"
+            )
+        return count
 
     def _suspects(self) -> str:
         """Hashes of ids of which the listing and ``documents`` do not say the same, as a query; of some more, too."""
@@ -220,6 +260,10 @@ class _SourceJudge:
     def _one(self, query: str) -> int:
         [(value,)] = self._db.execute(query).fetchall()
         return int(value)
+
+
+def _rows_of(source: str) -> str:
+    return f"(SELECT * FROM documents WHERE source = {_quoted(source)})"
 
 
 def _last_rows(known: str) -> str:

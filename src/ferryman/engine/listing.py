@@ -31,18 +31,24 @@ LISTING: Final = pa.schema(
         pa.field("location", pa.string()),
         pa.field("refused", pa.string()),
         pa.field("version", pa.string()),
-        pa.field("fields", pa.binary()),
-        pa.field("raw", pa.binary()),
     ]
 )
-"""One row a listed document. Sources that have the content at hand stage it too, so that what was hashed is what is
-fed, also if the table changes meanwhile. ``version`` is null where content is read later."""
+"""One row a listed document. ``version`` is null where the content is read later."""
+
+CONTENT: Final = pa.schema([pa.field("row", pa.int64()), pa.field("fields", pa.binary()), pa.field("raw", pa.binary())])
+"""Content of the same rows, in a file beside it: sources that have it at hand stage it too, so that what was hashed is
+what is fed, also if the table changes meanwhile. Most of it is not looked at again once all is known."""
 
 _TASKS_A_SLOT: Final = 4
 """Listing tasks for each task slot: enough to even out folders of different sizes."""
 
 _GROUP_ROWS: Final = 16_384
 _GROUP_BYTES: Final = 16 * settings.MIB
+
+
+def content_path(listing: str) -> str:
+    """Where the content of a listing file's rows is."""
+    return f"{listing}.content"
 
 
 class ListedPart(NamedTuple):
@@ -153,6 +159,7 @@ class _Writer:
         self._source = source
         self._path = f"{folder}/{source}-{uuid.uuid4().hex}.parquet"
         self._writer: pq.ParquetWriter | None = None
+        self._content: pa.RecordBatchFileWriter | None = None
         self._rows: list[tuple[Any, ...]] = []
         self._pending = 0
         self._written = 0
@@ -162,9 +169,10 @@ class _Writer:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._writer is not None:
-            self._writer.close()
-            self._writer = None
+        for writer in (self._writer, self._content):
+            if writer is not None:
+                writer.close()
+        self._writer = self._content = None
 
     def add(self, entry: Listed | Document, prefix: str) -> None:
         if isinstance(entry, Document):
@@ -182,7 +190,7 @@ class _Writer:
         """Rows without raw bytes, whole columns at a time."""
         if not ids:
             return
-        columns: dict[str, list[Any]] = {
+        columns: dict[str, Any] = {
             "id": [prefix + id for id in ids] if prefix else ids,
             "size": list(map(len, fields)),
             "version": [content_version(each, None) for each in fields],
@@ -200,20 +208,22 @@ class _Writer:
 
     def _flush_rows(self) -> None:
         if self._rows:
-            names = LISTING.names[1:]
+            names = [*LISTING.names[1:], *CONTENT.names[1:]]
             self._write(dict(zip(names, map(list, zip(*self._rows, strict=True)), strict=True)), len(self._rows))
         self._rows.clear()
         self._pending = 0
 
-    def _write(self, columns: dict[str, list[Any]], group_rows: int, **constant: str) -> None:
+    def _write(self, columns: dict[str, Any], group_rows: int, **constant: str) -> None:
         n = len(columns["id"])
-        numbers = pa.array(range(self._written, self._written + n), pa.int64())
-        table = table_of(LISTING, n, row=numbers, **columns, **constant)
+        columns["row"] = pa.array(range(self._written, self._written + n), pa.int64())
         if self._writer is None:  # not compressed: it is read once, and soon, and lz4 takes longer than all the rest
             self._writer = pq.ParquetWriter(
                 self._path, LISTING, compression="none", use_dictionary=False, write_statistics=False
             )
-        self._writer.write_table(table, row_group_size=group_rows)
+            self._content = pa.ipc.new_file(content_path(self._path), CONTENT)
+        assert self._content is not None
+        self._writer.write_table(table_of(LISTING, n, **columns, **constant), row_group_size=group_rows)
+        self._content.write_table(table_of(CONTENT, n, **columns), max_chunksize=group_rows)
         self._written += n
 
 

@@ -36,7 +36,7 @@ from ferryman.ledger.maintenance import maintain, sweep
 from ferryman.ledger.settle import late_answers, settle
 from ferryman.ledger.state import State, state_root
 from ferryman.observe.progress import Observer, Silent
-from ferryman.plan import Plan
+from ferryman.plan import Plan, rivals
 from ferryman.testing import crash
 
 _IDLE_TURNS: Final = 3
@@ -173,6 +173,7 @@ class Run:
             self._state.documents,
             folder,
             now_us=now_us(),
+            rivals=rivals(self._plan.nodes),
             only_owed=only_owed,
             allow_deletes=self._allow_deletes,
             slots=self._runner.slots,

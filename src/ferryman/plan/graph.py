@@ -47,6 +47,28 @@ def paths(nodes: Sequence[Node]) -> dict[str, Path]:
     return found
 
 
+def rivals(nodes: Sequence[Node]) -> dict[str, list[str]]:
+    """Source -> the other sources, in plan order, of which documents may reach the same target under the same ids."""
+    return {
+        one.name: [other.name for other in sources if other is not one and _may_clash(one, other)]
+        for sources in _sources_of_targets(nodes).values()
+        for one in sources
+    }
+
+
+def _may_clash(one: SourceNode, other: SourceNode) -> bool:
+    shorter, longer = sorted((one.source.prefix, other.source.prefix), key=len)
+    return longer.startswith(shorter)
+
+
+def _sources_of_targets(nodes: Sequence[Node]) -> dict[str, list[SourceNode]]:
+    """What destinations write to -> the sources whose documents come there, for a checked plan."""
+    reached: dict[str, list[SourceNode]] = defaultdict(list)
+    for path in paths(nodes).values():
+        reached[path.destination.destination.target() or path.destination.name].append(path.source)
+    return reached
+
+
 def check(name: str, version: object, nodes: Sequence[Node]) -> tuple[list[str], list[str]]:
     """(findings that refuse the plan, warnings), each naming the node and the remedy."""
     findings = [*_bad_names(name, version, nodes), *_bad_edges(nodes), *_bad_nodes(nodes)]
@@ -161,10 +183,7 @@ def _cycles(nodes: Sequence[Node]) -> list[str]:
 
 def _warnings(nodes: Sequence[Node]) -> list[str]:
     found = []
-    reached: dict[str, list[SourceNode]] = defaultdict(list)
-    for path in paths(nodes).values():
-        reached[path.destination.destination.target() or path.destination.name].append(path.source)
-    for target, sources in reached.items():
+    for target, sources in _sources_of_targets(nodes).items():
         prefixes = Counter(s.source.prefix for s in sources)
         if max(prefixes.values()) > 1:
             names = ", ".join(s.name for s in sources)

@@ -1,0 +1,98 @@
+"""Two sources whose documents have the same ids at one destination: the later one is refused, by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ferryman.ledger import account
+from ferryman.ledger.state import state_root
+from ferryman.plan import Plan
+from ferryman.sources import Memory
+from tests.support.recorder import Recorder
+from tests.support.trial import run_plan
+
+
+class Two:
+    """Sources ``left`` and ``right`` (lists in memory), both to ``out``."""
+
+    def __init__(self, place: Path, prefix: str = "", detect: str = "content") -> None:
+        self.left: list[Any] = []
+        self.right: list[Any] = []
+        self.state = place / "state"
+        self.out = Recorder(place / "out.jsonl")
+        self.plan = Plan("two", version=1)
+        left = self.plan.source("left", Memory(self.left, max_deleted=1, detect=detect))  # type: ignore[arg-type]
+        right = self.plan.source("right", Memory(self.right, max_deleted=1, prefix=prefix, detect=detect))  # type: ignore[arg-type]
+        self.plan.destination("out", self.out, after=[left, right])
+
+    def run(self) -> Any:
+        return run_plan(self.plan, self.state)
+
+    def of(self, source: str) -> dict[str, str]:
+        """Document -> status now."""
+        rows = account.docs(state_root(self.plan, self.state), source=source, plan=self.plan)
+        return {row["document"]: row["status"] for row in rows}
+
+
+def doc(id: str, text: str = "one") -> dict[str, Any]:
+    return {"id": id, "raw": text.encode()}
+
+
+@pytest.fixture
+def two(place: Path) -> Two:
+    return Two(place)
+
+
+def test_of_two_new_ones_the_later_source_is_refused(two: Two) -> None:
+    """By the order of the plan; all others are delivered, and nothing is asked twice."""
+    two.left += [doc("a"), doc("b")]
+    two.right += [doc("b", "two"), doc("c")]
+    summary = two.run()
+    assert (summary.delivered, summary.error_doc, summary.exit) == (3, 1, 3)
+    assert two.of("left") == {"a": "INDEXED", "b": "INDEXED"}
+    assert two.of("right") == {"b": "ERROR_DOC", "c": "INDEXED"}
+    [row] = account.docs(state_root(two.plan, two.state), status="error_doc", plan=two.plan)
+    assert row["message"].startswith(
+        "its id is taken: source left brings a document of this id to the same destination"
+    )
+    assert two.out.counted() == {"a": 1, "b": 1, "c": 1}
+    again = two.run()
+    assert (again.waves, again.error_doc) == (0, 1)
+
+
+@pytest.mark.parametrize("detect", ["content", "fingerprint"])
+def test_who_was_there_first_keeps_the_id(place: Path, detect: str) -> None:
+    """Also against a source that the plan names before it; changes go on to be delivered."""
+    two = Two(place, detect=detect)
+    two.right += [doc("b", "two")]
+    two.run()
+    two.left += [doc("b")]
+    two.right[0] = doc("b", "three")
+    assert two.run().delivered == 1
+    assert two.of("left") == {"b": "ERROR_DOC"}
+    assert two.of("right") == {"b": "INDEXED"}
+    assert two.run().waves == 0
+
+
+def test_the_other_one_follows_when_the_first_is_gone(two: Two) -> None:
+    """In the scan after: the delete goes first."""
+    two.left += [doc("b")]
+    two.right += [doc("b", "two")]
+    two.run()
+    two.left.clear()
+    two.run()
+    assert two.of("right") == {"b": "ERROR_DOC"}
+    assert two.run().delivered == 1
+    assert two.of("right") == {"b": "INDEXED"}
+    assert [line["op"] for line in two.out.lines()] == ["upsert", "delete", "upsert"]
+
+
+def test_a_prefix_keeps_them_apart(place: Path) -> None:
+    """As ``plan check`` says."""
+    two = Two(place, prefix="right/")
+    two.left += [doc("b")]
+    two.right += [doc("b", "two")]
+    assert two.run().delivered == 2
