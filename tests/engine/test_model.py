@@ -7,7 +7,7 @@ import itertools
 import shutil
 import tempfile
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 from hypothesis import HealthCheck, given
@@ -168,10 +168,3 @@ def test_in_the_end_all_is_where_it_belongs(turns: list[Turn], effect: Effect) -
 def test_whatever_happens_all_is_where_it_belongs_in_the_end(turns: list[Turn], effect: Effect) -> None:
     """Hundreds of histories, others each time."""
     tried(turns, effect)
-
-
-def test_a_history_that_once_went_wrong() -> None:
-    """Kept from earlier finds, smallest first."""
-    stories: list[Any] = []
-    for turns in stories:
-        tried(turns, Effect.IDEMPOTENT)

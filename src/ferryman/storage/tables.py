@@ -8,7 +8,6 @@ is synced. So ``commit`` loads a handle, checks version and epoch on this very h
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -38,7 +37,7 @@ class DataFile(NamedTuple):
     """A live file of a table."""
 
     path: str
-    """Relative to the table's folder."""
+    """Its name in the table's folder."""
     size: int
     rows: int
     partition: dict[str, str]
@@ -224,17 +223,10 @@ class Table:
             keep: staged files that a committed but unsettled wave has named.
         """
         wanted = {*self.files, *keep}
-        gone = 0
-        for folder, folders, names in os.walk(self.folder):
-            folders[:] = [f for f in folders if not f.startswith("_")]
-            for name in names:
-                path = os.path.join(folder, name)
-                if os.path.relpath(path, self.folder) not in wanted:
-                    os.unlink(path)
-                    gone += 1
-            if folder != str(self.folder) and not folders and not os.listdir(folder):
-                os.rmdir(folder)
-        return gone
+        strays = [p for p in self.folder.iterdir() if p.is_file() and p.name not in wanted]
+        for path in strays:
+            path.unlink()
+        return len(strays)
 
     def paths(self) -> list[Path]:
         """Live files, absolute."""
