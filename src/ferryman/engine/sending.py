@@ -1,0 +1,354 @@
+"""Deliver, in the workers: the rows of one outbox file go to their destination, chunk by chunk.
+
+What is done with a chunk, and what a kill between two of the numbers leaves behind:
+
+1. (at-most-once) claim it, durably       killed after this: never sent again, *unknown*
+2. look whether the pass is still open     closed: send nothing
+3. ``write``                               killed in here: unknown; sent again under the other guarantees
+4. note what came of it, durably           (at-most-once: each chunk; else at least every second)
+5. at the end of a file or so: the rows' ledger events as a data file, and a result that names it
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ferryman import settings
+from ferryman.destinations.base import Delivery, Guarantee, Outcome
+from ferryman.engine.outcomes import row_result
+from ferryman.engine.sender import Hung, Sender, universal
+from ferryman.errors import PermanentError, words
+from ferryman.ledger.events import sent_events
+from ferryman.ledger.journal import UNTOUCHED, Journal, Result, RowResult, Rows
+from ferryman.ledger.schemas import OUTBOX, OUTBOX_PARTITION
+from ferryman.ledger.statuses import Status
+from ferryman.plan import DestinationNode, Policy
+from ferryman.storage.files import fsync_folder
+from ferryman.storage.groups import RowGroups, values
+from ferryman.storage.parquet import read_part, write_part
+from ferryman.testing import crash
+
+_SENT: Final = (
+    "document",
+    "delivery_hash",
+    "row",
+    "operation",
+    "fields",
+    "raw",
+    "version",
+    "source",
+    "parent",
+    "origin",
+    "route",
+    "attempt",
+)
+"""Columns that a delivery is made of, in the order of ``Delivery.of``."""
+_CONTENT: Final = ["fields", "raw"]
+"""The large ones: in memory a row group at a time."""
+_KEPT: Final = [f.name for f in OUTBOX if f.name not in (*OUTBOX_PARTITION, *_CONTENT)]
+
+
+class OutboxFile(NamedTuple):
+    """A file with owed rows."""
+
+    path: str
+    key: int
+    """Its first sequence."""
+
+
+class Stop(Exception):
+    """The lane ends here; the rest stays owed."""
+
+    def __init__(self, why: str = "", permanent: bool = False) -> None:
+        super().__init__(why, permanent)
+        self.why, self.permanent = why, permanent
+
+
+class Turn:
+    """A lane's turn at its destination in one pass: who is called and for how long, and where it is noted.
+
+    Attributes:
+        number: the pass.
+        contested: ids with several owed rows -> the sequence that goes first; the others are held.
+        once: the guarantee is at-most-once.
+        until: monotonic time; what has not begun by then stays owed.
+        met: chunks that somebody else has claimed.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        node: DestinationNode,
+        number: int,
+        *,
+        now_us: int,
+        pace_s: float,
+        send_timeout_s: float,
+        contested: Mapping[str, int],
+    ) -> None:
+        self.root = root
+        self.node = node
+        self.number = number
+        self.now_us = now_us
+        self.contested = contested
+        self.journal = Journal(root / "journal")
+        self.once = node.policy.guarantee is Guarantee.AT_MOST_ONCE
+        self.until = time.monotonic() + pace_s
+        self.met: list[Rows] = []
+        self._send_timeout_s = send_timeout_s
+        self._sender = Sender(node.name)
+
+    def call(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Call the destination; raises what it raises, and ``Hung``."""
+        return self._sender.call(function, *args, timeout_s=self._send_timeout_s)
+
+    def may_send(self) -> bool:
+        """2. Is the pass open, and is there time?"""
+        return self.journal.open_for(self.number) and time.monotonic() <= self.until
+
+    def end(self) -> None:
+        """No more calls. Another's live claim: do not return before its result is there, at most a send's time."""
+        self._sender.end()
+        until = time.monotonic() + self._send_timeout_s
+        while self.met and time.monotonic() < until and self.journal.open_for(self.number):
+            done = {r.range for r in self.journal.results(self.number)}
+            self.met = [m for m in self.met if m not in done and self.journal.owner_alive(self.number, m)]
+            if self.met:
+                time.sleep(0.05)
+
+
+class FileDelivery:
+    """One outbox file: its eligible rows, cut into chunks the same way by every attempt of a pass."""
+
+    def __init__(self, turn: Turn, file: OutboxFile) -> None:
+        self.turn = turn
+        self.file = file
+        self.policy: Policy = turn.node.policy
+        path = turn.root / "outbox" / file.path
+        table = read_part(path, _KEPT)
+        self.places, self.table = self._eligible(table)
+        self.rows: np.ndarray[Any, Any] = self.table["row"].to_numpy()
+        self.contents = RowGroups(str(path), _CONTENT, verified=True)
+        self.content = pa.table({})
+        """Content of the rows that ``_chunks`` came to last."""
+        self.noted = time.monotonic()
+        self.pending: list[tuple[int, int, list[Outcome] | None]] = []
+        """Chunks sent and not yet in a ledger file: (start, end, outcomes; None = all ok)."""
+
+    def deliver(self) -> None:
+        done = self._done()
+        try:
+            for start, end in self._chunks():
+                rows = self._range(start, end)
+                if any(d.first <= rows.first and rows.end <= d.end for d in done):
+                    continue
+                if self.turn.once:
+                    self._send_once(rows, start, end)
+                else:
+                    self._send(start, end)
+        finally:
+            self.contents.close()
+            self._write_part()
+
+    def _eligible(self, table: pa.Table) -> tuple[np.ndarray[Any, Any], pa.Table]:
+        """Rows that are due and not held behind an older row of their id, and where in the file they are."""
+        mask = pc.fill_null(pc.less_equal(table["due"], self.turn.now_us), False)
+        if contested := self.turn.contested:
+            due, ids, rows = (table[c].to_pylist() for c in ("due", "document", "row"))
+            first = [contested.get(i) for i in ids]
+            goes = [
+                None if f is None else f == self.file.key + r and d is not None
+                for f, r, d in zip(first, rows, due, strict=True)
+            ]
+            mask = pc.coalesce(pa.array(goes, pa.bool_()), mask)
+        places = np.flatnonzero(np.asarray(mask))
+        return places, table if len(places) == table.num_rows else table.filter(mask).combine_chunks()
+
+    def _done(self) -> list[Rows]:
+        """Rows that an earlier attempt of this task has seen through."""
+        return [r.range for r in self.turn.journal.results(self.turn.number, self.file.key)]
+
+    def _chunks(self) -> Iterator[tuple[int, int]]:
+        """Cut at ``batch`` rows or ``batch_bytes``, whichever is first; the content comes in on the way."""
+        start = 0
+        while start < len(self.places):
+            content = pa.concat_tables(self.contents.pick(self.places[start : start + self.policy.batch]))
+            sizes = [pc.fill_null(pc.binary_length(content[c]), 0).to_numpy() for c in _CONTENT]
+            ends = np.cumsum(sum(sizes), dtype=np.int64)
+            rows = max(1, int(np.searchsorted(ends, self.policy.batch_bytes, side="right")))
+            self.content = content.slice(0, rows)
+            yield start, start + rows
+            start += rows
+
+    def _range(self, start: int, end: int) -> Rows:
+        return Rows(self.file.key, int(self.rows[start]), int(self.rows[end - 1]) + 1)
+
+    # -- at-most-once ------------------------------------------------------------------------------
+
+    def _send_once(self, rows: Rows, start: int, end: int) -> None:
+        turn = self.turn
+        if not turn.may_send():
+            raise Stop  # claim nothing that would not be sent
+        if not turn.journal.claim(turn.number, rows, self._meant(rows, start, end)):  # 1
+            turn.met.append(rows)
+            return
+        crash.point("deliver.claimed")
+        if not turn.journal.open_for(turn.number):  # 2
+            raise Stop
+        chunk = self._deliveries(start, end)
+        stop: Stop | None = None
+        try:
+            outcomes = self._write(chunk)  # 3
+        except Hung as e:
+            raise Stop(f"write: {e}") from e
+        except Exception as e:
+            stop = Stop(f"{type(e).__name__}: {words(e)}", isinstance(e, PermanentError)) if universal(e) else None
+            outcomes = [Outcome("unknown", f"{type(e).__name__}: {words(e)}")] * len(chunk)
+        crash.point("deliver.sent")
+        noted = self._noted(start, end, outcomes)
+        turn.journal.publish(turn.number, self._result(rows, start, end, noted, None))  # 4
+        crash.point("deliver.noted")
+        self.pending.append((start, end, outcomes))
+        if stop is None:
+            stop = _universal(outcomes)
+        if stop is not None:
+            raise stop
+
+    # -- exactly-once, at-least-once ---------------------------------------------------------------
+
+    def _send(self, start: int, end: int) -> None:
+        if not self.turn.may_send():  # 2
+            raise Stop
+        chunk = self._deliveries(start, end)
+        try:
+            outcomes = self._write_or_split(chunk)  # 3
+        except Hung as e:
+            raise Stop(f"write: {e}") from e
+        crash.point("deliver.sent")
+        self.pending.append((start, end, outcomes))
+        if (stop := _universal(outcomes)) is not None:
+            raise stop
+        if time.monotonic() - self.noted > settings.RESULT_EVERY_S:
+            self._write_part()  # 4, 5
+
+    def _write_or_split(self, chunk: list[Delivery]) -> list[Outcome] | None:
+        """Outcomes; a chunk that fails as a whole is halved until the bad row stands alone."""
+        try:
+            return self._write(chunk)
+        except Hung:
+            raise
+        except Exception as e:
+            why = f"{type(e).__name__}: {words(e)}"
+            permanent = isinstance(e, PermanentError)
+            if universal(e):
+                return [Outcome("permanent" if permanent else "transient", why, True)] * len(chunk)
+            if len(chunk) == 1:
+                return [Outcome("permanent" if permanent else "transient", why)]
+        outcomes: list[Outcome] = []
+        for half in (chunk[: len(chunk) // 2], chunk[len(chunk) // 2 :]):
+            outcomes += self._write_or_split(half) or [Outcome.ok()] * len(half)
+            if outcomes[-1].universal:
+                return outcomes + [outcomes[-1]] * (len(chunk) - len(outcomes))
+        return outcomes
+
+    # -- both --------------------------------------------------------------------------------------
+
+    def _write(self, chunk: list[Delivery]) -> list[Outcome] | None:
+        """Call the destination. None: all ok. What it left out is unknown."""
+        outcomes = self.turn.call(self.turn.node.destination.write, chunk)
+        answered = list(outcomes) if outcomes is not None else []
+        if len(answered) == len(chunk) and answered.count(Outcome.ok()) == len(chunk):
+            return None
+        answered = [
+            o if isinstance(o, Outcome) else Outcome("unknown", f"write answered {o!r}") for o in answered[: len(chunk)]
+        ]
+        return answered + [Outcome("unknown", "write gave no outcome")] * (len(chunk) - len(answered))
+
+    def _deliveries(self, start: int, end: int) -> list[Delivery]:
+        part = self.table.slice(start, end - start)
+        columns = {name: values((self.content if name in _CONTENT else part)[name]) for name in _SENT}
+        columns["row"] = (self.rows[start:end] + self.file.key).tolist()
+        columns["attempt"] = [attempt + 1 for attempt in columns["attempt"]]
+        columns["route"] = [tuple(route.split("/")) if route else () for route in columns["route"]]
+        return list(map(Delivery.of, *columns.values()))
+
+    def _noted(self, start: int, end: int, outcomes: list[Outcome] | None) -> list[RowResult]:
+        """What is to be remembered of rows that were not simply delivered."""
+        if outcomes is None:
+            return []
+        attempts = self.table["attempt"].slice(start, end - start).to_pylist()
+        return [
+            row_result(row, attempt + 1, outcome, self.policy, self.turn.now_us)
+            for row, attempt, outcome in zip(self.rows[start:end].tolist(), attempts, outcomes, strict=True)
+            if outcome.kind != "ok"
+        ]
+
+    def _result(
+        self, rows: Rows, start: int, end: int, noted: list[RowResult], part: tuple[str, int, int] | None
+    ) -> Result:
+        untouched = sum(n.status == UNTOUCHED for n in noted)
+        stay = sum(n.status != Status.INDEXED for n in noted)
+        return Result(
+            *rows,
+            sent=end - start - untouched,
+            leave=end - start - stay,
+            part=part,
+            rows=noted,
+            eligible=None if part is not None else self._meant(rows, start, end),
+        )
+
+    def _meant(self, rows: Rows, start: int, end: int) -> list[int] | None:
+        """The rows of a range that are eligible; None if all are."""
+        return None if rows.end - rows.first == end - start else self.rows[start:end].tolist()
+
+    def _write_part(self) -> None:
+        """5. ledger events of all chunks since the last time, a file a run of neighbouring chunks."""
+        runs: list[list[tuple[int, int, list[Outcome] | None]]] = []
+        for chunk in self.pending:
+            if runs and runs[-1][-1][1] == chunk[0]:
+                runs[-1].append(chunk)
+            else:
+                runs.append([chunk])
+        self.pending = []
+        for run in runs:
+            start, end = run[0][0], run[-1][1]
+            rows = self._range(start, end)
+            known = {} if not self.turn.once else {n.row: n for r in self._bare(rows) for n in r.rows}
+            noted = [n for s, e, o in run for n in self._noted(s, e, o)]
+            noted = [known.get(n.row, n) for n in noted]  # the wait was drawn by lot: what is published counts
+            events = sent_events(self.table.slice(start, end - start), noted, self.turn.node.name, self.turn.number)
+            part = None
+            if events.num_rows:
+                written = write_part(self.turn.root / "ledger", events)
+                fsync_folder(self.turn.root / "ledger")
+                part = (written.path, written.size, written.rows)
+            crash.point("deliver.part")
+            self._publish(rows, start, end, noted, part)
+        self.noted = time.monotonic()
+
+    def _publish(
+        self, rows: Rows, start: int, end: int, noted: list[RowResult], part: tuple[str, int, int] | None
+    ) -> None:
+        if part is None:
+            return  # nothing was attempted
+        result = self._result(rows, start, end, noted, part)
+        self.turn.journal.publish(self.turn.number, result)
+        crash.point("deliver.result")
+
+    def _bare(self, rows: Rows) -> list[Result]:
+        results = self.turn.journal.results(self.turn.number, self.file.key)
+        return [r for r in results if r.part is None and rows.first <= r.first and r.end <= rows.end]
+
+
+def _universal(outcomes: list[Outcome] | None) -> Stop | None:
+    for outcome in outcomes or ():
+        if outcome.universal:
+            return Stop(words(outcome.why), outcome.kind == "permanent")
+    return None
