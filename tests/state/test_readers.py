@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from ferryman import settings
+from ferryman.errors import EngineError
 from ferryman.ledger.fsck import fsck
 from ferryman.observe.progress import Silent
 from ferryman.storage.tables import Table
@@ -119,3 +120,12 @@ def test_a_torn_last_entry_is_no_damage_to_a_reader(trial: Trial) -> None:
     summary = trial.run()
     assert any("torn by a crash before it took effect, set aside as" in m for m in summary.messages)
     assert trial.run().messages == []
+
+
+def test_too_little_memory_is_no_damage(trial: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A question that does not fit says so, and accuses no file."""
+    trial.put("a")
+    trial.run()
+    monkeypatch.setattr(settings, "QUERY_MEMORY", "1KB")
+    with pytest.raises(EngineError, match="a question needs more than 1KB of memory"):
+        trial.status()

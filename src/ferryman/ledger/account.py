@@ -7,13 +7,15 @@ and rows of the outbox that have no event yet are BATCHED.
 from __future__ import annotations
 
 import contextlib
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import duckdb
 
-from ferryman.errors import StateDamaged, UsageError
+from ferryman import settings
+from ferryman.errors import EngineError, StateDamaged, UsageError
 from ferryman.ledger.schemas import LEDGER_COLUMNS
 from ferryman.ledger.state import State
 from ferryman.ledger.view import View
@@ -89,11 +91,19 @@ def view(root: Path, plan: Plan | None) -> Iterator[View]:
             f"{root}: there is no state of this plan yet. Run it first, or give the --state that it ran with."
         )
     state.verify()
-    with connect() as db:
+    with (
+        tempfile.TemporaryDirectory(prefix="ferryman-", ignore_cleanup_errors=True) as spill,
+        connect(Path(spill)) as db,
+    ):
         try:
             yield View(db, state)
         except FileNotFoundError as e:
             raise StateDamaged(str(e.filename or e), "the file is missing") from e
+        except duckdb.OutOfMemoryException as e:
+            raise EngineError(
+                f"{root}: a question needs more than {settings.QUERY_MEMORY} of memory, and there is no room for the "
+                f"rest in {spill}: make room there, or set TMPDIR."
+            ) from e
         except duckdb.Error as e:
             found = state.damage()  # DuckDB does not say over which file it stumbled
             raise found or StateDamaged(str(root), f"cannot be queried ({str(e).splitlines()[0]})") from e

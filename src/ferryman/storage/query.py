@@ -12,12 +12,11 @@ from ferryman import settings
 
 
 @contextlib.contextmanager
-def connect(spill: Path | None = None) -> Iterator[duckdb.DuckDBPyConnection]:
-    """A database in memory that spills into ``spill`` (or not at all) beyond ``settings.QUERY_MEMORY``."""
-    config: dict[str, str | bool | int | float | list[str]] = {"memory_limit": settings.QUERY_MEMORY}
-    if spill is not None:
-        config["temp_directory"] = str(spill / "spill")
-    db = duckdb.connect(":memory:", config=config)
+def connect(folder: Path) -> Iterator[duckdb.DuckDBPyConnection]:
+    """A database in memory that spills into ``folder`` beyond ``settings.QUERY_MEMORY``."""
+    db = duckdb.connect(
+        ":memory:", config={"memory_limit": settings.QUERY_MEMORY, "temp_directory": str(folder / "spill")}
+    )
     try:
         db.execute("SET TimeZone = 'UTC'")
         yield db
