@@ -70,7 +70,7 @@ COMPACT_FILES: Final = 32
 CHECKPOINT_COMMITS: Final = 32
 """Commits a table's log may gather before it is checkpointed and trimmed (a load costs about 0.2 ms a commit)."""
 
-QUERY_MEMORY: Final = "256MB"
+QUERY_MEMORY: Final = "128MB"
 """What state queries may hold in memory before they spill to disk."""
 
 SEQUENCE_PER_SECOND: Final = 1 << 20

@@ -115,7 +115,8 @@ class Cutter:
 
     def add_listed(self, source: str, path: str) -> None:
         """All rows of a listing file, all of them new."""
-        sizes = pq.read_table(path, columns=["size"], use_threads=False)["size"].to_numpy()
+        with RowGroups(path, ["size"]) as file:
+            sizes = np.concatenate([rows["size"].to_numpy() for rows in file.all()])
         self._add(source, sizes, lambda start, end: Piece(path, start, end))
 
     def finish(self) -> list[Slice]:

@@ -19,10 +19,9 @@ import pyarrow as pa
 from ferryman import settings
 from ferryman.engine.cut import JUDGED, Cutter, Slice
 from ferryman.engine.listing import LISTING, Listing
-from ferryman.errors import StateDamaged, TooManyDeletes
+from ferryman.errors import TooManyDeletes
 from ferryman.ledger.schemas import DOCUMENTS
-from ferryman.storage import parquet
-from ferryman.storage.query import connect
+from ferryman.storage.query import connect, quoted, quoted_list, register
 from ferryman.storage.tables import Table
 
 _KNOWN = (
@@ -68,7 +67,7 @@ def judge(
         for f in x.failures
     ]
     with connect(folder) as db:
-        _register(db, documents)
+        register(db, "documents", documents.paths(), DOCUMENTS)
         judges: dict[str, _SourceJudge] = {}
         for i, listing in enumerate(listings):
             others = {name: judges.get(name) for name in rivals.get(listing.source.name, ())}
@@ -85,20 +84,6 @@ def judge(
         for j in judges.values():  # in the last slice: what replaces them elsewhere is delivered first
             j.cut_gone(cutter)
         return Verdict(cutter.finish(), notes, not any(x.failures for x in listings))
-
-
-def _register(db: duckdb.DuckDBPyConnection, documents: Table) -> None:
-    """As ``documents``, read by DuckDB itself, which needs a third of the memory that an Arrow dataset takes.
-
-    It compares no checksums; but nearly all of each file is read anyway, so they are compared before.
-    """
-    if not documents.files:
-        db.register("documents", DOCUMENTS.empty_table())
-        return
-    for path in documents.paths():
-        if (what := parquet.verify(path)) is not None:
-            raise StateDamaged(str(path), what)
-    db.execute(f"CREATE TEMP VIEW documents AS SELECT * FROM read_parquet({_list(list(map(str, documents.paths())))})")
 
 
 class _SourceJudge:
@@ -146,7 +131,7 @@ class _SourceJudge:
     def cut_taken_up(self, cutter: Cutter) -> None:
         """What is listed and must be read or fed, in the source's order."""
         if not self._all_new:
-            order = f"list_position({_list(self._paths)}, part), row"
+            order = f"list_position({quoted_list(self._paths)}, part), row"
             for batch in self._batches(f"SELECT * FROM {self._verdict} WHERE reason <> 'gone' ORDER BY {order}"):
                 cutter.add_judged(self.name, batch)
         elif not self._only_owed:
@@ -172,7 +157,7 @@ class _SourceJudge:
         if not self._paths:
             self._db.register("nothing", LISTING.empty_table())
             return "(SELECT '' AS part, * FROM nothing)"
-        return f"(SELECT filename AS part, * FROM read_parquet({_list(self._paths)}, filename = true))"
+        return f"(SELECT filename AS part, * FROM read_parquet({quoted_list(self._paths)}, filename = true))"
 
     def _find_duplicates(self, listed: int) -> tuple[int, list[str]]:
         """(how many rows too many, some ids); of each id the last row is kept."""
@@ -182,7 +167,7 @@ class _SourceJudge:
         rows = self._db.execute(
             f"SELECT id FROM {self._listed} GROUP BY id HAVING count(*) > 1 ORDER BY id LIMIT 3"
         ).fetchall()
-        last = f"list_position({_list(self._paths)}, part) DESC, row DESC"
+        last = f"list_position({quoted_list(self._paths)}, part) DESC, row DESC"
         self._listed = f"(SELECT * FROM {self._listed} QUALIFY row_number() OVER (PARTITION BY id ORDER BY {last}) = 1)"
         return twice, [r[0] for r in rows]
 
@@ -208,7 +193,7 @@ class _SourceJudge:
             )
             self._listed = (
                 f"(SELECT * FROM {self._listed} WHERE id NOT IN (FROM {clash}) UNION ALL "
-                f"SELECT * REPLACE (NULL AS part, NULL AS version, {_quoted(why)} AS refused) "
+                f"SELECT * REPLACE (NULL AS part, NULL AS version, {quoted(why)} AS refused) "
                 f"FROM {self._listed} WHERE id IN (FROM {clash}))"
             )
         return count
@@ -275,18 +260,10 @@ class _SourceJudge:
 
 
 def _rows_of(source: str) -> str:
-    return f"(SELECT * FROM documents WHERE source = {_quoted(source)})"
+    return f"(SELECT * FROM documents WHERE source = {quoted(source)})"
 
 
 def _last_rows(known: str) -> str:
     """Of these rows of ``documents`` each document's last one."""
     last = f"(SELECT document, max(wave) AS wave FROM {known} GROUP BY document)"
     return f"(SELECT d.* FROM {known} d JOIN {last} USING (document, wave))"
-
-
-def _list(texts: list[str]) -> str:
-    return f"[{', '.join(map(_quoted, texts))}]"
-
-
-def _quoted(text: str) -> str:
-    return "'" + text.replace("'", "''") + "'"

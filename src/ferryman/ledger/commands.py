@@ -28,9 +28,9 @@ from ferryman.ledger.settle import due_stats, settle
 from ferryman.ledger.state import State, state_root
 from ferryman.ledger.statuses import Status
 from ferryman.plan import Plan
-from ferryman.storage import files, parquet
+from ferryman.storage import files
 from ferryman.storage.parquet import Part, read_part, write_part
-from ferryman.storage.query import connect
+from ferryman.storage.query import connect, register
 from ferryman.storage.tables import DataFile
 from ferryman.testing import crash
 
@@ -138,8 +138,8 @@ def next_step_due(state: State) -> int | None:
     if not suspects:
         return None
     with connect(state.staging) as db:
-        db.register("suspects", parquet.scan([state.documents.folder / f.path for f in suspects], DOCUMENTS))
-        db.register("documents", parquet.scan(state.documents.paths(), DOCUMENTS))
+        register(db, "suspects", [state.documents.folder / f.path for f in suspects], DOCUMENTS)
+        register(db, "documents", state.documents.paths(), DOCUMENTS)
         [(due,)] = db.execute("""
             SELECT min(last.due) FROM (
                 SELECT arg_max({due: CASE WHEN forced THEN 0 ELSE due END}, wave) AS last
@@ -204,7 +204,7 @@ def _documents_again(state: State, again: set[tuple[str, str]], number: int, *, 
         return []
     wanted = pa.table({"source": [s for s, _ in again], "document": [d for _, d in again]})
     with connect(state.staging) as db:
-        db.register("documents", parquet.scan(state.documents.paths(), DOCUMENTS))
+        register(db, "documents", state.documents.paths(), DOCUMENTS)
         db.register("wanted", wanted)
         rows = db.execute("""
             SELECT * FROM (

@@ -13,8 +13,8 @@ from ferryman import settings
 from ferryman.ledger.settle import due_stats
 from ferryman.ledger.state import State, remove_strays
 from ferryman.storage.files import fsync_folder
-from ferryman.storage.parquet import Part, read_part, scan, write_part
-from ferryman.storage.query import connect
+from ferryman.storage.parquet import Part, read_part, write_part
+from ferryman.storage.query import connect, register
 from ferryman.storage.tables import DataFile, Table
 from ferryman.testing import crash
 
@@ -110,7 +110,7 @@ def _outdated(state: State, rows: pa.Table) -> pa.Array:
         return pa.array([], pa.string())
     with connect(state.staging) as db:
         db.register("parked", parked)
-        db.register("documents", scan(state.documents.paths(), state.documents.schema))
+        register(db, "documents", state.documents.paths(), state.documents.schema)
         found = db.execute("""
             SELECT DISTINCT p.delivery_hash FROM parked p
             JOIN documents d ON p.source = d.source AND p.origin = d.document AND d.revision > p.revision

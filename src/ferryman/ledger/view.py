@@ -18,6 +18,7 @@ from ferryman.ledger.settle import find_info
 from ferryman.ledger.state import SETTLED, WAVE, State
 from ferryman.plan import paths
 from ferryman.storage import parquet
+from ferryman.storage.query import register
 from ferryman.storage.tables import Table
 
 COUNTS: Final = ("indexed", "deleted", "dropped", "dead", "error_doc", "error", "owed", "unknown")
@@ -240,8 +241,7 @@ class View:
         )
 
     def _register(self, table: Table, schema: pa.Schema, staged: list[str]) -> None:
-        files = [*table.paths(), *(table.folder / p for p in staged)]
-        self._db.register(table.name, parquet.scan(files, schema) if files else schema.empty_table())
+        register(self._db, table.name, [*table.paths(), *(table.folder / p for p in staged)], schema)
 
     def _register_outbox(self, outbox: Table) -> None:
         schema = pa.schema([f for f in OUTBOX if f.name not in (*OUTBOX_PARTITION, "fields", "raw")])

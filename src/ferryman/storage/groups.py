@@ -41,6 +41,10 @@ class Groups(ABC):
             yield self._of(group).slice(first - start, upto - first)
             first = upto
 
+    def all(self) -> Iterator[pa.Table]:
+        """All rows, a table a group."""
+        return self.between(0, int(self._starts[-1]))
+
     def pick(self, rows: np.ndarray[Any, Any]) -> Iterator[pa.Table]:
         """These rows, which ascend, a table a group."""
         if rows[-1] - rows[0] + 1 == len(rows):
