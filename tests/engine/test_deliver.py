@@ -549,6 +549,27 @@ def test_order_holds_over_several_lanes(place: Path, slots: int) -> None:
     assert trial.counts() == {"indexed": 600}
 
 
+@pytest.mark.parametrize("slots", [1, 2])
+def test_order_holds_when_waiting_files_were_merged(place: Path, monkeypatch: pytest.MonkeyPatch, slots: int) -> None:
+    """A merged file carries the number of its first wave, and a new wave's file may hold the same ids."""
+    monkeypatch.setattr(settings, "COMPACT_FILES", 2)
+    flag = place / "down"
+    flag.touch()
+    trial = Trial(place).build(answer=down(flag))
+    for text in ("one", "two", "three"):
+        trial.put(*(f"d{i:02}" for i in range(40)), text=text)
+        trial.run(wait=0, runner=InProcess(slots=slots))
+    with trial.take() as state:
+        assert len(state.outbox.files) == 1, "they were merged"
+    flag.unlink()
+    trial.out.forget()
+    trial.put(*(f"d{i:02}" for i in range(40)), text="four")
+    trial.run(runner=InProcess(slots=slots))
+    assert in_order(trial.out)
+    assert len(trial.out.lines()) == 160
+    assert trial.counts() == {"indexed": 40}
+
+
 # --- lanes and pace -------------------------------------------------------------------------------------
 
 
