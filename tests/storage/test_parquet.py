@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import duckdb
@@ -10,7 +11,7 @@ import pytest
 
 from ferryman.errors import StateDamaged
 from ferryman.storage import parquet
-from ferryman.storage.query import connect
+from ferryman.storage.query import connect, register
 from tests.storage.conftest import SCHEMA
 
 ROWS = pa.table({"number": list(range(300)), "text": [f"text of row {n}" for n in range(300)]}, schema=SCHEMA)
@@ -84,11 +85,19 @@ def read(part: Path) -> dict[str, list[object]] | None:
         return None if e.path == str(part) else {"refused": [e.path]}
 
 
-def query(part: Path) -> list[tuple[object, ...]] | None:
+def by_dataset(db: duckdb.DuckDBPyConnection, part: Path) -> None:
+    db.register("rows", parquet.scan([part], SCHEMA))
+
+
+def by_duckdb(db: duckdb.DuckDBPyConnection, part: Path) -> None:
+    register(db, "rows", [part], SCHEMA)
+
+
+def query(part: Path, way: Callable[[duckdb.DuckDBPyConnection, Path], None]) -> list[tuple[object, ...]] | None:
     """The same through DuckDB."""
     try:
-        with connect() as db:
-            db.register("rows", parquet.scan([part], SCHEMA))
+        with connect(part.parent) as db:
+            way(db, part)
             return db.execute("SELECT number, text FROM rows ORDER BY number").fetchall()
     except (duckdb.Error, StateDamaged):
         return None
@@ -105,13 +114,15 @@ def test_a_flipped_byte_is_never_read_as_another_value(part: Path) -> None:
     assert found.count(None) > len(found) * 0.9
 
 
-def test_a_query_never_sees_a_flipped_byte(part: Path) -> None:
-    """DuckDB reads data files through the same verification."""
+@pytest.mark.parametrize("way", [by_dataset, by_duckdb])
+def test_a_query_never_sees_a_flipped_byte(part: Path, way: Callable[[duckdb.DuckDBPyConnection, Path], None]) -> None:
+    """DuckDB reads data files through the same verification, or after one of the whole file."""
+    assert query(part, way) == list(zip(*ROWS.to_pydict().values(), strict=True))
     data = part.read_bytes()
     found = []
     for at in [*range(4, len(data), 151), len(data) - 1, len(data) - 6, len(data) - 100]:
         part.write_bytes(flipped(data, at))
-        found.append(query(part))
+        found.append(query(part, way))
     assert all(rows is None or rows == list(zip(*ROWS.to_pydict().values(), strict=True)) for rows in found)
     assert found.count(None) > len(found) * 0.9
 
