@@ -134,6 +134,11 @@ class EngineError(FerrymanError):
     """Spark failed, or Ferryman did."""
 
 
+def named(error: BaseException) -> str:
+    """An error of other people's code, its kind first, as text that can be stored."""
+    return f"{type(error).__name__}: {words(error)}"
+
+
 def words(reason: object) -> str:
     """Any reason that other people's code gave, as text that can be stored: it may be no text, or no words."""
     if reason is None:

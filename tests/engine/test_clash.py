@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ferryman.ledger import account
+from ferryman.ledger import account, commands
 from ferryman.ledger.state import state_root
 from ferryman.plan import Plan
 from ferryman.sources import Memory
@@ -88,6 +88,20 @@ def test_the_other_one_follows_when_the_first_is_gone(two: Two) -> None:
     assert two.run().delivered == 1
     assert two.of("right") == {"b": "INDEXED"}
     assert [line["op"] for line in two.out.lines()] == ["upsert", "delete", "upsert"]
+
+
+def test_a_retry_of_a_clash_ends_as_it_did(two: Two) -> None:
+    """A person may ask again, by RESTART or by FORCE: the id is still taken, and nothing is called for it."""
+    two.left += [doc("b")]
+    two.right += [doc("b", "two")]
+    two.run()
+    state = state_root(two.plan, two.state)
+    for force in (False, True):
+        commands.retry(two.plan, state=two.state, source="right", force=force)
+        assert (two.run().error_doc, two.run().waves) == (1, 0)
+    told = [e["status"] for e in account.history(state, "b", two.plan) if e["source"] == "right"]
+    assert told == ["ERROR_DOC", "RESTART", "ERROR_DOC", "FORCE", "ERROR_DOC"]
+    assert two.out.counted() == {"b": 1}
 
 
 def test_a_prefix_keeps_them_apart(place: Path) -> None:

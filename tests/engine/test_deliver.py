@@ -355,6 +355,39 @@ def test_a_destination_that_is_wrong_is_named_and_the_others_go_on(place: Path, 
     assert len(wrong.calls()) <= 1
 
 
+class Unspeakable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+SAYS: dict[str, tuple[BaseException, str]] = {
+    "no words": (Unspeakable(), "Unspeakable: (a Unspeakable that cannot say why)"),
+    "no text": (ValueError("caf\udce9"), r"ValueError: caf\udce9"),
+    "the end of the program": (SystemExit(0), "it raised SystemExit: 0"),
+}
+
+
+@pytest.mark.parametrize("where", ["check", "open"])
+@pytest.mark.parametrize("says", SAYS)
+def test_whatever_a_destination_says_can_be_told(trial: Trial, where: str, says: str) -> None:
+    """Its rows stay owed, and the reason is text that a terminal and a file can hold."""
+    error, told = SAYS[says]
+
+    def fail(*_: object) -> None:
+        raise error
+
+    if where == "check":
+        trial.out.refuse = fail
+    else:
+        trial.out.open = fail  # type: ignore[method-assign]
+    trial.put("a")
+    watch = Watch()
+    summary = trial.run(wait=0, observer=watch)
+    assert (summary.exit, summary.owed) == (4, 1)
+    assert any(told in m for m in watch.messages), watch.messages
+    assert all(m.encode() for m in watch.messages)
+
+
 def test_a_destination_that_comes_back_within_the_wait_gets_its_rows(place: Path) -> None:
     """The circuit opens, and is probed again: the same run finishes."""
     flag = place / "down"
@@ -532,15 +565,21 @@ def test_order_holds_after_the_outbox_was_merged(trial: Trial, monkeypatch: pyte
     assert trial.counts() == {"indexed": 2}
 
 
+def three_versions_wait(place: Path, flag: Path, documents: int, slots: int) -> Trial:
+    """Each in a wave of its own, none delivered: the destination is down until the flag goes."""
+    flag.touch()
+    trial = Trial(place).build(answer=down(flag))
+    for text in ("one", "two", "three"):
+        trial.put(*(f"d{i:03}" for i in range(documents)), text=text)
+        trial.run(wait=0, runner=InProcess(slots=slots))
+    return trial
+
+
 @pytest.mark.parametrize("slots", [1, 2, 4])
 def test_order_holds_over_several_lanes(place: Path, slots: int) -> None:
     """Files are dealt to lanes; versions of one id may lie in different ones."""
     flag = place / "down"
-    flag.touch()
-    trial = Trial(place).build(answer=down(flag))
-    for text in ("one", "two", "three"):
-        trial.put(*(f"d{i:03}" for i in range(600)), text=text)
-        trial.run(wait=0, runner=InProcess(slots=slots))
+    trial = three_versions_wait(place, flag, 600, slots)
     flag.unlink()
     trial.out.forget()
     trial.run(runner=InProcess(slots=slots))
@@ -554,16 +593,12 @@ def test_order_holds_when_waiting_files_were_merged(place: Path, monkeypatch: py
     """A merged file carries the number of its first wave, and a new wave's file may hold the same ids."""
     monkeypatch.setattr(settings, "COMPACT_FILES", 2)
     flag = place / "down"
-    flag.touch()
-    trial = Trial(place).build(answer=down(flag))
-    for text in ("one", "two", "three"):
-        trial.put(*(f"d{i:02}" for i in range(40)), text=text)
-        trial.run(wait=0, runner=InProcess(slots=slots))
+    trial = three_versions_wait(place, flag, 40, slots)
     with trial.take() as state:
         assert len(state.outbox.files) == 1, "they were merged"
     flag.unlink()
     trial.out.forget()
-    trial.put(*(f"d{i:02}" for i in range(40)), text="four")
+    trial.put(*(f"d{i:03}" for i in range(40)), text="four")
     trial.run(runner=InProcess(slots=slots))
     assert in_order(trial.out)
     assert len(trial.out.lines()) == 160

@@ -10,7 +10,7 @@ from ferryman import settings
 from ferryman.destinations.base import DestinationContext
 from ferryman.engine.runner import Shipped
 from ferryman.engine.sending import FileDelivery, OutboxFile, Stop, Turn
-from ferryman.errors import PermanentError, words
+from ferryman.errors import PermanentError, named
 from ferryman.plan import DestinationNode
 
 
@@ -75,4 +75,4 @@ def _speak(turn: Turn, function: Any, *args: Any) -> None:
     try:
         turn.call(function, *args)
     except Exception as e:
-        raise Stop(f"{type(e).__name__}: {words(e)}", isinstance(e, PermanentError)) from e
+        raise Stop(named(e), isinstance(e, PermanentError)) from e

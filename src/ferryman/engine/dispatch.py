@@ -13,7 +13,7 @@ from ferryman.engine.deliver import Lane, LaneReport, Pass
 from ferryman.engine.runner import Runner, Shipped
 from ferryman.engine.sender import Hung, Sender
 from ferryman.engine.sending import OutboxFile
-from ferryman.errors import EngineError, FerrymanError, PermanentError
+from ferryman.errors import EngineError, FerrymanError, PermanentError, named, words
 from ferryman.ledger.state import State
 from ferryman.plan import DestinationNode, paths
 from ferryman.storage import parquet
@@ -118,7 +118,7 @@ class Dispatcher:
         except Exception as e:
             self._note(
                 node.name,
-                str(e) if isinstance(e, FerrymanError) else f"{type(e).__name__}: {e}",
+                words(e) if isinstance(e, FerrymanError) else named(e),
                 isinstance(e, PermanentError),
             )
             return False

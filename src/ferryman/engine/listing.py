@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from ferryman import settings
 from ferryman.document import Document, content_version, encode_fields
 from ferryman.engine.runner import Runner, Shipped
-from ferryman.errors import BadDocument, words
+from ferryman.errors import BadDocument, named
 from ferryman.ledger.events import table_of
 from ferryman.plan import Plan, SourceNode
 from ferryman.sources import Listed, Table
@@ -122,7 +122,7 @@ class ListPieces:
                 except Exception as e:
                     if isinstance(e, OSError) and e.errno in (errno.ENOSPC, errno.EDQUOT):
                         raise  # our own disk, not the source
-                    failures.append(f"{type(e).__name__}: {words(e)}")
+                    failures.append(named(e))
             return out.finish("; ".join(failures) or None)
 
 
@@ -144,7 +144,7 @@ class ListFrame:
             except Exception as e:
                 for _ in batches:  # Spark wants its input read to the end
                     pass
-                return out.finish(f"{type(e).__name__}: {words(e)}")
+                return out.finish(named(e))
             return out.finish()
 
 

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, Final
 
-from ferryman.errors import DeliveryError, words
+from ferryman.errors import DeliveryError, named
 
 _END: Final = object()
 
@@ -43,9 +43,7 @@ class Sender:
             return answer
         if isinstance(answer, Exception):
             raise answer
-        raise RuntimeError(
-            f"it raised {type(answer).__name__}: {words(answer)}"
-        ) from answer  # sys.exit() ends no worker
+        raise RuntimeError(f"it raised {named(answer)}") from answer  # sys.exit() ends no worker
 
     def end(self) -> None:
         """No more calls."""

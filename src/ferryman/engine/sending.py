@@ -24,7 +24,7 @@ from ferryman import settings
 from ferryman.destinations.base import Delivery, Guarantee, Outcome
 from ferryman.engine.outcomes import row_result
 from ferryman.engine.sender import Hung, Sender, universal
-from ferryman.errors import PermanentError, words
+from ferryman.errors import PermanentError, named, words
 from ferryman.ledger.events import sent_events
 from ferryman.ledger.journal import UNTOUCHED, Journal, Result, RowResult, Rows
 from ferryman.ledger.schemas import OUTBOX, OUTBOX_PARTITION
@@ -209,8 +209,8 @@ class FileDelivery:
         except Hung as e:
             raise Stop(f"write: {e}") from e
         except Exception as e:
-            stop = Stop(f"{type(e).__name__}: {words(e)}", isinstance(e, PermanentError)) if universal(e) else None
-            outcomes = [Outcome("unknown", f"{type(e).__name__}: {words(e)}")] * len(chunk)
+            stop = Stop(named(e), isinstance(e, PermanentError)) if universal(e) else None
+            outcomes = [Outcome("unknown", named(e))] * len(chunk)
         crash.point("deliver.sent")
         noted = self._noted(start, end, outcomes)
         turn.journal.publish(turn.number, self._result(rows, start, end, noted, None))  # 4
@@ -245,7 +245,7 @@ class FileDelivery:
         except Hung:
             raise
         except Exception as e:
-            why = f"{type(e).__name__}: {words(e)}"
+            why = named(e)
             permanent = isinstance(e, PermanentError)
             if universal(e):
                 return [Outcome("permanent" if permanent else "transient", why, True)] * len(chunk)

@@ -22,7 +22,7 @@ from ferryman.engine.contents import Contents
 from ferryman.engine.cut import TaskCut
 from ferryman.engine.runner import Shipped
 from ferryman.engine.staging import Staged, Stager
-from ferryman.errors import BadDocument, Dropped, PermanentError, TransientError, words
+from ferryman.errors import BadDocument, Dropped, PermanentError, TransientError, named, words
 from ferryman.ledger.statuses import Status
 from ferryman.plan import Path as PlanPath
 from ferryman.plan import StepNode, paths
@@ -148,7 +148,7 @@ class _Feed:
         self._failed(block, i, error, "reading it")
 
     def _failed(self, block: Block, i: int, error: BaseException, where: str) -> None:
-        text = f"{where}: {type(error).__name__}: {words(error)}"
+        text = f"{where}: {named(error)}"
         if isinstance(error, PermanentError):
             self._stage.ended(i, Status.ERROR_DOC, words(error) if isinstance(error, BadDocument) else text)
             return

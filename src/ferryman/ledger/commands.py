@@ -134,17 +134,15 @@ def apply(state: State, command: Command) -> int:
 
 def next_step_due(state: State) -> int | None:
     """When the next failed step is tried again, µs since 1970; 0: a person waits for it; None: no step is owed."""
-    suspects = [f for f in state.documents.files.values() if f.stats.get("nullCount", {}).get("due", 0) < f.rows]
-    if not suspects:
+    if all(f.stats.get("nullCount", {}).get("due", 0) == f.rows for f in state.documents.files.values()):
         return None
     with connect(state.staging) as db:
-        register(db, "suspects", [state.documents.folder / f.path for f in suspects], DOCUMENTS)
         register(db, "documents", state.documents.paths(), DOCUMENTS)
         [(due,)] = db.execute("""
             SELECT min(last.due) FROM (
                 SELECT arg_max({due: CASE WHEN forced THEN 0 ELSE due END}, wave) AS last
                 FROM documents
-                WHERE document IN (SELECT document FROM suspects WHERE due IS NOT NULL OR forced)
+                WHERE document IN (SELECT document FROM documents WHERE due IS NOT NULL OR forced)
                 GROUP BY source, document
             )
         """).fetchall()

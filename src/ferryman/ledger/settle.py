@@ -32,7 +32,7 @@ from ferryman.ledger.state import SETTLED, State
 from ferryman.ledger.statuses import Status
 from ferryman.storage.files import fsync_folder
 from ferryman.storage.parquet import Part, read_part, write_part
-from ferryman.storage.tables import DataFile, Table
+from ferryman.storage.tables import DataFile
 from ferryman.testing import crash
 
 _I = TypeVar("_I")
@@ -74,9 +74,9 @@ def settle(state: State, wave: int, run: RunTasks) -> dict[str, Any]:
         crash.point("settle.closed")
         fold = read_fold(state, wave)  # 2
         _commit_ledger(state, wave, fold, run)
-    info = find_info(state.ledger, "ledger", wave)
+    info = state.ledger.log.find("ledger", wave)
     if state.documents.transactions[SETTLED] < wave:
-        staged = find_info(state.outbox, "wave", wave)["documents"]
+        staged = state.outbox.log.find("wave", wave)["documents"]
         adds = [state.documents.data_file(Part(*p)) for p in staged]
         fsync_folder(state.documents.folder)
         state.documents.commit("documents", adds=adds, transactions={SETTLED: wave})  # 5
@@ -180,7 +180,7 @@ def _commit_ledger(state: State, wave: int, fold: Fold, run: RunTasks) -> None:
             parts[item.path].append(part)
             leaving[item.path] += left
             touched[item.path] += part.rows
-    staged = [Part(*p) for p in find_info(state.outbox, "wave", wave)["ledger"]]
+    staged = [Part(*p) for p in state.outbox.log.find("wave", wave)["ledger"]]
     noted = [*(result.rows for result in fold.results), *(item.noted for item in repairs)]
     fsync_folder(state.ledger.folder)
     state.ledger.commit(  # 4
@@ -279,15 +279,6 @@ def due_stats(dues: Sequence[int | None]) -> dict[str, Any]:
     if owed:
         stats |= {"minValues": {"due": min(owed)}, "maxValues": {"due": max(owed)}}
     return stats
-
-
-def find_info(table: Table, kind: str, wave: int) -> dict[str, Any]:
-    """What our commit of this kind for this wave said; it is in the log until the wave is settled."""
-    for version in reversed(table.log.versions()):
-        info = table.log.info(version)
-        if info.get("kind") == kind and info.get("wave") == wave:
-            return info
-    raise LookupError(f"{table.folder}: no {kind} commit of wave {wave} in the log")
 
 
 def late_answers(journal: Journal, settled: int) -> bool:

@@ -22,7 +22,7 @@ from ferryman.plan import Plan
 from ferryman.storage import files
 from ferryman.storage.lock import Lock
 from ferryman.storage.parquet import Part, verify
-from ferryman.storage.tables import DataFile, Table
+from ferryman.storage.tables import DataFile, Table, taken_over
 from ferryman.testing import crash
 
 WAVE: Final = "ferryman.wave"
@@ -188,10 +188,7 @@ class State:
         if self.outbox.transactions[WAVE] <= table.transactions[SETTLED]:
             return []
         wave = self.outbox.transactions[WAVE]
-        commits = (self.outbox.log.info(v) for v in reversed(self.outbox.log.versions()))
-        commit = next((c for c in commits if (c.get("kind"), c.get("wave")) == ("wave", wave)), None)
-        if commit is None:
-            raise StateDamaged(str(self.outbox.log.folder), f"the commit of wave {wave} is missing")
+        commit = self.outbox.log.find("wave", wave)
         parts = [Part(*p) for p in commit.get(table.name, ())]
         if table is self.ledger:
             parts += [part for result in self.journal.results(wave) if (part := result.ledger_part) is not None]
@@ -306,10 +303,7 @@ class State:
         if not isinstance(error, Exception) or isinstance(error, StateLost):
             return
         if (epoch := self._latest_epoch()) > self.epoch:  # whatever is missing or damaged: it is not ours any more
-            raise StateLost(
-                f"{self.root}: another driver has taken this state over (epoch {epoch}, ours is {self.epoch}): "
-                "this one stops."
-            ) from error
+            raise taken_over(self.root, epoch, self.epoch) from error
         if isinstance(error, duckdb.Error) and (found := self.damage()) is not None:
             raise found from error
 

@@ -14,7 +14,6 @@ import duckdb
 import pyarrow as pa
 
 from ferryman.ledger.schemas import DOCUMENTS, LEDGER, LEDGER_COLUMNS, OUTBOX, OUTBOX_PARTITION
-from ferryman.ledger.settle import find_info
 from ferryman.ledger.state import SETTLED, WAVE, State
 from ferryman.plan import paths
 from ferryman.storage import parquet
@@ -76,7 +75,7 @@ class View:
         self.wave = wave = state.outbox.transactions[WAVE]
         staged: dict[str, list[str]] = {"documents": [], "ledger": []}
         if wave > state.outbox.transactions[SETTLED]:
-            info = find_info(state.outbox, "wave", wave)
+            info = state.outbox.log.find("wave", wave)
             for table in (state.documents, state.ledger):
                 if table.transactions[SETTLED] < wave:
                     staged[table.name] = [p[0] for p in info[table.name]]

@@ -56,13 +56,24 @@ class Log:
 
     def info(self, version: int) -> dict[str, Any]:
         """What we wrote into a commit beside its actions; {} where there is nothing of ours."""
-        with self.path(version).open("rb") as lines:
-            for line in lines:
-                commit_info = msgspec.json.decode(line).get("commitInfo")
-                if commit_info is not None:
-                    found: dict[str, Any] = commit_info.get("ferryman") or {}
-                    return found
+        for line in _read(self.path(version)).splitlines():
+            commit_info = msgspec.json.decode(line).get("commitInfo")
+            if commit_info is not None:
+                found: dict[str, Any] = commit_info.get("ferryman") or {}
+                return found
         return {}
+
+    def find(self, kind: str, wave: int) -> dict[str, Any]:
+        """What our commit of this kind for this wave said; it is in the log until the wave is settled.
+
+        Raises:
+            StateDamaged: it is not there.
+        """
+        for version in reversed(self.versions()):
+            info = self.info(version)
+            if (info.get("kind"), info.get("wave")) == (kind, wave):
+                return info
+        raise StateDamaged(str(self.folder), f"the commit of wave {wave} is missing")
 
     def versions(self) -> list[int]:
         """Versions whose log files are there, ascending."""

@@ -137,10 +137,7 @@ class Table:
         handle = self._handle()  # 1
         held = handle.transaction_version(application) or 0
         if handle.version() != self.version or (held >= epoch if announcing else held != epoch):
-            raise StateLost(
-                f"{self.folder}: another driver has taken this state over (epoch {held}, ours is {epoch}): "
-                "this one stops."
-            )
+            raise taken_over(self.folder, held, epoch)
         actions: list[AddAction | RemoveAction] = [
             AddAction(
                 f.path,
@@ -246,6 +243,13 @@ class Table:
             yield
         except (DeltaError, FileNotFoundError) as e:
             raise StateDamaged(str(self.folder / "_delta_log"), f"the log cannot be read ({_one_line(e)})") from e
+
+
+def taken_over(place: Path, held: int, ours: int) -> StateLost:
+    """The error for a driver whose epoch is not the state's any more."""
+    return StateLost(
+        f"{place}: another driver has taken this state over (epoch {held}, ours is {ours}): this one stops."
+    )
 
 
 def _one_line(error: Exception) -> str:
