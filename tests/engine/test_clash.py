@@ -1,4 +1,4 @@
-"""Two sources whose documents have the same ids at one destination: the later one is refused, by name."""
+"""Two sources whose documents have the same ids at one destination keyed by id: the later one is refused, by name."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ class Two:
         self.right: list[Any] = []
         self.state = place / "state"
         self.out = Recorder(place / "out.jsonl")
+        self.out.keyed_by_id = True
         self.plan = Plan("two", version=1)
         left = self.plan.source("left", Memory(self.left, max_deleted=1, detect=detect))  # type: ignore[arg-type]
         right = self.plan.source("right", Memory(self.right, max_deleted=1, prefix=prefix, detect=detect))  # type: ignore[arg-type]
@@ -110,3 +111,14 @@ def test_a_prefix_keeps_them_apart(place: Path) -> None:
     two.left += [doc("b")]
     two.right += [doc("b", "two")]
     assert two.run().delivered == 2
+
+
+def test_a_destination_that_is_not_keyed_takes_both(two: Two) -> None:
+    """Two sources may read the same files: they are different documents, and a log of deliveries holds both."""
+    two.out.keyed_by_id = False
+    two.left += [doc("b")]
+    two.right += [doc("b")]
+    summary = two.run()
+    assert (summary.delivered, summary.exit) == (2, 0)
+    assert two.of("left") == two.of("right") == {"b": "INDEXED"}
+    assert "prefix" not in " ".join(two.plan.check())

@@ -529,7 +529,7 @@ def test_a_step_error_is_not_tried_before_it_is_due(trial: Trial) -> None:
     for _ in range(3):
         trial.run(wait=0)
     assert trial.statuses("a") == ["ERROR"]
-    assert [r["attempt"] for r in rows(trial.root, "documents")] == [1]
+    assert [r["owed"] for r in rows(trial.root, "documents")] == [1]
 
 
 def test_a_step_that_recovers_delivers_the_same_delivery(trial: Trial) -> None:
@@ -619,7 +619,7 @@ RETURNS: dict[str, tuple[Any, dict[str, int], str]] = {
     "nothing": (lambda doc: None, {"dropped": 1, "indexed": 1}, "dropped by step"),
     "a number": (lambda doc: 42, {"error_doc": 1, "indexed": 1}, "returned a int"),
     "another document": (another, {"error_doc": 1, "indexed": 1}, "another id, 'another'"),
-    "the class": (lambda doc: Document, {"error_doc": 1, "indexed": 1}, "not the document or None"),
+    "the class": (lambda doc: Document, {"error_doc": 1, "indexed": 1}, "not the document, None, or an iterable"),
 }
 
 

@@ -225,6 +225,9 @@ class Destination:
     compares_sequences: ClassVar[bool] = False
     """True: refuses (as stale) what is older than what it has, so a late write cannot undo a newer one."""
 
+    keyed_by_id: bool = False
+    """True: it holds one document an id, so that two sources, or two routes, overwrite each other's."""
+
     preferred_batch: ClassVar[int | None] = None
     """Rows a chunk where the plan does not say ``batch=``."""
 

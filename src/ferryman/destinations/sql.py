@@ -100,6 +100,11 @@ class Sql(Destination):
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_writer": None}
 
+    @property
+    def keyed_by_id(self) -> bool:  # type: ignore[override]
+        """One row an id, unless it appends."""
+        return self.mode == "upsert"
+
     def target(self) -> str:
         url = sa.make_url(self.url)
         url = url.set(drivername=url.get_backend_name(), password=None, query={})

@@ -6,6 +6,7 @@ from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
+from ferryman.ledger.family import Failure, decode_failures
 from ferryman.storage.groups import values
 
 KNOWN: Final = [
@@ -15,7 +16,7 @@ KNOWN: Final = [
     "known_operation",
     "given",
     "due",
-    "attempt",
+    "failed",
 ]
 
 
@@ -28,7 +29,12 @@ class Known(NamedTuple):
     operation: str
     given: str
     due: int | None
-    attempt: int
+    failed: str | None
+
+    @property
+    def failures(self) -> list[Failure]:
+        """Where its steps failed."""
+        return decode_failures(self.failed)
 
 
 class Block:
@@ -71,12 +77,13 @@ class Block:
         known = self.known(i)
         if known is None:
             return 1
-        return known.revision if self._is_retry(i, known) else known.revision + 1
+        return known.revision if self.is_retry(i, known) else known.revision + 1
 
-    def attempts_before(self, i: int) -> int:
-        """Attempts that this delivery has had already: only a retry of the same version goes on counting."""
+    def to_retry(self, i: int) -> list[Failure] | None:
+        """Where a retry of this very version goes on; None: it is no retry."""
         known = self.known(i)
-        return known.attempt if known is not None and self._is_retry(i, known) else 0
+        return known.failures if known is not None and self.is_retry(i, known) else None
 
-    def _is_retry(self, i: int, known: Known) -> bool:
+    def is_retry(self, i: int, known: Known) -> bool:
+        """Is it taken up for what failed, and is it what it was?"""
         return self.reasons[i] == "retry" and known.version == self.versions[i]

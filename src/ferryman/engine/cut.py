@@ -35,7 +35,7 @@ JUDGED: Final = pa.schema(
         pa.field("known_operation", pa.string()),
         pa.field("given", pa.string()),
         pa.field("due", pa.int64()),
-        pa.field("attempt", pa.int64()),
+        pa.field("failed", pa.string()),
     ]
 )
 """One row a document that a wave takes up; ``part`` and ``row`` say where its listing row is (null for ``gone``)."""
@@ -59,6 +59,8 @@ class TaskCut(NamedTuple):
     pieces: list[Piece]
     judged: bool
     """Pieces of a slice's file; else of the listing itself, where all is new."""
+    number: int = 0
+    """Of this task in its wave."""
 
     @property
     def rows(self) -> int:
@@ -153,7 +155,7 @@ class Cutter:
             self._end_wave()
         judged = not isinstance(self._pending[0], Piece)
         pieces = [self._write(self._pending)] if judged else self._pending
-        self._tasks.append(TaskCut(self._source, pieces, judged))
+        self._tasks.append(TaskCut(self._source, pieces, judged, len(self._tasks)))
         self._bytes += self._pending_bytes
         self._pending = []
         self._pending_rows = self._pending_bytes = 0

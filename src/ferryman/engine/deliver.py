@@ -19,8 +19,8 @@ class Lane(NamedTuple):
 
     destination: str
     files: list[OutboxFile]
-    contested: dict[str, int]
-    """Ids with several owed rows -> the sequence that goes first; the others are held."""
+    contested: dict[tuple[str, str], int]
+    """(source, document) with several owed revisions -> the one that goes first; the others are held."""
 
 
 class LaneReport(NamedTuple):

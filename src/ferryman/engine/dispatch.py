@@ -15,7 +15,7 @@ from ferryman.engine.sender import Hung, Sender
 from ferryman.engine.sending import OutboxFile
 from ferryman.errors import EngineError, FerrymanError, PermanentError, named, words
 from ferryman.ledger.state import State
-from ferryman.plan import DestinationNode, paths
+from ferryman.plan import DestinationNode
 from ferryman.storage import parquet
 from ferryman.storage.query import connect
 from ferryman.storage.tables import DataFile
@@ -42,7 +42,6 @@ class Dispatcher:
         self._pace_s = pace_s
         self._send_timeout_s = send_timeout_s
         self._nodes = {n.name: n for n in state.plan.nodes if isinstance(n, DestinationNode)}
-        self._feeders = Counter(path.destination.name for path in paths(state.plan.nodes).values())
         self.trouble: dict[str, Trouble] = {}
 
     def deliver(self, number: int, now_us: int) -> list[str]:
@@ -131,26 +130,20 @@ class Dispatcher:
         dealt: list[list[OutboxFile]] = [[] for _ in range(min(width, len(files)))]
         for file in files:
             min(dealt, key=len).append(OutboxFile(file.path, first_sequence(file)))
-        fresh = all(int(f.partition["wave"]) == number for f in files) and self._feeders[node.name] == 1
-        contested = {} if fresh else self._contested(files)  # a wave has one row of an id, from each source
+        fresh = all(int(f.partition["wave"]) == number for f in files)  # a wave has one revision of each document
+        contested = {} if fresh else self._contested(files)
         return [Lane(node.name, each, contested) for each in dealt]
 
-    def _contested(self, files: list[DataFile]) -> dict[str, int]:
-        """Ids of which several rows are owed here -> the lowest sequence: it goes first, the others are held."""
+    def _contested(self, files: list[DataFile]) -> dict[tuple[str, str], int]:
+        """Documents of which several revisions are owed here -> the oldest: it goes first, the others are held."""
         with connect(self._state.staging) as db:
-            tables = []
-            for i, file in enumerate(files):
-                db.register(
-                    f"f{i}", parquet.scan([self._state.outbox.folder / file.path], self._state.outbox.file_schema)
-                )
-                tables.append(
-                    f"SELECT document, row + {first_sequence(file)} AS sequence FROM f{i} WHERE due IS NOT NULL"
-                )
-            rows = db.execute(
-                f"SELECT document, min(sequence) FROM ({' UNION ALL '.join(tables)}) "
-                "GROUP BY document HAVING count(*) > 1"
+            paths = [self._state.outbox.folder / file.path for file in files]
+            db.register("rows", parquet.scan(paths, self._state.outbox.file_schema))
+            found = db.execute(
+                "SELECT source, document, min(revision) FROM rows WHERE due IS NOT NULL GROUP BY source, document "
+                "HAVING min(revision) < max(revision)"
             ).fetchall()
-        return dict(rows)
+        return {(source, document): revision for source, document, revision in found}
 
     def _deliver_one(self, task: Pass, lanes: list[Lane]) -> tuple[list[LaneReport], str]:
         """A worker that dies ends only this destination's pass: what it noted counts, the rest stays owed."""

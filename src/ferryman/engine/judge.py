@@ -26,7 +26,7 @@ from ferryman.storage.tables import Table
 
 _KNOWN = (
     "k.version AS known_version, k.revision AS known_revision, k.fingerprint AS known_fingerprint, "
-    "k.operation AS known_operation, k.given, k.due, k.attempt"
+    "k.operation AS known_operation, k.given, k.due, k.failed"
 )
 
 

@@ -76,7 +76,7 @@ class Turn:
 
     Attributes:
         number: the pass.
-        contested: ids with several owed rows -> the sequence that goes first; the others are held.
+        contested: (source, document) with several owed revisions -> the one that goes first; the others are held.
         once: the guarantee is at-most-once.
         until: monotonic time; what has not begun by then stays owed.
         met: chunks that somebody else has claimed.
@@ -91,7 +91,7 @@ class Turn:
         now_us: int,
         pace_s: float,
         send_timeout_s: float,
-        contested: Mapping[str, int],
+        contested: Mapping[tuple[str, str], int],
     ) -> None:
         self.root = root
         self.node = node
@@ -158,14 +158,14 @@ class FileDelivery:
             self._write_part()
 
     def _eligible(self, table: pa.Table) -> tuple[np.ndarray[Any, Any], pa.Table]:
-        """Rows that are due and not held behind an older row of their id, and where in the file they are."""
+        """Rows that are due and not held behind an older revision of their document, and where in the file they are."""
         mask = pc.fill_null(pc.less_equal(table["due"], self.turn.now_us), False)
         if contested := self.turn.contested:
-            due, ids, rows = (table[c].to_pylist() for c in ("due", "document", "row"))
-            first = [contested.get(i) for i in ids]
+            due, revisions, *names = (table[c].to_pylist() for c in ("due", "revision", "source", "document"))
+            first = map(contested.get, zip(*names, strict=True))
             goes = [
-                None if f is None else f == self.file.key + r and d is not None
-                for f, r, d in zip(first, rows, due, strict=True)
+                None if f is None else f == revision and d is not None
+                for f, revision, d in zip(first, revisions, due, strict=True)
             ]
             mask = pc.coalesce(pa.array(goes, pa.bool_()), mask)
         places = np.flatnonzero(np.asarray(mask))

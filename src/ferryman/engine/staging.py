@@ -2,25 +2,40 @@
 
 from __future__ import annotations
 
+import datetime as dt
+import random
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final, NamedTuple, get_args
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
 from ferryman import settings
-from ferryman.document import Operation
+from ferryman.document import Document, Operation
 from ferryman.engine.block import Block
+from ferryman.engine.walk import Walk
 from ferryman.ledger.delivery import DeliveryHash, hasher
-from ferryman.ledger.events import ORDINAL_STEPS, events, table_of
-from ferryman.ledger.schemas import DOCUMENTS, OUTBOX, OUTBOX_PARTITION
+from ferryman.ledger.events import ORDINAL_STEPS, table_of
+from ferryman.ledger.family import (
+    Failure,
+    Given,
+    decode_given,
+    descends,
+    encode_failures,
+    encode_given,
+    open_deliveries,
+    parent_of,
+)
+from ferryman.ledger.schemas import DOCUMENTS, LEDGER, OUTBOX, OUTBOX_PARTITION
 from ferryman.ledger.settle import due_stats
 from ferryman.ledger.statuses import Status
-from ferryman.plan import Path as PlanPath
-from ferryman.plan import Plan
+from ferryman.plan import DestinationNode, Plan, target_of
 from ferryman.storage.parquet import Part, PartWriter, write_part
 from ferryman.testing import crash
 
 _OUTBOX_FILE: Final = pa.schema([f for f in OUTBOX if f.name not in OUTBOX_PARTITION])
+
+_End = tuple[str, str]
 
 
 class Staged(NamedTuple):
@@ -36,24 +51,30 @@ class Staged(NamedTuple):
 class Stager:
     """Gathers what becomes of a task's documents, block by block. Delivery hashes are made here and nowhere else."""
 
-    def __init__(self, plan: Plan, path: PlanPath, root: Path, wave: int) -> None:
+    def __init__(self, plan: Plan, source: str, root: Path, wave: int, now_us: int) -> None:
         self._root = root
         self._wave = wave
-        self._source = path.source.name
-        self._destination = path.destination.name
-        self._deletes = path.destination.policy.deletes
-        names = (plan.name, plan.version, self._source, self._destination, "")
-        self._hashers = {operation: hasher(*names, operation) for operation in get_args(Operation)}
+        self._source = source
+        self._now_us = now_us
+        self._plan = (plan.name, plan.version, source)
+        self._nodes = {n.name: n for n in plan.nodes if isinstance(n, DestinationNode)}
+        self._hashers: dict[tuple[str, str, Operation], DeliveryHash] = {}
         self._block: Block
-        self._upserted: list[int] = []
-        self._fields: list[bytes] = []
-        self._raws: list[bytes | None] = []
-        self._deleted: list[int] = []
+        self._i = 0
+        """Row of the block that the walk is at."""
+        self._given: list[Given] = []
+        """What the walk has given so far of this document's family."""
+        self._failed: list[tuple[Document, _End, str, str, int]] = []
+        """Its failures that are tried again; they share a due time."""
+        self._sendings: dict[tuple[_End, str, Operation], _Sending] = {}
         self._bytes = 0
-        self._outbox: PartWriter | None = None
+        self._writers: dict[str, PartWriter] = {}
         self._documents: list[pa.Table] = []
+        self._events: list[pa.Table] = []
+        self._clean: list[int] = []
+        self._clean_given: list[str] = []
         self._others: list[dict[str, Any]] = []
-        self._events: list[dict[str, Any]] = []
+        self._event_rows: list[tuple[Any, ...]] = []
         self._staged = Staged([], [], [], dict.fromkeys(("dropped", "error_doc", "dead"), 0))
 
     def begin(self, block: Block) -> None:
@@ -63,113 +84,224 @@ class Stager:
     def end(self) -> None:
         """The block is through."""
         self._gather()
+        if self._bytes >= settings.PART_BYTES:
+            self._flush()
 
     def finish(self) -> Staged:
         """Write what is left; everything staged is fsynced when this returns."""
         self._flush()
         if self._events:
-            self._staged.ledger.append(self._write_events())
+            self._staged.ledger.append(write_part(self._root / "ledger", pa.concat_tables(self._events)))
+            crash.point("transform.ledger")
         crash.point("transform.staged")
         return self._staged
 
-    # -- what may become of a document -------------------------------------------------------------
+    # -- what a walk says of a delivery; see ``walk.Stage`` ------------------------------------------
 
-    def upsert(self, i: int, fields: bytes, raw: bytes | None) -> None:
-        """It goes to the destination."""
-        self._upserted.append(i)
-        self._fields.append(fields)
-        self._raws.append(raw)
-        self._bytes += len(fields) if raw is None else len(fields) + len(raw)
+    def upsert(self, doc: Document, end: _End, branches: str, fields: bytes, attempts_before: int) -> None:
+        sending = self._sendings.get((end, branches, "upsert"))
+        if sending is None:
+            sending = self._sending(end, branches, "upsert")
+        sending.rows.append(self._i)
+        sending.fields.append(fields)
+        sending.raws.append(doc.raw)
+        origin = self._block.ids[self._i]
+        if doc.id == origin:
+            sending.add(origin)
+            self._given.append(sending.given)
+        else:
+            sending.add_child(doc.id)
+            self._given.append(Given(doc.id[len(origin) :], end[1], end[0]))
+        if attempts_before:
+            sending.attempts[len(sending.rows) - 1] = attempts_before
+        self._bytes += len(fields) if doc.raw is None else len(fields) + len(doc.raw)
         if self._bytes >= settings.PART_BYTES:
-            self._gather()
+            self._gather_outbox()
+
+    def dropped(self, doc: Document, end: _End, branches: str, why: str, attempt: int) -> None:
+        self._event(doc, end, branches, Status.DROPPED, why, attempt)
+
+    def failed(self, doc: Document, end: _End, branches: str, why: str, attempt: int, permanent: bool) -> bool:
+        policy = self._nodes[end[0]].policy
+        if permanent:
+            self._event(doc, end, branches, Status.ERROR_DOC, why, attempt)
+        elif attempt >= policy.attempts:
+            self._event(doc, end, branches, Status.DEAD, f"{why} (attempt {attempt}, the last)", attempt)
+        else:
+            self._failed.append((doc, end, branches, why, attempt))
+            return True
+        return False
+
+    # -- what becomes of a document and its family -----------------------------------------------------
+
+    def walked(self, i: int, walk: Walk, go: Callable[[], None], *, retry: bool) -> None:
+        """Let the walk go, and stage what it says of row ``i`` and its family."""
+        self._i = i
+        given: list[Given] = []
+        self._given = given
+        go()
+        if self._block.first_seen and not walk.failures:
+            self._clean.append(i)
+            self._clean_given.append(encode_given(tuple(given)))
+        else:
+            self._family(i, walk, given, retry)
 
     def gone(self, i: int) -> None:
-        """It vanished from its source: a delete wherever it was given."""
+        """It vanished from its source: a delete of each member wherever it was given."""
         block, known = self._block, self._block.known(i)
         assert known is not None
         block.versions[i], block.fingerprints[i] = known.version, ""
         self._supersede(i)
-        if known.given and self._deletes:
-            self._deleted.append(i)
-        elif known.given:
-            self._event(i, Status.DROPPED, "gone, but this destination keeps (deletes=False)", operation="delete")
-            self._staged.counts["dropped"] += 1
-        self._remember(i, "delete")
-
-    def ended(self, i: int, status: Status, message: str) -> None:
-        """It ends before the destination: dropped, refused, dead."""
-        self._supersede(i)
-        self._event(i, status, message, self._block.attempts_before(i) + 1)
-        known = self._block.known(i)
-        if status is Status.DROPPED and known is not None and known.given and self._deletes:
-            self._deleted.append(i)  # its older version is not to stay where it was given
-        self._staged.counts[status.value.lower()] += 1
-        self._remember(i)
-
-    def owed(self, i: int, message: str, attempt: int, due: int) -> None:
-        """A step failed; the document is fed again when due."""
-        self._supersede(i)
-        self._event(i, Status.ERROR, message, attempt, due)
-        self._remember(i, due=due, attempt=attempt)
+        self._i = i
+        for given in decode_given(known.given):
+            self._delete(given)
+        self._remember(i, "delete", given=known.given)
 
     def touched(self, i: int) -> None:
         """Same content: remember its fingerprint if that is new, so that the next scan need not read."""
         known = self._block.known(i)
         assert known is not None
         if known.fingerprint != self._block.fingerprints[i]:
-            self._remember(i, revision=known.revision, due=known.due, attempt=known.attempt)
+            failures = known.failures
+            self._remember(i, revision=known.revision, given=known.given, due=known.due, failures=failures)
+
+    def _family(self, i: int, walk: Walk, made: list[Given], retry: bool) -> None:
+        """The row of ``documents``; deletes of what is not made any more."""
+        if not retry:
+            self._supersede(i)
+        due = self._due() if self._failed else None
+        for doc, end, branches, why, attempt in self._failed:
+            self._event(doc, end, branches, Status.ERROR, why, attempt, due)
+        known = self._block.known(i)
+        given = list(made)
+        if known is not None and known.given:
+            new, stale = set(made), []
+            for old in decode_given(known.given):
+                if old in new:
+                    continue
+                again = not retry or (
+                    any(f.covers(old) for f in walk.reached) and not any(descends(old.member, k) for k in walk.kept)
+                )
+                if again and not any(f.covers(old) for f in walk.failures):
+                    stale.append(old)
+                else:
+                    given.append(old)
+            given += self._clean_up(stale, given)
+        self._failed = []
+        self._remember(i, given=encode_given(tuple(given)), due=due, failures=walk.failures)
+
+    def _clean_up(self, stale: list[Given], given: list[Given]) -> list[Given]:
+        """Take out what the new version has not; what stays given all the same."""
+        there = {(g.member, self._target(g.destination)) for g in given}
+        kept = []
+        for old in stale:
+            if (old.member, self._target(old.destination)) in there:
+                why = "replaced: the new version comes to the same place by another way"
+                self._event(
+                    self._relative(old.member), (old.destination, old.route), "", Status.DROPPED, why, 0, None, "delete"
+                )
+            elif not self._delete(old):
+                kept.append(old)
+        return kept
+
+    def _delete(self, given: Given) -> bool:
+        """Send a delete, unless the destination keeps what it has."""
+        node = self._nodes.get(given.destination)
+        doc = self._relative(given.member)
+        end = (given.destination, given.route)
+        if node is None or not node.policy.deletes:
+            why = "gone, but this destination keeps (deletes=False)"
+            self._event(doc, end, "", Status.DROPPED, why, 0, None, "delete")
+            return False
+        sending = self._sending(end, "", "delete")
+        sending.rows.append(self._i)
+        if given.member:
+            sending.add_child(doc.id)
+        else:
+            sending.add(doc.id)
+        return True
+
+    def _supersede(self, i: int) -> None:
+        """What exists only as a step's error ends when something newer is committed."""
+        known = self._block.known(i)
+        if known is None or known.due is None or self._block.revision(i) == known.revision:
+            return
+        self._i = i
+        for failure in known.failures:
+            doc = self._relative(failure.member)
+            for owed in failure.owed:
+                if owed.open:
+                    why = "superseded by a newer version"
+                    past = (known.version, known.revision)
+                    self._event(doc, owed.end, failure.branches, Status.DROPPED, why, owed.attempt, past=past)
+
+    def _due(self) -> int:
+        """When the family's failures are tried again: together, so that the origin is read once."""
+        longest = max(self._nodes[end[0]].policy.longest_wait_s(attempt) for _, end, _, _, attempt in self._failed)
+        return self._now_us + int(random.uniform(0, longest) * 1e6)
+
+    def _relative(self, member: str) -> Document:
+        """A member of the family that is being staged: enough of it for an event."""
+        origin = self._block.ids[self._i]
+        doc = Document.of(origin + member, {})
+        doc.parent_id = parent_of(doc.id) if member else None
+        return doc
+
+    def _target(self, destination: str) -> str:
+        node = self._nodes.get(destination)
+        return destination if node is None else target_of(node)
 
     # -- single facts ------------------------------------------------------------------------------
 
-    def _supersede(self, i: int) -> None:
-        """A delivery that exists only as a step error ends when something newer is committed."""
-        known, revision = self._block.known(i), self._block.revision(i)
-        if known is not None and known.due is not None and revision != known.revision:
-            why = "superseded by a newer version"
-            self._event(i, Status.DROPPED, why, known.attempt, version=known.version, revision=known.revision)
-
     def _event(
         self,
-        i: int,
+        doc: Document,
+        end: _End,
+        branches: str,
         status: Status,
         message: str,
-        attempt: int = 0,
+        attempt: int,
         due: int | None = None,
-        *,
         operation: Operation = "upsert",
-        version: str | None = None,
-        revision: int | None = None,
+        past: tuple[str, int] | None = None,
     ) -> None:
-        """An event of the ledger, of the delivery that the document now makes, or of an earlier one."""
-        id = self._block.ids[i]
-        version = self._block.versions[i] if version is None else version
-        revision = self._block.revision(i) if revision is None else revision
-        self._events.append(
-            {
-                "document": id,
-                "origin": id,
-                "version": version,
-                "revision": revision,
-                "operation": operation,
-                "delivery_hash": self._hashers[operation](id, version, revision),
-                "status": status.value,
-                "message": message,
-                "attempt": attempt,
-                "due": due,
-            }
+        """An event of the ledger, of the delivery that the document now makes, or of a past version and revision."""
+        i = self._i
+        version, revision = past or (self._block.versions[i], self._block.revision(i))
+        digest = self._hasher(end, operation)(doc.id, version, revision)
+        self._event_rows.append(
+            (
+                doc.id,
+                doc.parent_id,
+                self._block.ids[i],
+                version,
+                revision,
+                operation,
+                end[1],
+                branches,
+                end[0],
+                digest,
+                status.value,
+                message,
+                attempt,
+                due,
+            )
         )
+        if (count := status.value.lower()) in self._staged.counts and past is None:
+            self._staged.counts[count] += 1
 
     def _remember(
         self,
         i: int,
         operation: Operation = "upsert",
         *,
+        given: str,
         revision: int | None = None,
         due: int | None = None,
-        attempt: int = 0,
+        failures: list[Failure] | None = None,
     ) -> None:
-        """A row of ``documents`` for what was not simply upserted: what it was given stays as it is."""
-        block, known = self._block, self._block.known(i)
+        """A row of ``documents``."""
+        block, failures = self._block, failures or []
         self._others.append(
             {
                 "document": block.ids[i],
@@ -177,105 +309,158 @@ class Stager:
                 "revision": block.revision(i) if revision is None else revision,
                 "fingerprint": block.fingerprints[i],
                 "operation": operation,
-                "given": known.given if known else "",
+                "given": given,
                 "due": due,
-                "attempt": attempt,
+                "owed": 0 if due is None else open_deliveries(failures),
+                "failed": encode_failures(failures),
             }
         )
 
-    # -- whole columns -----------------------------------------------------------------------------
+    def _hasher(self, end: _End, operation: Operation) -> DeliveryHash:
+        found = self._hashers.get((*end, operation))
+        if found is None:
+            found = self._hashers[(*end, operation)] = hasher(*self._plan, *end, operation)
+        return found
+
+    def _sending(self, end: _End, branches: str, operation: Operation) -> _Sending:
+        key = (end, branches, operation)
+        if (found := self._sendings.get(key)) is None:
+            found = self._sendings[key] = _Sending(end, branches, operation, self._hasher(end, operation))
+        return found
+
+    # -- columns -----------------------------------------------------------------------------------
 
     def _gather(self) -> None:
-        """What was said of the block becomes tables; those are written when they have become large."""
-        if self._upserted:
-            if not self._block.first_seen:
-                for i in self._upserted:
-                    self._supersede(i)
-            rows = _Rows(self._block, self._upserted, "upsert", self._hashers["upsert"])
-            self._send(rows, fields=self._fields, raw=self._raws)
-            self._documents.append(
-                self._documents_table(
-                    len(rows.ids),
-                    document=rows.ids,
-                    version=rows.versions,
-                    revision=rows.revisions,
-                    fingerprint=_picked(self._block.fingerprints, self._upserted),
-                    operation="upsert",
-                    given=self._destination,
-                    attempt=0,
-                )
+        """What was said of single documents, as Arrow columns."""
+        self._gather_outbox()
+        block = self._block
+        if self._clean:
+            rows = self._clean
+            table = self._documents_table(
+                len(rows),
+                document=_picked(block.ids, rows),
+                version=_picked(block.versions, rows),
+                revision=1,
+                fingerprint=_picked(block.fingerprints, rows),
+                operation="upsert",
+                given=self._clean_given,
+                owed=0,
             )
-        if self._deleted:
-            self._send(_Rows(self._block, self._deleted, "delete", self._hashers["delete"]))
+            self._documents.append(table)
         if self._others:
-            names = self._others[0]
-            columns = {name: [row[name] for row in self._others] for name in names}
-            self._documents.append(self._documents_table(len(self._others), **columns))
-        self._upserted, self._fields, self._raws, self._deleted, self._others = [], [], [], [], []
-        if self._bytes >= settings.PART_BYTES:
-            self._flush()
+            others: dict[str, Any] = {name: [row[name] for row in self._others] for name in self._others[0]}
+            self._documents.append(self._documents_table(len(self._others), **others))
+        if self._event_rows:
+            columns = dict(zip(_EVENT, map(list, zip(*self._event_rows, strict=True)), strict=True))
+            now = dt.datetime.now(dt.UTC)
+            shared = {"source": self._source, "wave": self._wave, "ordinal": ORDINAL_STEPS, "created": now}
+            self._events.append(table_of(LEDGER, len(self._event_rows), **columns, **shared))
+        self._clean, self._clean_given, self._others, self._event_rows = [], [], [], []
 
-    def _send(self, rows: _Rows, **content: Any) -> None:
-        """Append rows to the outbox file."""
-        self._outbox = self._outbox or PartWriter(self._root / "outbox", _OUTBOX_FILE)
-        n, first = len(rows.ids), self._outbox.rows
+    def _gather_outbox(self) -> None:
+        """Upserts of all destinations first, then deletes: what a family lost goes after what it has."""
+        for sending in sorted(self._sendings.values(), key=lambda s: s.operation == "delete"):
+            if sending.rows:
+                self._send(sending)
+                sending.clear()
+
+    def _send(self, sending: _Sending) -> None:
+        """Append rows to their destination's file, which stays open until the family is through."""
+        block, rows, name = self._block, sending.rows, sending.end[0]
+        if (writer := self._writers.get(name)) is None:
+            writer = self._writers[name] = PartWriter(self._root / "outbox", _OUTBOX_FILE)
+        n, first = len(rows), writer.rows
+        versions = _picked(block.versions, rows)
+        revisions = [1] * n if block.first_seen else [block.revision(i) for i in rows]
+        content = {"fields": sending.fields, "raw": sending.raws} if sending.fields else {}
         table = table_of(
             _OUTBOX_FILE,
             n,
             row=pa.array(range(first, first + n), pa.int64()),
             source=self._source,
-            document=rows.ids,
-            origin=rows.ids,
-            version=rows.versions,
-            revision=rows.revisions,
-            operation=rows.operation,
-            route="",
-            branches="",
-            delivery_hash=rows.hashes,
-            attempt=rows.attempts,
+            document=sending.ids,
+            parent=sending.parents,
+            origin=sending.ids if sending.parents is None else _picked(block.ids, rows),
+            version=versions,
+            revision=revisions,
+            operation=sending.operation,
+            route=sending.end[1],
+            branches=sending.branches,
+            delivery_hash=list(map(sending.delivery_hash, sending.ids, versions, revisions)),
+            attempt=[sending.attempts.get(at, 0) for at in range(n)] if sending.attempts else 0,
             due=0,
             **content,
         )
-        self._outbox.write(table)
+        writer.write(table)
 
     def _documents_table(self, n: int, **columns: Any) -> pa.Table:
         return table_of(DOCUMENTS, n, source=self._source, wave=self._wave, forced=False, **columns)
 
     def _flush(self) -> None:
-        if self._outbox is not None:
-            self._staged.outbox.append((self._destination, self._outbox.finish(due_stats([0]))))
+        for name, writer in self._writers.items():
+            self._staged.outbox.append((name, writer.finish(due_stats([0]))))
             crash.point("transform.outbox")
         if self._documents:
             documents = pa.concat_tables(self._documents)
             part = write_part(self._root / "documents", documents, stats=due_stats(documents["due"].to_pylist()))
             self._staged.documents.append(part)
             crash.point("transform.documents")
-        self._outbox, self._documents, self._bytes = None, [], 0
-
-    def _write_events(self) -> Part:
-        shared = {
-            "source": self._source,
-            "destination": self._destination,
-            "wave": self._wave,
-            "ordinal": ORDINAL_STEPS,
-        }
-        part = write_part(self._root / "ledger", events(self._events, **shared))
-        crash.point("transform.ledger")
-        return part
+        self._writers, self._documents, self._bytes = {}, [], 0
 
 
-class _Rows:
-    """Some documents of a block on their way to the outbox: what their deliveries are called."""
+_EVENT: Final = (
+    "document",
+    "parent",
+    "origin",
+    "version",
+    "revision",
+    "operation",
+    "route",
+    "branches",
+    "destination",
+    "delivery_hash",
+    "status",
+    "message",
+    "attempt",
+    "due",
+)
+"""Columns of an event that its document and delivery say."""
 
-    def __init__(self, block: Block, rows: list[int], operation: Operation, delivery_hash: DeliveryHash) -> None:
-        ids, versions = _picked(block.ids, rows), _picked(block.versions, rows)
-        revisions = [1] * len(rows) if block.first_seen else [block.revision(i) for i in rows]
+
+class _Sending:
+    """Outbox rows that share destination, route, branches and operation; the rest as columns."""
+
+    def __init__(self, end: _End, branches: str, operation: Operation, delivery_hash: DeliveryHash) -> None:
+        self.end = end
+        self.branches = branches
         self.operation = operation
-        self.ids = block.table["id"] if ids is block.ids else pa.array(ids, pa.string())
-        self.versions = pa.array(versions, pa.string())
-        self.revisions = pa.array(revisions, pa.int64())
-        self.hashes = list(map(delivery_hash, ids, versions, revisions))
-        self.attempts = 0 if block.first_seen else [block.attempts_before(i) for i in rows]
+        self.delivery_hash = delivery_hash
+        self.given = Given("", end[1], end[0])
+        self.clear()
+
+    def clear(self) -> None:
+        self.rows: list[int] = []
+        """Their origin's row in the block."""
+        self.ids: list[str] = []
+        self.parents: list[str | None] | None = None
+        """None: all are origins."""
+        self.fields: list[bytes] = []
+        self.raws: list[bytes | None] = []
+        self.attempts: dict[int, int] = {}
+        """Place -> attempts made, where there were any."""
+
+    def add(self, id: str) -> None:
+        """The id of an origin."""
+        self.ids.append(id)
+        if self.parents is not None:
+            self.parents.append(None)
+
+    def add_child(self, id: str) -> None:
+        """The id of a child."""
+        if self.parents is None:
+            self.parents = [None] * len(self.ids)
+        self.ids.append(id)
+        self.parents.append(parent_of(id))
 
 
 def _picked(column: list[Any], rows: list[int]) -> list[Any]:

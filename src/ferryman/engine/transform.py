@@ -6,12 +6,12 @@ Spark may run a task twice; only the files that the winning attempt returns are 
 
 from __future__ import annotations
 
-import random
 import signal
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any, Final
@@ -22,10 +22,9 @@ from ferryman.engine.contents import Contents
 from ferryman.engine.cut import TaskCut
 from ferryman.engine.runner import Shipped
 from ferryman.engine.staging import Staged, Stager
-from ferryman.errors import BadDocument, Dropped, PermanentError, TransientError, named, words
-from ferryman.ledger.statuses import Status
-from ferryman.plan import Path as PlanPath
-from ferryman.plan import StepNode, paths
+from ferryman.engine.walk import Walk
+from ferryman.errors import BadDocument, PermanentError, TransientError, words
+from ferryman.plan import Plan, SourceNode, StepNode
 from ferryman.sources import Listed, Source
 
 UNREAD: Final = "unread"
@@ -43,9 +42,8 @@ class Transform:
 
     def __call__(self, cut: TaskCut) -> Staged:
         plan = self.shipped.plan()
-        path = paths(plan.nodes)[cut.source]
-        stager = Stager(plan, path, Path(self.root), self.wave)
-        feed = _Feed(path, stager, self.now_us)
+        stager = Stager(plan, cut.source, Path(self.root), self.wave, self.now_us)
+        feed = Feed(plan, cut, stager)
         for rows in cut.tables():
             for at in range(0, rows.num_rows, _BLOCK):
                 feed.block(Block(rows.slice(at, _BLOCK)))
@@ -57,19 +55,15 @@ _BLOCK: Final = 4096
 """Rows handled at a time: what is held as Python objects."""
 
 
-class _Feed:
-    """Feeds documents of one source through its path."""
+class Feed:
+    """Feeds documents of one source to the walk through the plan."""
 
-    def __init__(self, path: PlanPath, stager: Stager, now_us: int) -> None:
-        self._source: Source = path.source.source
+    def __init__(self, plan: Plan, cut: TaskCut, stager: Stager) -> None:
+        self._source: Source = next(n.source for n in plan.nodes if isinstance(n, SourceNode) and n.name == cut.source)
         self._trim = len(self._source.prefix)
-        self._steps = [(s.name, guarded(s)) for s in path.steps]
-        self._policy = path.destination.policy
+        self._walk = Walk(plan, cut.source, stager, task=cut.number, guarded=guarded)
         self._contents = Contents()
         self._stage = stager
-        self._now_us = now_us
-        self._at = ""
-        """Name of the step that is running."""
 
     def block(self, block: Block) -> None:
         """Read, walk and stage each document of the block."""
@@ -92,18 +86,11 @@ class _Feed:
                 if self._source.detect == "fingerprint":
                     stage.touched(i)
                 continue
-            try:
-                doc = walk(doc)
-                encoded = encode_fields(doc.fields)
-                raw = doc.raw
-                if raw is not None and not isinstance(raw, bytes):
-                    raise PermanentError(f"left a {type(raw).__name__} as raw, which must be bytes or None")
-            except Dropped as e:
-                stage.ended(i, Status.DROPPED, words(e) or f"dropped by step {self._at}")
-            except (Exception, SystemExit) as e:
-                self._failed(block, i, e, f"step {self._at}" if self._at else "its fields")
+            failures = None if reason != "retry" else block.to_retry(i)
+            if failures is None:
+                stage.walked(i, walk, partial(walk.first, doc), retry=False)
             else:
-                stage.upsert(i, encoded, raw)
+                stage.walked(i, walk, partial(walk.again, doc, failures), retry=True)
         stage.end()
 
     def close(self) -> None:
@@ -121,23 +108,6 @@ class _Feed:
         doc.id = doc.origin_id = id
         return doc
 
-    def _walk(self, doc: Document) -> Document:
-        """All steps on the way, once each."""
-        id = doc.id
-        for name, step in self._steps:
-            self._at = name
-            out = step(doc)
-            if out is doc:
-                continue
-            if out is None:
-                raise Dropped(f"dropped by step {name}")
-            if not isinstance(out, Document):
-                raise PermanentError(f"returned a {type(out).__name__}, not the document or None")
-            if out.id != id:
-                raise PermanentError(f"returned a document of another id, {out.id!r}")
-            doc = out
-        return doc
-
     def _unread(self, block: Block, i: int, error: BaseException) -> None:
         """A document that could not be read, unless it is still as unreadable as it was."""
         unread = f"{UNREAD}:{words(error) if isinstance(error, PermanentError) else block.fingerprints[i]}"
@@ -145,19 +115,10 @@ class _Feed:
         if block.reasons[i] == "look" and block.is_known_as(i, version):
             return
         block.versions[i], block.fingerprints[i] = version, ""
-        self._failed(block, i, error, "reading it")
-
-    def _failed(self, block: Block, i: int, error: BaseException, where: str) -> None:
-        text = f"{where}: {named(error)}"
-        if isinstance(error, PermanentError):
-            self._stage.ended(i, Status.ERROR_DOC, words(error) if isinstance(error, BadDocument) else text)
-            return
-        tried = 1 + block.attempts_before(i)
-        if tried >= self._policy.attempts:
-            self._stage.ended(i, Status.DEAD, f"{text} (attempt {tried}, the last)")
-            return
-        wait = random.uniform(0, self._policy.longest_wait_s(tried))
-        self._stage.owed(i, text, tried, self._now_us + int(wait * 1e6))
+        doc = Document.of(block.ids[i], {}, None, version)
+        failures = block.to_retry(i)
+        go = partial(self._walk.unread, doc, error, failures)
+        self._stage.walked(i, self._walk, go, retry=failures is not None)
 
 
 def guarded(step: StepNode) -> Callable[[Document], Any]:

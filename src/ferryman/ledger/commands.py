@@ -11,6 +11,7 @@ import datetime as dt
 import getpass
 import socket
 import uuid
+from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from ferryman.errors import StateHeld, UsageError
 from ferryman.ledger.account import view
 from ferryman.ledger.commit import commit_wave
 from ferryman.ledger.events import ORDINAL_COMMAND, events, table_of
+from ferryman.ledger.family import Failure, Owed, decode_failures, encode_failures, open_deliveries
 from ferryman.ledger.schemas import DOCUMENTS
 from ferryman.ledger.settle import due_stats, settle
 from ferryman.ledger.state import State, state_root
@@ -120,8 +122,9 @@ def apply(state: State, command: Command) -> int:
         hashes = {c["delivery_hash"] for c in chosen}
         replaced = [] if command.force else _put_due(state, hashes)
         in_outbox = set() if command.force else _hashes_in(state, [path for path, _ in replaced])
-        again = {(c["source"], c["origin"]) for c in chosen if c["delivery_hash"] not in in_outbox}
-        document_file = _documents_again(state, again, number, force=command.force)
+        document_file = _documents_again(
+            state, [c for c in chosen if c["delivery_hash"] not in in_outbox], number, force=command.force
+        )
         crash.point("command.staged")
         commit_wave(state, number, documents=document_file, ledger=[event_file], replaced=replaced)
         settle(state, number, lambda task, items: [task(i) for i in items])
@@ -196,27 +199,45 @@ def _hashes_in(state: State, paths: list[str]) -> set[str]:
     }
 
 
-def _documents_again(state: State, again: set[tuple[str, str]], number: int, *, force: bool) -> list[Part]:
-    """``documents`` rows that make the next scan take these up."""
-    if not again or not state.documents.files:
+def _documents_again(state: State, chosen: list[dict[str, Any]], number: int, *, force: bool) -> list[Part]:
+    """``documents`` rows that make the next scan take these deliveries up again."""
+    if not chosen or not state.documents.files:
         return []
-    wanted = pa.table({"source": [s for s, _ in again], "document": [d for _, d in again]})
+    wanted: dict[tuple[str, str], set[tuple[str, str, str]]] = defaultdict(set)
+    for c in chosen:
+        member = c["document"][len(c["origin"]) :]
+        wanted[c["source"], c["origin"]].add((member, c["destination"], c["route"]))
     with connect(state.staging) as db:
         register(db, "documents", state.documents.paths(), DOCUMENTS)
-        db.register("wanted", wanted)
-        rows = db.execute("""
+        db.register("wanted", pa.table({"source": [s for s, _ in wanted], "document": [d for _, d in wanted]}))
+        found = db.execute("""
             SELECT * FROM (
                 SELECT d.* FROM documents d SEMI JOIN wanted w ON d.source = w.source AND d.document = w.document
                 QUALIFY row_number() OVER (PARTITION BY d.source, d.document ORDER BY wave DESC) = 1
             ) WHERE operation = 'upsert'
         """).fetchall()  # a deleted document cannot be read again
-    if not rows:
+    if not found:
         return []
-    columns: dict[str, Any] = {f.name: [r[i] for r in rows] for i, f in enumerate(DOCUMENTS)}
-    columns |= {"wave": number, "forced": pa.array([force] * len(rows))}
+    columns: dict[str, Any] = {f.name: [row[i] for row in found] for i, f in enumerate(DOCUMENTS)}
+    columns |= {"wave": number, "forced": pa.array([force] * len(found))}
     if not force:  # a forced document is taken up because it is forced, nothing of it is owed by steps
-        columns |= {"due": 0, "attempt": 0}
-    return [write_part(state.documents.folder, table_of(DOCUMENTS, len(rows), **columns))]
+        names = zip(columns["source"], columns["document"], strict=True)
+        failures = [
+            [_opened(f, wanted[name]) for f in decode_failures(text)]
+            for name, text in zip(names, columns["failed"], strict=True)
+        ]
+        columns |= {
+            "due": 0,
+            "owed": [open_deliveries(each) for each in failures],
+            "failed": [encode_failures(each) for each in failures],
+        }
+    return [write_part(state.documents.folder, table_of(DOCUMENTS, len(found), **columns))]
+
+
+def _opened(failure: Failure, wanted: set[tuple[str, str, str]]) -> Failure:
+    """The failure with these deliveries, (member, destination, route), owed again from attempt zero."""
+    owed = [Owed(*o.end, 0, True) if (failure.member, *o.end) in wanted else o for o in failure.owed]
+    return Failure(failure.member, failure.node, failure.route, failure.branches, owed)
 
 
 def _who() -> str:

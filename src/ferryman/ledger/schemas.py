@@ -49,13 +49,15 @@ DOCUMENTS: Final = pa.schema(
         pa.field("wave", pa.int64()),
         pa.field("given", pa.string()),
         pa.field("due", pa.int64()),
-        pa.field("attempt", pa.int64()),
+        pa.field("owed", pa.int64()),
+        pa.field("failed", pa.string()),
         pa.field("forced", pa.bool_()),
     ]
 )
-"""The last row of a (source, document) by ``wave`` counts. ``given``: destinations that were given it, comma-separated.
-``due``: when a failed step is tried again (µs since 1970; null: nothing is owed by steps) after ``attempt`` attempts.
-``forced``: a person wants it read again as a new revision."""
+"""The last row of a (source, document) by ``wave`` counts. ``given``: what destinations were given of its family, JSON;
+"" if nothing. ``due``: when failed steps are tried again (µs since 1970; null: nothing is owed by steps), for how many
+deliveries (``owed``), and where they failed (``failed``, JSON); see ``family``. ``forced``: a person wants it read
+again as a new revision."""
 
 OUTBOX: Final = pa.schema(
     [

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from ferryman.ledger.schemas import DOCUMENTS, LEDGER, LEDGER_COLUMNS, OUTBOX, OUTBOX_PARTITION
 from ferryman.ledger.state import SETTLED, WAVE, State
-from ferryman.plan import paths
+from ferryman.plan import destinations_of_sources
 from ferryman.storage import parquet
 from ferryman.storage.query import register
 from ferryman.storage.tables import Table
@@ -95,9 +95,9 @@ class View:
     def status(self) -> dict[str, Any]:
         """See ``account.status``."""
         plan = self._state.plan
-        ways = {name: way.destination.name for name, way in paths(plan.nodes).items()}
+        reached = destinations_of_sources(plan.nodes)
         self._count_apart()
-        destinations = {name: dict.fromkeys(COUNTS, 0) for name in ways.values()}
+        destinations = {name: dict.fromkeys(COUNTS, 0) for names in reached.values() for name in names}
         for destination, status, operation, count in self._db.execute(
             "SELECT destination, status, operation, count(*) FROM current_ends GROUP BY ALL"
         ).fetchall():
@@ -107,14 +107,15 @@ class View:
         for destination, count, failed in self._older_owed():
             destinations[destination]["owed"] += count
             destinations[destination]["error"] += failed
-        sources = {name: {"documents": 0, "deleted": 0} for name in ways} | self._documents()
+        sources = {name: {"documents": 0, "deleted": 0} for name in reached} | self._documents()
         return {
             "plan": plan.name,
             "version": plan.version,
             "waves": self.wave,
             "sources": sources,
             "destinations": destinations,
-            "balanced": not any(self._unaccounted(*way) for way in ways.items()) and not self._two_ends(),
+            "balanced": not self._two_ends()
+            and not any(self._unaccounted(source, name) for source, names in reached.items() for name in names),
         }
 
     def left_over(self) -> dict[str, int]:
@@ -123,13 +124,13 @@ class View:
             CREATE TEMP TABLE bad AS SELECT delivery_hash, origin FROM ledger
                 WHERE status IN ('DEAD', 'ERROR_DOC', 'INDEXING') AND destination <> '';
             CREATE TEMP TABLE suspects AS
-                SELECT source, document, max(revision) AS revision, arg_max({due: due}, wave).due AS due,
+                SELECT source, document, max(revision) AS revision, arg_max({owed: owed}, wave).owed AS owed,
                     arg_max(operation, wave) AS operation
                 FROM documents WHERE document IN (SELECT document FROM documents WHERE due IS NOT NULL)
                     OR document IN (SELECT origin FROM bad) GROUP BY source, document
         """)
         owed = "SELECT count(*) FROM waiting WHERE due IS NOT NULL"
-        owed_by_steps = "SELECT count(*) FROM suspects WHERE due IS NOT NULL AND operation = 'upsert'"
+        owed_by_steps = "SELECT coalesce(sum(owed), 0) FROM suspects WHERE operation = 'upsert'"
         counts = {"dead": 0, "error_doc": 0, "unknown": 0, "owed": self._one(owed) + self._one(owed_by_steps)}
         ended = self._db.execute(f"""
             SELECT last.status, count(*) FROM (
@@ -219,18 +220,21 @@ class View:
         return counts
 
     def _unaccounted(self, source: str, destination: str) -> int:
-        """Current documents of a source of which no delivery to its destination is known."""
+        """Current documents of a source of which no delivery to its destination is known.
+
+        A deleted one has deliveries only where its family was given; names need no escape in ``given``'s JSON.
+        """
         return self._one(
             """
             SELECT count(*) FROM (
                 SELECT document, 1 AS revision FROM documents WHERE source = $source
                 UNION SELECT document, revision FROM multi
-                    WHERE source = $source AND (operation = 'upsert' OR given <> '')
+                    WHERE source = $source AND (operation = 'upsert' OR contains(given, $given))
             ) d ANTI JOIN (SELECT origin, revision FROM ends WHERE source = $source AND destination = $destination) e
                 ON d.document = e.origin AND d.revision = e.revision
             WHERE d.revision > 1 OR d.document NOT IN (SELECT document FROM multi WHERE source = $source)
             """,
-            {"source": source, "destination": destination},
+            {"source": source, "destination": destination, "given": f',"{destination}"]'},
         )
 
     def _two_ends(self) -> int:

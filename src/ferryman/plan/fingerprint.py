@@ -7,7 +7,7 @@ from hashlib import blake2b
 from types import CodeType
 from typing import Any
 
-from ferryman.plan.nodes import DestinationNode, Node, SourceNode, StepNode
+from ferryman.plan.nodes import DestinationNode, Node, RouterNode, SourceNode, StepNode
 
 
 def fingerprint(nodes: Sequence[Node]) -> str:
@@ -30,6 +30,10 @@ def _parts(node: Node) -> Iterator[str]:
         case DestinationNode():
             yield type(node.destination).__name__
             yield node.policy.guarantee.value
+            yield str(node.tap)
+        case RouterNode():
+            yield type(node.router).__name__
+            yield from _code(node.router.choose)
         case StepNode():
             yield from _code(node.fn)
 

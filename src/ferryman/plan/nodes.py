@@ -8,10 +8,11 @@ from typing import Any
 
 from ferryman import settings
 from ferryman.destinations.base import Destination, Effect, Guarantee
+from ferryman.routers.base import Router
 from ferryman.sources.base import Source
 
 StepFunction = Callable[..., Any]
-"""Document -> Document (goes on) or None (DROPPED)."""
+"""Document -> Document (goes on), None (DROPPED), or an iterable of the document and its children (each goes on)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +65,13 @@ class StepNode(Node):
 
 
 @dataclass(frozen=True, slots=True)
+class RouterNode(Node):
+    router: Router = field(kw_only=True)
+
+
+@dataclass(frozen=True, slots=True)
 class DestinationNode(Node):
     destination: Destination = field(kw_only=True)
     policy: Policy = field(kw_only=True)
+    tap: bool = field(default=False, kw_only=True)
+    """The document goes on, whatever becomes of its delivery here."""

@@ -6,10 +6,15 @@ from collections.abc import Iterator
 from typing import Any
 
 from ferryman.plan.graph import successors
-from ferryman.plan.nodes import DestinationNode, Node, SourceNode, StepNode
+from ferryman.plan.nodes import DestinationNode, Node, RouterNode, SourceNode, StepNode
 from ferryman.plan.plan import Plan
 
-KINDS: dict[type[Node], str] = {SourceNode: "source", StepNode: "step", DestinationNode: "destination"}
+KINDS: dict[type[Node], str] = {
+    SourceNode: "source",
+    StepNode: "step",
+    RouterNode: "router",
+    DestinationNode: "destination",
+}
 
 
 def text(plan: Plan) -> str:
@@ -38,7 +43,9 @@ def as_json(plan: Plan) -> dict[str, Any]:
 
 
 def kind(node: Node) -> str:
-    """``source``, ``step``, ``destination``: a node's kind in the words of the glossary."""
+    """``source``, ``step``, ``router``, ``tap``, ``destination``: a node's kind in the words of the glossary."""
+    if isinstance(node, DestinationNode) and node.tap:
+        return "tap"
     return KINDS.get(type(node), type(node).__name__.removesuffix("Node").lower())
 
 
@@ -74,6 +81,8 @@ def _type(node: Node) -> str:
             return type(node.source).__name__
         case DestinationNode():
             return type(node.destination).__name__
+        case RouterNode():
+            return type(node.router).__name__
         case StepNode():
             fn = getattr(node.fn, "func", node.fn)  # functools.partial
             return str(getattr(fn, "__name__", type(fn).__name__))
@@ -90,6 +99,8 @@ def _options(node: Node) -> dict[str, Any]:
             }
         case StepNode():
             return {"effect": node.effect.value, "mutates": node.mutates, "timeout": node.timeout}
+        case RouterNode():
+            return {"deterministic": node.router.deterministic, "copies": node.router.copies}
         case DestinationNode():
             policy = node.policy
             return {
@@ -112,6 +123,9 @@ def _what(node: Node) -> str:
             words += [f"detect={options['detect']}"] if options["detect"] != "content" else []
         case StepNode():
             words += [f"timeout {node.timeout:g} s"] if node.timeout else []
+        case RouterNode():
+            words += ["a copy down each branch" if node.router.copies else "one branch"]
+            words += [] if node.router.deterministic else ["not deterministic"]
         case DestinationNode():
             words += [options["target"]] if options["target"] else []
             words += [options["guarantee"], f"{options['attempts']} attempts"]

@@ -10,12 +10,13 @@ from ferryman.destinations.base import Destination, Effect, Guarantee
 from ferryman.errors import PlanError
 from ferryman.plan import graph
 from ferryman.plan.fingerprint import fingerprint
-from ferryman.plan.nodes import DestinationNode, Node, Policy, SourceNode, StepFunction, StepNode
+from ferryman.plan.nodes import DestinationNode, Node, Policy, RouterNode, SourceNode, StepFunction, StepNode
+from ferryman.routers.base import Router
 from ferryman.sources.base import Source
 
 
 class Plan:
-    """A named, versioned graph: sources → steps → destinations.
+    """A named, versioned graph: sources → steps and routers → destinations.
 
     >>> plan = Plan("plays", version=1)
     >>> plan.source("files", files).step("text", read_text).destination("index", index)
@@ -54,15 +55,27 @@ class Plan:
         timeout: float | None = None,
         after: Any = None,
     ) -> Handle:
-        """A function of a document: returns it (goes on) or None (DROPPED). What it raises is this document's error.
+        """A function of a document. It returns the document (which goes on), None (DROPPED), or an iterable of the
+        document and of children that it made of it with ``document.child()`` (each goes on). What it raises is this
+        document's error.
 
         Args:
             effect: what repeating it does outside; POTENT is refused (steps run before the commit).
             mutates: does it change the document?
-            timeout: seconds a call may take.
+            timeout: seconds a call may take; one that takes longer is interrupted, or its process is ended.
             after: nodes or names it follows; a name may be declared later.
         """
         return self._add(StepNode(name, _names(after), fn=fn, effect=Effect(effect), mutates=mutates, timeout=timeout))
+
+    def route(self, name: str, router: Router, *, after: Any = None) -> Handle:
+        """A fork: each node that follows is a branch, called by its name, and the router says which ones a document
+        takes."""
+        return self._add(RouterNode(name, _names(after), router=router))
+
+    def tap(self, name: str, destination: Destination, **policy: Any) -> Handle:
+        """A destination in the middle of a path: it gets the document as it is here, and the document goes on
+        unchanged, whether it is delivered here or not. Policy as ``Plan.destination``."""
+        return self.destination(name, destination, tap=True, **policy)
 
     def destination(
         self,
@@ -70,6 +83,7 @@ class Plan:
         destination: Destination,
         *,
         after: Any = None,
+        tap: bool = False,
         guarantee: Guarantee | str | None = None,
         attempts: int = settings.ATTEMPTS,
         backoff: float | Iterable[float] | None = None,
@@ -83,6 +97,7 @@ class Plan:
             backoff: seconds after the first, second, … failed attempt (the last one repeats); the wait is uniform
                 between 0 and that. Default 1, 4, 16 … at most an hour.
             batch: rows a chunk at most; default: what the destination prefers, else 500.
+            tap: the document goes on from here; see ``Plan.tap``.
         """
         waits = None if backoff is None else tuple([backoff] if isinstance(backoff, (int, float)) else backoff)
         policy = Policy(
@@ -93,7 +108,7 @@ class Plan:
             batch_bytes=batch_bytes,
             deletes=deletes,
         )
-        return self._add(DestinationNode(name, _names(after), destination=destination, policy=policy))
+        return self._add(DestinationNode(name, _names(after), destination=destination, policy=policy, tap=tap))
 
     def check(self) -> list[str]:
         """Refuse a plan that cannot run; return warnings.
@@ -138,6 +153,14 @@ class Handle:
     def step(self, name: str, fn: StepFunction, **options: Any) -> Handle:
         """A step after this node; options as ``Plan.step``."""
         return self.plan.step(name, fn, after=self._after(options), **options)
+
+    def route(self, name: str, router: Router, **options: Any) -> Handle:
+        """A router after this node."""
+        return self.plan.route(name, router, after=self._after(options), **options)
+
+    def tap(self, name: str, destination: Destination, **policy: Any) -> Handle:
+        """A tap after this node, to go on from; policy as ``Plan.destination``."""
+        return self.plan.tap(name, destination, after=self._after(policy), **policy)
 
     def destination(self, name: str, destination: Destination, **policy: Any) -> Handle:
         """A destination after this node; policy as ``Plan.destination``."""

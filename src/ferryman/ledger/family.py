@@ -1,0 +1,103 @@
+"""What ``documents`` remembers of a document's family: what was given of it to whom, and where its steps failed.
+
+A family is a source document, its *origin*, with everything that steps made of it. Its members are named by what their
+id has after the origin's: "" for the origin itself, "#3" for a child, "#3#a" for a grandchild.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+import msgspec
+
+
+class Given(NamedTuple):
+    """An upsert of a member was committed for a destination, and no delete since."""
+
+    member: str
+    route: str
+    destination: str
+
+
+class Owed(msgspec.Struct, frozen=True, array_like=True):
+    """A delivery that is missing because a step failed.
+
+    Attributes:
+        route: the whole route to the destination.
+        attempt: attempts made.
+        open: it is tried again; False: it ended as DEAD or ERROR_DOC, and a person may open it again.
+    """
+
+    destination: str
+    route: str
+    attempt: int
+    open: bool = True
+
+    @property
+    def end(self) -> tuple[str, str]:
+        """(destination, route)."""
+        return self.destination, self.route
+
+
+class Failure(msgspec.Struct, frozen=True, array_like=True):
+    """A member came to a node, which failed: what is missing below it.
+
+    Attributes:
+        node: where a retry goes on; what was done before it is not done again.
+        route, branches: taken up to there.
+    """
+
+    member: str
+    node: str
+    route: str
+    branches: str
+    owed: list[Owed]
+
+    @property
+    def open(self) -> bool:
+        """Is anything of it tried again?"""
+        return any(o.open for o in self.owed)
+
+    def covers(self, given: Given) -> bool:
+        """Is it open whether this failure would have given that again?"""
+        return descends(given.member, self.member) and (given.destination, given.route) in {o.end for o in self.owed}
+
+
+def descends(member: str, ancestor: str) -> bool:
+    """Is it this member, or made from it?"""
+    return member == ancestor or member.startswith(f"{ancestor}#")
+
+
+def parent_of(child: str) -> str:
+    """Id of the document that a child was made from; a key has no ``#`` of its own."""
+    return child.rpartition("#")[0]
+
+
+@lru_cache(maxsize=1024)
+def encode_given(given: tuple[Given, ...]) -> str:
+    """As text for ``documents``; "" for nothing."""
+    return msgspec.json.encode(given).decode() if given else ""
+
+
+@lru_cache(maxsize=1024)
+def decode_given(text: str) -> tuple[Given, ...]:
+    """From ``documents``."""
+    return msgspec.json.decode(text, type=tuple[Given, ...]) if text else ()
+
+
+def encode_failures(failures: Iterable[Failure]) -> str | None:
+    """As text for ``documents``; None if there are none."""
+    failures = list(failures)
+    return msgspec.json.encode(failures).decode() if failures else None
+
+
+def decode_failures(text: str | None) -> list[Failure]:
+    """From ``documents``."""
+    return msgspec.json.decode(text, type=list[Failure]) if text else []
+
+
+def open_deliveries(failures: Sequence[Failure]) -> int:
+    """How many deliveries are tried again."""
+    return sum(o.open for failure in failures for o in failure.owed)
