@@ -27,6 +27,8 @@ class Recorder(Destination):
     """
 
     effect = Effect.IDEMPOTENT
+    place: str | None = None
+    """What it says it writes to."""
 
     def __init__(
         self,
@@ -46,6 +48,9 @@ class Recorder(Destination):
         self.effect = effect  # type: ignore[misc]
         self.transactional = transactional  # type: ignore[misc]
         self.single_writer = single_writer  # type: ignore[misc]
+
+    def target(self) -> str | None:
+        return self.place
 
     def check(self) -> None:
         self._note([{"called": "check"}])
@@ -129,6 +134,9 @@ def _told(d: Delivery) -> dict[str, Any]:
         "attempt": d.attempt,
         "version": d.version,
         "source": d.source,
+        "parent": d.parent_id,
+        "origin": d.origin_id,
+        "route": "/".join(d.route),
         "fields": d.fields,
         "text": d.text(),
     }

@@ -202,7 +202,7 @@ class Walk:
                 raise PermanentError(
                     f"returned a document of another id, {each.id!r}: make children with document.child()"
                 )
-            if each.id in seen or (route, each.id) in self._made:
+            if each.id in seen or (each.id != doc.id and (route, each.id) in self._made):
                 what = "the document itself twice" if each.id == doc.id else f"two children of one key, {each.id!r}"
                 raise PermanentError(f"returned {what}: give each child a key of its own")
             seen.add(each.id)
