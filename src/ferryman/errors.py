@@ -17,6 +17,7 @@
     │   ├── StateForeign   it belongs to another plan or to a newer Ferryman
     │   └── StateLost      another driver took it over while we held it
     └── EngineError        Spark or Ferryman itself failed: exit 1
+        └── WorkerDied     the process of a task ended in the middle of it
 
 Every message says what happened, to what, and what to do. All of them survive pickling.
 """
@@ -132,6 +133,10 @@ class StateLost(StateError):
 
 class EngineError(FerrymanError):
     """Spark failed, or Ferryman did."""
+
+
+class WorkerDied(EngineError):
+    """The process of a task ended in the middle of it: killed from outside, out of memory, or by what it ran."""
 
 
 def named(error: BaseException) -> str:

@@ -45,6 +45,9 @@ BATCH_ROWS: Final = 500
 BATCH_BYTES: Final = 5 * MIB
 """Bytes a chunk: far below the 100 MB that search engines refuse, large enough to hide a round trip."""
 
+DEATHS: Final = 3
+"""How often a task's worker may die in careful mode too (killed from outside, with its child) before the run ends."""
+
 RESULT_EVERY_S: Final = 1.0
 """A durable result is written after this time at the latest: what a kill may send again where that is allowed."""
 

@@ -129,7 +129,9 @@ def _check_outbox(outbox: list[dict[str, Any]], latest: dict[str, dict[str, Any]
         status = latest[row["delivery_hash"]]["status"] if row["delivery_hash"] in latest else None
         if row["due"] is None:
             # A parked row that is superseded by force stays until the outbox is merged.
-            assert status in ("DEAD", "INDEXING", "FORCE", "DROPPED"), f"parked, but {status}: {row['document']}"
+            assert status in ("DEAD", "ERROR_DOC", "INDEXING", "FORCE", "DROPPED"), (
+                f"parked, but {status}: {row['document']}"
+            )
         else:
             assert status in (None, "ERROR", "RESTART", "FORCE"), f"owed, but {status}: {row['document']}"
 

@@ -13,7 +13,7 @@ from ferryman.engine.deliver import Lane, LaneReport, Pass
 from ferryman.engine.runner import Runner, Shipped
 from ferryman.engine.sender import Hung, Sender
 from ferryman.engine.sending import OutboxFile
-from ferryman.errors import EngineError, FerrymanError, PermanentError, named, words
+from ferryman.errors import EngineError, FerrymanError, PermanentError, WorkerDied, named, words
 from ferryman.ledger.state import State
 from ferryman.plan import DestinationNode
 from ferryman.storage import parquet
@@ -42,6 +42,8 @@ class Dispatcher:
         self._pace_s = pace_s
         self._send_timeout_s = send_timeout_s
         self._nodes = {n.name: n for n in state.plan.nodes if isinstance(n, DestinationNode)}
+        self._deadly: set[str] = set()
+        """Destinations over which a worker died in their last pass."""
         self.trouble: dict[str, Trouble] = {}
 
     def deliver(self, number: int, now_us: int) -> list[str]:
@@ -132,7 +134,7 @@ class Dispatcher:
             min(dealt, key=len).append(OutboxFile(file.path, first_sequence(file)))
         fresh = all(int(f.partition["wave"]) == number for f in files)  # a wave has one revision of each document
         contested = {} if fresh else self._contested(files)
-        return [Lane(node.name, each, contested) for each in dealt]
+        return [Lane(node.name, each, contested, node.name in self._deadly) for each in dealt]
 
     def _contested(self, files: list[DataFile]) -> dict[tuple[str, str], int]:
         """Documents of which several revisions are owed here -> the oldest: it goes first, the others are held."""
@@ -147,8 +149,14 @@ class Dispatcher:
 
     def _deliver_one(self, task: Pass, lanes: list[Lane]) -> tuple[list[LaneReport], str]:
         """A worker that dies ends only this destination's pass: what it noted counts, the rest stays owed."""
+        name = lanes[0].destination
         try:
-            return self._runner.run(task, lanes), ""
+            reports = self._runner.run(task, lanes)
+            self._deadly.discard(name)
+            return reports, ""
+        except WorkerDied as e:
+            self._deadly.add(name)
+            return [], f"{e}. What it had noted counts, the rest is sent with care."
         except EngineError as e:
             return [], str(e)
 

@@ -22,6 +22,8 @@ def row_result(row: int, attempt: int, outcome: Outcome, policy: Policy, now_us:
         return RowResult(row, Status.INDEXED, "stale: the destination has something newer", attempt, None)
     if outcome.universal:
         return RowResult(row, UNTOUCHED, why, attempt - 1, None)  # no attempt is spent
+    if kind == "killed":
+        return RowResult(row, Status.ERROR_DOC, why, attempt, None)
     if kind == "permanent":
         return RowResult(row, Status.DEAD, why, attempt, None)
     if kind == "unknown" and policy.guarantee is Guarantee.AT_MOST_ONCE:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import cloudpickle
 
+from ferryman import settings
+from ferryman.errors import WorkerDied
 from ferryman.plan import Plan
 
 Item = TypeVar("Item")
@@ -26,7 +29,8 @@ class Runner(Protocol):
         """``task(item)`` for every item, answers in the items' order. Task, items and answers are pickled.
 
         Raises:
-            EngineError: a task failed for good, or its worker died.
+            WorkerDied: the process of a task ended in the middle of it, as often as the runner tries.
+            EngineError: a task failed for good.
         """
         ...
 
@@ -37,6 +41,62 @@ class Runner(Protocol):
             read: SparkSession -> DataFrame.
         """
         ...
+
+
+def run_apart(
+    runner: Runner,
+    task: Callable[[Item], Answer],
+    items: Sequence[Item],
+    careful: Callable[[Item], Answer] | None = None,
+) -> list[Answer]:
+    """``runner.run`` for a stage of which a worker died: each task again for itself, so that only its own may fail.
+
+    Args:
+        careful: the same task in another way, for an item of which the worker dies again.
+
+    Raises:
+        WorkerDied: it died over the same item ``settings.DEATHS`` times more.
+    """
+
+    def one(item: Item) -> Answer:
+        for task_now in [task, *[careful or task] * settings.DEATHS]:
+            try:
+                [answer] = runner.run(task_now, [item])
+            except WorkerDied as e:
+                death = e
+                continue
+            return answer
+        raise death
+
+    with ThreadPoolExecutor(runner.slots, thread_name_prefix="ferryman-apart") as pool:
+        return list(pool.map(one, items))
+
+
+class Patient:
+    """A runner that tries again what a worker died over: the deaths are somebody else's, the tasks are ours."""
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+
+    @property
+    def slots(self) -> int:
+        return self._runner.slots
+
+    def run(self, task: Callable[[Item], Answer], items: Sequence[Item]) -> list[Answer]:
+        """See ``Runner.run``."""
+        try:
+            return self._runner.run(task, items)
+        except WorkerDied:
+            return run_apart(self._runner, task, items)
+
+    def run_frame(self, read: Callable[[Any], Any], task: Callable[[int, Any], Answer]) -> list[Answer]:
+        """See ``Runner.run_frame``."""
+        for _ in range(settings.DEATHS):
+            try:
+                return self._runner.run_frame(read, task)
+            except WorkerDied:
+                continue
+        return self._runner.run_frame(read, task)
 
 
 class Shipped(NamedTuple):

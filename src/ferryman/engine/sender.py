@@ -1,12 +1,14 @@
-"""Calls a destination from one thread of its own, so that a call that hangs can be given up."""
+"""Calls a destination so that a call that hangs can be given up: from a thread, or from a process that may die."""
 
 from __future__ import annotations
 
 import queue
 import threading
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
+from ferryman.destinations.base import Destination
+from ferryman.engine.child import Child, Died, TooLong
 from ferryman.errors import DeliveryError, named
 
 _END: Final = object()
@@ -14,6 +16,33 @@ _END: Final = object()
 
 class Hung(Exception):
     """A call of the destination did not return in time; what it did is not known."""
+
+
+class Killed(Exception):
+    """A call of the destination ended its process. ``how``: the signal, or the exit code."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__(how)
+        self.how = how
+
+    def __str__(self) -> str:
+        return f"it ended its process: {self.how}"
+
+
+class Caller(Protocol):
+    """Makes a destination's calls, one after the other."""
+
+    def call(self, function: Callable[..., Any], *args: Any, timeout_s: float) -> Any:
+        """The call's result; what it raises is raised here.
+
+        Raises:
+            Hung: it did not return within ``timeout_s``.
+            Killed: it ended its process.
+        """
+        ...
+
+    def end(self) -> None:
+        """No more calls."""
 
 
 class Sender:
@@ -29,11 +58,7 @@ class Sender:
         self._thread.start()
 
     def call(self, function: Callable[..., Any], *args: Any, timeout_s: float) -> Any:
-        """The call's result; what it raises is raised here.
-
-        Raises:
-            Hung: it did not return within ``timeout_s``.
-        """
+        """See ``Caller.call``."""
         self._calls.put((function, args))
         try:
             fine, answer = self._answers.get(timeout=timeout_s)
@@ -56,6 +81,41 @@ class Sender:
                 self._answers.put((True, function(*args)))
             except BaseException as e:
                 self._answers.put((False, e))
+
+
+class ChildSender:
+    """Runs a destination's calls in a child process. After a death the next call finds the destination open again."""
+
+    def __init__(self, destination: Destination) -> None:
+        self._destination = destination
+        self._opened: tuple[Any, ...] | None = None
+        self._is_open = False
+        """In the child."""
+        self._child = Child(self._serve)
+
+    def call(self, function: Callable[..., Any], *args: Any, timeout_s: float) -> Any:
+        """See ``Caller.call``."""
+        name = function.__name__
+        try:
+            answer = self._child.ask((name, args, self._opened), timeout_s)
+        except TooLong:
+            raise Hung(f"no answer within {timeout_s:g} s") from None
+        except Died as e:
+            raise Killed(e.how) from None
+        if name == "open":
+            self._opened = args
+        return answer
+
+    def end(self) -> None:
+        """No more calls."""
+        self._child.end()
+
+    def _serve(self, request: tuple[str, tuple[Any, ...], tuple[Any, ...] | None]) -> Any:  # pragma: no cover
+        name, args, opened = request
+        if opened is not None and not self._is_open:
+            self._destination.open(*opened)
+        self._is_open = True
+        return getattr(self._destination, name)(*args)
 
 
 def universal(error: BaseException) -> bool:

@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 from ferryman import settings
 from ferryman.destinations.base import Delivery, Guarantee, Outcome
 from ferryman.engine.outcomes import row_result
-from ferryman.engine.sender import Hung, Sender, universal
+from ferryman.engine.sender import Caller, ChildSender, Hung, Killed, Sender, universal
 from ferryman.errors import PermanentError, named, words
 from ferryman.ledger.events import sent_events
 from ferryman.ledger.journal import UNTOUCHED, Journal, Result, RowResult, Rows
@@ -76,6 +76,7 @@ class Turn:
 
     Attributes:
         number: the pass.
+        careful: a worker died here before: the destination is called in a child process.
         contested: (source, document) with several owed revisions -> the one that goes first; the others are held.
         once: the guarantee is at-most-once.
         until: monotonic time; what has not begun by then stays owed.
@@ -92,6 +93,7 @@ class Turn:
         pace_s: float,
         send_timeout_s: float,
         contested: Mapping[tuple[str, str], int],
+        careful: bool = False,
     ) -> None:
         self.root = root
         self.node = node
@@ -103,7 +105,7 @@ class Turn:
         self.until = time.monotonic() + pace_s
         self.met: list[Rows] = []
         self._send_timeout_s = send_timeout_s
-        self._sender = Sender(node.name)
+        self._sender: Caller = ChildSender(node.destination) if careful else Sender(node.name)
 
     def call(self, function: Callable[..., Any], *args: Any) -> Any:
         """Call the destination; raises what it raises, and ``Hung``."""
@@ -238,8 +240,9 @@ class FileDelivery:
         if time.monotonic() - self.noted > settings.RESULT_EVERY_S:
             self._write_part()  # 4, 5
 
-    def _write_or_split(self, chunk: list[Delivery]) -> list[Outcome] | None:
-        """Outcomes; a chunk that fails as a whole is halved until the bad row stands alone."""
+    def _write_or_split(self, chunk: list[Delivery], deaths: int = 0) -> list[Outcome] | None:
+        """Outcomes; a chunk that fails as a whole is halved until the bad row stands alone, which may end ``deaths``
+        processes before it is given up."""
         try:
             return self._write(chunk)
         except Hung:
@@ -249,6 +252,11 @@ class FileDelivery:
             permanent = isinstance(e, PermanentError)
             if universal(e):
                 return [Outcome("permanent" if permanent else "transient", why, True)] * len(chunk)
+            if isinstance(e, Killed) and len(chunk) == 1:
+                if deaths + 1 < self.policy.attempts:
+                    return self._write_or_split(chunk, deaths + 1)
+                tries = f"in each of {self.policy.attempts} tries"
+                return [Outcome("killed", f"it ended its sender's process {tries}: {e.how}")]
             if len(chunk) == 1:
                 return [Outcome("permanent" if permanent else "transient", why)]
         outcomes: list[Outcome] = []

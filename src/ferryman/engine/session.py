@@ -22,7 +22,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from ferryman.engine.runner import Answer, Item
-from ferryman.errors import EngineError, UsageError
+from ferryman.errors import EngineError, UsageError, WorkerDied
 
 _ANSWER = "number long, answer binary"
 
@@ -128,17 +128,19 @@ def _collect(frame: Any) -> list[tuple[int, Any]]:
     try:
         rows = frame.collect()
     except Exception as e:
+        if any(sign in str(e) for sign in _SIGNS_OF_DEATH):
+            raise WorkerDied(f"Spark: {_A_DEATH}") from e
         raise EngineError(f"Spark: {_reason(e)}") from e
     return sorted(((row[0], pickle.loads(bytes(row[1]))) for row in rows), key=lambda r: r[0])
+
+
+_SIGNS_OF_DEATH = ("Python worker exited unexpectedly", "Python worker failed to connect", "ExecutorLostFailure")
+_A_DEATH = "a Python worker died: it was killed from outside, ran out of memory, or crashed in a step or a destination"
 
 
 def _reason(error: Exception) -> str:
     """The line of a Spark error that a person can use: a Python worker's own last line, if there is one."""
     text = str(error)
-    if "Python worker exited unexpectedly" in text or "Python worker failed to connect" in text:
-        return (
-            "a Python worker died: it was killed from outside, ran out of memory, or crashed in a step or a destination"
-        )
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     for line in reversed(lines):
         head = line.split(":", 1)[0]

@@ -6,14 +6,13 @@ import datetime as dt
 import random
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 import pyarrow as pa
 
 from ferryman import settings
 from ferryman.document import Document, Operation
 from ferryman.engine.block import Block
-from ferryman.engine.walk import Walk
 from ferryman.ledger.delivery import DeliveryHash, hasher
 from ferryman.ledger.events import ORDINAL_STEPS, table_of
 from ferryman.ledger.family import (
@@ -29,7 +28,7 @@ from ferryman.ledger.family import (
 from ferryman.ledger.schemas import DOCUMENTS, LEDGER, OUTBOX, OUTBOX_PARTITION
 from ferryman.ledger.settle import due_stats
 from ferryman.ledger.statuses import Status
-from ferryman.plan import DestinationNode, Plan, target_of
+from ferryman.plan import DestinationNode, Plan, Policy, target_of
 from ferryman.storage.parquet import Part, PartWriter, write_part
 from ferryman.testing import crash
 
@@ -46,6 +45,17 @@ class Staged(NamedTuple):
     documents: list[Part]
     ledger: list[Part]
     counts: dict[str, int]
+
+
+class Outcome(Protocol):
+    """What a walk leaves, beside what it said; see ``Walk``."""
+
+    @property
+    def failures(self) -> list[Failure]: ...
+    @property
+    def reached(self) -> list[Failure]: ...
+    @property
+    def kept(self) -> list[str]: ...
 
 
 class Stager:
@@ -122,10 +132,9 @@ class Stager:
         self._event(doc, end, branches, Status.DROPPED, why, attempt)
 
     def failed(self, doc: Document, end: _End, branches: str, why: str, attempt: int, permanent: bool) -> bool:
-        policy = self._nodes[end[0]].policy
         if permanent:
             self._event(doc, end, branches, Status.ERROR_DOC, why, attempt)
-        elif attempt >= policy.attempts:
+        elif is_last(attempt, self._nodes[end[0]].policy):
             self._event(doc, end, branches, Status.DEAD, f"{why} (attempt {attempt}, the last)", attempt)
         else:
             self._failed.append((doc, end, branches, why, attempt))
@@ -134,7 +143,7 @@ class Stager:
 
     # -- what becomes of a document and its family -----------------------------------------------------
 
-    def walked(self, i: int, walk: Walk, go: Callable[[], None], *, retry: bool) -> None:
+    def walked(self, i: int, walk: Outcome, go: Callable[[], None], *, retry: bool) -> None:
         """Let the walk go, and stage what it says of row ``i`` and its family."""
         self._i = i
         given: list[Given] = []
@@ -146,7 +155,14 @@ class Stager:
         else:
             self._family(i, walk, given, retry)
 
-    def gone(self, i: int) -> None:
+    def unwalked(self, i: int, *, gone: bool) -> None:
+        """It vanished, or only its fingerprint is new."""
+        if gone:
+            self._gone(i)
+        else:
+            self._touched(i)
+
+    def _gone(self, i: int) -> None:
         """It vanished from its source: a delete of each member wherever it was given."""
         block, known = self._block, self._block.known(i)
         assert known is not None
@@ -157,7 +173,7 @@ class Stager:
             self._delete(given)
         self._remember(i, "delete", given=known.given)
 
-    def touched(self, i: int) -> None:
+    def _touched(self, i: int) -> None:
         """Same content: remember its fingerprint if that is new, so that the next scan need not read."""
         known = self._block.known(i)
         assert known is not None
@@ -165,7 +181,7 @@ class Stager:
             failures = known.failures
             self._remember(i, revision=known.revision, given=known.given, due=known.due, failures=failures)
 
-    def _family(self, i: int, walk: Walk, made: list[Given], retry: bool) -> None:
+    def _family(self, i: int, walk: Outcome, made: list[Given], retry: bool) -> None:
         """The row of ``documents``; deletes of what is not made any more."""
         if not retry:
             self._supersede(i)
@@ -461,6 +477,11 @@ class _Sending:
             self.parents = [None] * len(self.ids)
         self.ids.append(id)
         self.parents.append(parent_of(id))
+
+
+def is_last(attempt: int, policy: Policy) -> bool:
+    """Has the delivery had all its attempts?"""
+    return attempt >= policy.attempts
 
 
 def _picked(column: list[Any], rows: list[int]) -> list[Any]:

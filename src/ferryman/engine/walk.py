@@ -71,7 +71,7 @@ class Walk:
         guarded: a step's function as it is to be called.
 
     Attributes:
-        failures: where the last document's family failed, what a retry has left of it included.
+        failures: where the last document's family failed; what had ended before a retry, too.
         reached: failures that the last ``again`` came to and went on from.
         kept: members that were let go as soon as they were made, for nothing of them is owed.
     """

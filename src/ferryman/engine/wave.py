@@ -25,10 +25,10 @@ from ferryman.engine.cut import Slice
 from ferryman.engine.dispatch import Dispatcher, first_due, owed_rows
 from ferryman.engine.judge import Verdict, judge
 from ferryman.engine.listing import list_sources
-from ferryman.engine.runner import Runner, Shipped
+from ferryman.engine.runner import Patient, Runner, Shipped, run_apart
 from ferryman.engine.staging import Staged
 from ferryman.engine.transform import Transform, now_us
-from ferryman.errors import EngineError, FerrymanError
+from ferryman.errors import EngineError, FerrymanError, WorkerDied
 from ferryman.ledger import commands
 from ferryman.ledger.account import left_over
 from ferryman.ledger.commit import commit_wave
@@ -119,6 +119,7 @@ class Run:
         self._state = state
         self._plan = state.plan
         self._runner = runner
+        self._patient = Patient(runner)
         self._observer = observer
         self._wait = wait
         self._allow_deletes = allow_deletes
@@ -128,6 +129,8 @@ class Run:
         self._dispatcher = Dispatcher(state, self._shipped, runner, pace_s=pace_s, send_timeout_s=send_timeout_s)
         self._summary = Summary()
         self._incomplete = False
+        self._littered = False
+        """A worker died: it may have left files that nothing names."""
         self._waited = 0.0
 
     def go(self, every: float | None = None) -> Summary:
@@ -148,7 +151,7 @@ class Run:
             self._tell(note)
         done = []
         if state.wave > state.settled:
-            info = settle(state, state.wave, self._runner.run)
+            info = settle(state, state.wave, self._patient.run)
             done.append(f"settled wave {state.wave} ({info['delivered']} deliveries were noted)")
         crash.point("recover.settled")
         if orphans := sweep(state):
@@ -166,7 +169,7 @@ class Run:
         self._take_commands()
         self._observer.phase(self._state.wave + 1, "scan")
         folder = self._state.scratch("scan")
-        listings = list_sources(self._plan, self._shipped, folder, self._runner)
+        listings = list_sources(self._plan, self._shipped, folder, self._patient)
         crash.point("scan.listed")
         verdict: Verdict = judge(
             listings,
@@ -192,13 +195,22 @@ class Run:
         number = self._state.wave + 1
         self._observer.phase(number, "transform")
         task = Transform(self._shipped, str(self._state.root), number, now_us())
-        staged = self._runner.run(task, piece.tasks)
+        staged = self._transform(task, piece)
         crash.point("transform.done")
         if any(s.outbox or s.documents or s.ledger for s in staged):
             self._observer.taken_up(sum(part.rows for s in staged for _, part in s.outbox))
             self._summary.dropped += sum(s.counts["dropped"] for s in staged)
             self._commit(number, staged)
             self._deliver_and_settle(number, refused=sum(s.counts["dead"] + s.counts["error_doc"] for s in staged))
+
+    def _transform(self, task: Transform, piece: Slice) -> list[Staged]:
+        """2; if a worker dies, the tasks one by one, and those that die again in careful mode."""
+        try:
+            return self._runner.run(task, piece.tasks)
+        except WorkerDied as e:
+            self._tell(f"wave {task.wave}: {e}. Its tasks are run again, one by one.")
+            self._littered = True
+            return run_apart(self._runner, task, piece.tasks, dataclasses.replace(task, careful=True))
 
     def _commit(self, number: int, staged: list[Staged]) -> None:
         self._observer.phase(number, "commit")
@@ -217,10 +229,13 @@ class Run:
             self._tell(failure)
         crash.point("deliver.done")
         self._observer.phase(number, "settle")
-        info = settle(self._state, number, self._runner.run)
+        info = settle(self._state, number, self._patient.run)
         self._summary.waves += 1
         self._summary.delivered += info["delivered"]
         maintain(self._state)
+        if self._littered:
+            sweep(self._state)
+            self._littered = False
         self._observer.settled(info["delivered"], self._owed_rows(), info["dead"] + refused)
         return int(info["sent"])
 

@@ -196,7 +196,7 @@ def _commit_ledger(state: State, wave: int, fold: Fold, run: RunTasks) -> None:
             "unknown": fold.unknown,
             "delivered": sum(leaving.values()),
             "sent": sum(touched.values()),
-            "dead": sum(n.status == Status.DEAD for rows in noted for n in rows),
+            "dead": sum(n.status in (Status.DEAD, Status.ERROR_DOC) for rows in noted for n in rows),
         },
     )
 

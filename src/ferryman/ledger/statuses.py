@@ -36,13 +36,13 @@ MEANING: Final[dict[Status, str]] = {
     Status.INDEXED: "delivered (or the destination had something newer)",
     Status.DROPPED: "let go on purpose, replaced or superseded; the message says which",
     Status.DEAD: "attempts exhausted, or refused for good by the destination",
-    Status.ERROR_DOC: "the document itself is bad: cannot be read or parsed",
+    Status.ERROR_DOC: "the document itself is bad: cannot be read or parsed, or ends the process that handles it",
 }
 
 _S = Status
 _STEPS = frozenset({_S.BATCHED, _S.ERROR, _S.DROPPED, _S.DEAD, _S.ERROR_DOC})
 """What the steps may make of a document that is fed (again)."""
-_SENT = frozenset({_S.INDEXING, _S.INDEXED, _S.ERROR, _S.DEAD})
+_SENT = frozenset({_S.INDEXING, _S.INDEXED, _S.ERROR, _S.DEAD, _S.ERROR_DOC})
 """What sending may make of a committed row."""
 _PERSON = frozenset({_S.RESTART, _S.FORCE})
 

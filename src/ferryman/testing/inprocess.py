@@ -13,7 +13,7 @@ from typing import Any
 import cloudpickle
 
 from ferryman.engine.runner import Answer, Item
-from ferryman.errors import EngineError
+from ferryman.errors import EngineError, WorkerDied
 
 
 class InProcess:
@@ -50,7 +50,7 @@ class InProcess:
                 if fine:
                     return value
                 raise value
-        raise EngineError(f"a worker died {self._failures} times over the same task")
+        raise WorkerDied(f"a worker died {self._failures} times over the same task")
 
 
 def _call(call: bytes) -> Any:

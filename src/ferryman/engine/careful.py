@@ -1,0 +1,190 @@
+"""Careful mode: a task of which the worker died is done again, each document in a child process that may die.
+
+The child reads the document and walks it; what the walk says of it is written down and told to the parent, which stages
+it. So a death costs nothing but the child. A call that kills its process as often as a delivery is attempted is known
+by its step and its document; from then on it is an error instead, and all else goes on: the document's other branches,
+its family, its neighbours. Nobody is accused of a worker that is killed together with its child.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, NamedTuple
+
+from ferryman.document import Document
+from ferryman.engine.block import Block
+from ferryman.engine.child import Child, Died
+from ferryman.engine.cut import TaskCut
+from ferryman.engine.feed import Feed, Taken, guarded
+from ferryman.engine.staging import Stager, is_last
+from ferryman.errors import PermanentError
+from ferryman.ledger.family import Failure
+from ferryman.plan import DestinationNode, Plan, StepNode
+
+_Place = tuple[str, str]
+"""(step, or "" for reading, document id)."""
+
+_Contents = tuple[list[bytes | None], list[bytes | None]]
+"""Fields and raw bytes of each row, where they were staged while listing."""
+
+
+class Walked(NamedTuple):
+    """What is left of a walk."""
+
+    failures: list[Failure]
+    reached: list[Failure]
+    kept: list[str]
+
+
+class Told(NamedTuple):
+    """What a child says of a document."""
+
+    taken: Taken
+    version: Any
+    fingerprint: str
+    calls: list[tuple[str, tuple[Any, ...]]]
+    """Of the stage, in their order."""
+    walked: Walked | None
+
+
+class CarefulFeed:
+    """Takes up the blocks of one task, each document in a child."""
+
+    def __init__(self, plan: Plan, cut: TaskCut, stager: Stager) -> None:
+        self._plan = plan
+        self._cut = cut
+        self._stager = stager
+        self._attempts = max((n.policy.attempts for n in plan.nodes if isinstance(n, DestinationNode)), default=1)
+        self._timeouts = {n.name: n.timeout for n in plan.nodes if isinstance(n, StepNode)}
+        self._deaths: Counter[_Place] = Counter()
+        self._killers: dict[_Place, str] = {}
+        """Calls that are not made again -> why."""
+        self._children = 0
+
+    def take_up(self, block: Block, contents: _Contents) -> None:
+        """Read, walk and stage each document of the block."""
+        reader = _Reader(self._plan, self._cut, block, contents)
+        child = Child(reader.read, reader.begin)
+        reader.note = child.note
+        self._stager.begin(block)
+        try:
+            for i in range(len(block)):
+                told = self._ask(child, reader, i)
+                block.versions[i], block.fingerprints[i] = told.version, told.fingerprint
+                if told.walked is not None:
+                    go = partial(_replay, told.calls, self._stager)
+                    self._stager.walked(i, told.walked, go, retry=told.taken is Taken.AGAIN)
+                elif told.taken is not Taken.KNOWN:
+                    self._stager.unwalked(i, gone=told.taken is Taken.GONE)
+        finally:
+            child.end()
+        self._stager.end()
+
+    def _ask(self, child: Child, reader: _Reader, i: int) -> Told:
+        """What the child says of row ``i``; after a death another child is asked."""
+        while True:
+            reader.children = self._children
+            try:
+                told: Told = child.ask((i, self._killers))
+                return told
+            except Died as e:
+                self._children += 1  # routers that take turns begin elsewhere
+                step, began, id = e.place.split("\0", 2)
+                self._deaths[step, id] += 1
+                if self._deaths[step, id] >= self._attempts:
+                    how = self._how(step, time.monotonic() - float(began), e.how)
+                    self._killers[step, id] = f"it ended its process in each of {self._attempts} tries: {how}"
+
+    def _how(self, step: str, took_s: float, how: str) -> str:
+        timeout_s = self._timeouts.get(step)
+        if timeout_s is None or took_s < timeout_s:
+            return how
+        return f"took longer than timeout={timeout_s:g} s and could not be interrupted ({how})"
+
+
+class _Reader:
+    """In the child: reads and walks a row, and tells what the walk said."""
+
+    def __init__(self, plan: Plan, cut: TaskCut, block: Block, contents: _Contents) -> None:
+        self.block = block
+        self.children = 0
+        """How many there have been."""
+        self.note: Callable[[str], None]
+        self._plan = plan
+        self._cut = cut
+        self._contents = contents
+        self._recorder = Recorder(plan)
+        self._killers: dict[_Place, str] = {}
+        self._feed: Feed
+
+    def begin(self) -> None:  # pragma: no cover - the child
+        cut = self._cut._replace(number=self._cut.number + self.children)
+        self._feed = Feed(self._plan, cut, self._recorder, self._guarded)
+
+    def read(self, request: tuple[int, dict[_Place, str]]) -> Told:  # pragma: no cover - the child
+        i, self._killers = request
+        block, (fields, raws) = self.block, self._contents
+        self._recorder.calls = []
+        self._at("", block.ids[i])
+        if (why := self._killers.get(("", block.ids[i]))) is not None:
+            taken, go = self._feed.unread(block, i, PermanentError(why))
+        else:
+            taken, go = self._feed.take(block, i, fields[i], raws[i])
+        walked = None
+        if go is not None:
+            go()
+            walk = self._feed.walk
+            walked = Walked(walk.failures, walk.reached, walk.kept)
+        return Told(taken, block.versions[i], block.fingerprints[i], self._recorder.calls, walked)
+
+    def _at(self, step: str, id: str) -> None:  # pragma: no cover - the child
+        self.note(f"{step}\0{time.monotonic()}\0{id}")
+
+    def _guarded(self, step: StepNode) -> Callable[[Document], Any]:  # pragma: no cover - the child
+        """The step's function; notes what it is called for, and does not call it for whom it kills."""
+        fn, name = guarded(step), step.name
+
+        def noted(doc: Document) -> Any:
+            if (why := self._killers.get((name, doc.id))) is not None:
+                raise PermanentError(why)
+            self._at(name, doc.id)
+            out = fn(doc)
+            if isinstance(out, Iterator):
+                out = list(out)
+            self._at("", doc.origin_id)
+            return out
+
+        return noted
+
+
+class Recorder:
+    """A stage that writes down what it is told."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._policies = {n.name: n.policy for n in plan.nodes if isinstance(n, DestinationNode)}
+        self.calls: list[tuple[str, tuple[Any, ...]]] = []
+
+    def upsert(self, *args: Any) -> None:
+        doc, *rest = args
+        only = Document.of(doc.id, {}, doc.raw)  # its fields are among the rest, encoded
+        only.parent_id = doc.parent_id
+        self.calls.append(("upsert", (only, *rest)))
+
+    def dropped(self, *args: Any) -> None:
+        self.calls.append(("dropped", args))
+
+    def failed(
+        self, doc: Document, end: tuple[str, str], branches: str, why: str, attempt: int, permanent: bool
+    ) -> bool:
+        only = Document.of(doc.id, {})
+        only.parent_id = doc.parent_id
+        self.calls.append(("failed", (only, end, branches, why, attempt, permanent)))
+        return not permanent and not is_last(attempt, self._policies[end[0]])
+
+
+def _replay(calls: list[tuple[str, tuple[Any, ...]]], stager: Stager) -> None:
+    for name, args in calls:
+        getattr(stager, name)(*args)

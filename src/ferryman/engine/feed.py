@@ -1,0 +1,153 @@
+"""Feeds the documents of a task to the walk through the plan: what is new, changed or owed is read and walked."""
+
+from __future__ import annotations
+
+import enum
+import faulthandler
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
+from types import FrameType
+from typing import Any, Final
+
+from ferryman.document import Document, content_version, decode_fields, encode_fields
+from ferryman.engine.block import Block
+from ferryman.engine.contents import Contents
+from ferryman.engine.cut import TaskCut
+from ferryman.engine.walk import Stage, Walk
+from ferryman.errors import BadDocument, PermanentError, TransientError, words
+from ferryman.plan import Plan, SourceNode, StepNode
+from ferryman.sources import Listed, Source
+
+UNREAD: Final = "unread"
+"""Version of a document that could not be read: any content that can be read later differs from it."""
+
+_GRACE_S: Final = 2.0
+"""How long a call may go on after it was interrupted; then its process is ended."""
+
+
+class Taken(enum.Enum):
+    """What becomes of a row."""
+
+    KNOWN = enum.auto()
+    """It is as it was."""
+    TOUCHED = enum.auto()
+    """It is as it was, but for its fingerprint."""
+    GONE = enum.auto()
+    FIRST = enum.auto()
+    """It goes its whole way."""
+    AGAIN = enum.auto()
+    """It goes on where it failed."""
+
+
+class Feed:
+    """Feeds documents of one source.
+
+    Args:
+        guard: a step's function as it is to be called.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        cut: TaskCut,
+        stage: Stage,
+        guard: Callable[[StepNode], Callable[[Document], Any]] | None = None,
+    ) -> None:
+        self._source: Source = next(n.source for n in plan.nodes if isinstance(n, SourceNode) and n.name == cut.source)
+        self._trim = len(self._source.prefix)
+        self._contents = Contents()
+        self.walk = Walk(plan, cut.source, stage, task=cut.number, guarded=guard or guarded)
+
+    def contents(self, block: Block) -> tuple[list[bytes | None], list[bytes | None]]:
+        """Fields and raw bytes of each row that have been staged while listing."""
+        return self._contents.of(block.table)
+
+    def take(
+        self, block: Block, i: int, fields: bytes | None, raw: bytes | None
+    ) -> tuple[Taken, Callable[[], None] | None]:
+        """What becomes of row ``i``, and its walk, if there is one."""
+        reason = block.reasons[i]
+        if reason == "gone":
+            return Taken.GONE, None
+        try:
+            if fields is not None:
+                doc = Document.of(block.ids[i], decode_fields(fields), raw, block.versions[i])
+            else:
+                doc = self._read(block, i)
+        except (Exception, SystemExit) as e:
+            return self.unread(block, i, e)
+        if reason == "look" and block.is_known_as(i, doc.version):
+            return (Taken.TOUCHED if self._source.detect == "fingerprint" else Taken.KNOWN), None
+        if reason == "retry" and (failures := block.to_retry(i)) is not None:
+            return Taken.AGAIN, partial(self.walk.again, doc, failures)
+        return Taken.FIRST, partial(self.walk.first, doc)
+
+    def unread(self, block: Block, i: int, error: BaseException) -> tuple[Taken, Callable[[], None] | None]:
+        """A document that could not be read, unless it is still as unreadable as it was."""
+        unread = f"{UNREAD}:{words(error) if isinstance(error, PermanentError) else block.fingerprints[i]}"
+        version = block.versions[i] or content_version(unread.encode("utf-8", "surrogatepass"), None)
+        if block.reasons[i] == "look" and block.is_known_as(i, version):
+            return Taken.KNOWN, None
+        block.versions[i], block.fingerprints[i] = version, ""
+        doc = Document.of(block.ids[i], {}, None, version)
+        failures = block.to_retry(i)
+        taken = Taken.FIRST if failures is None else Taken.AGAIN
+        return taken, partial(self.walk.unread, doc, error, failures)
+
+    def close(self) -> None:
+        self._contents.close()
+
+    def _read(self, block: Block, i: int) -> Document:
+        """Ask the source for the content; its version is known from now on."""
+        id, refused = block.ids[i], block.refused[i]
+        if refused is not None:
+            raise BadDocument(refused)
+        row = block.table.slice(i, 1)
+        size, location = row["size"][0].as_py(), row["location"][0].as_py()
+        doc = self._source.read(Listed(id[self._trim :], size, block.fingerprints[i], location))
+        doc.version = block.versions[i] = content_version(encode_fields(doc.fields), doc.raw)
+        doc.id = doc.origin_id = id
+        return doc
+
+
+def guarded(step: StepNode) -> Callable[[Document], Any]:
+    """The step's function; with ``timeout=`` its call is interrupted after that many seconds.
+
+    What a generator makes is made within the call. A call that is stuck in C code cannot be interrupted: its process is
+    ended a little later, and careful mode finds whose call it was. (Interrupting needs the worker's main thread.)
+    """
+    timeout_s = step.timeout
+    if timeout_s is None or threading.current_thread() is not threading.main_thread():
+        return step.fn
+    fn, name = step.fn, step.name
+
+    def interrupt(_signal: int, _frame: FrameType | None) -> None:
+        raise TransientError(f"step {name} took longer than timeout={timeout_s:g} s")
+
+    def timed(doc: Document) -> Any:
+        before = signal.signal(signal.SIGALRM, interrupt)
+        faulthandler.dump_traceback_later(timeout_s + _GRACE_S, exit=True, file=_nowhere())
+        signal.setitimer(signal.ITIMER_REAL, timeout_s)
+        try:
+            out = fn(doc)
+            return list(out) if isinstance(out, Iterator) else out
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            faulthandler.cancel_dump_traceback_later()
+            signal.signal(signal.SIGALRM, before)
+
+    return timed
+
+
+def _nowhere() -> int:
+    """Where the traceback goes that nobody wants: what is stuck is named by the ledger."""
+    global _null  # noqa: PLW0603 - one open file a process
+    if _null is None:
+        _null = os.open(os.devnull, os.O_WRONLY)
+    return _null
+
+
+_null: int | None = None

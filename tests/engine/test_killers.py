@@ -1,0 +1,312 @@
+"""Documents that kill: the process of a step, of the source, of a sender. They are found, and harm only themselves."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ferryman.destinations import Outcome
+from ferryman.document import Document
+from ferryman.engine.wave import Summary
+from ferryman.errors import TransientError, WorkerDied
+from ferryman.ledger import account
+from ferryman.routers import Duplicate
+from ferryman.sources import Listed, Memory
+from ferryman.testing.inprocess import InProcess
+from tests.support.network import Network
+
+IDS = [f"d{n:02}" for n in range(40)]
+
+
+@pytest.fixture
+def net(place: Path) -> Network:
+    net = Network(place)
+    net.source()
+    net.put(*IDS)
+    return net
+
+
+def run(net: Network, failures: int = 1, **options: Any) -> Summary:
+    return net.run(runner=InProcess(fork=True, failures=failures), **options)
+
+
+def segfault() -> None:
+    faulthandler.disable()  # pytest's report of it would fill the screen
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+
+def leave() -> None:
+    os._exit(3)
+
+
+def out_of_memory() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)  # so the kernel ends who takes too much
+
+
+def killing(how: Callable[[], object], *ids: str) -> Callable[[Document], Document]:
+    def step(doc: Document) -> Document:
+        if doc.id in ids:
+            how()
+        return doc
+
+    return step
+
+
+HOW: list[tuple[Callable[[], object], str]] = [
+    (segfault, "signal 11 (SIGSEGV)"),
+    (leave, "exit code 3"),
+    (out_of_memory, "signal 9 (SIGKILL)"),
+]
+
+
+@pytest.mark.parametrize("failures", [1, 4])
+@pytest.mark.parametrize("ids", [("d07",), ("d00", "d01", "d20", "d39")], ids=["one", "several"])
+@pytest.mark.parametrize(("how", "says"), HOW, ids=[name.__name__ for name, _ in HOW])
+def test_a_document_that_kills_its_step_is_named(
+    net: Network, how: Callable[[], object], says: str, ids: tuple[str, ...], failures: int
+) -> None:
+    """ERROR_DOC with the signal or exit code; all others are delivered, nobody else is accused."""
+    net.plan.step("deadly", killing(how, *ids), after="docs")
+    net.plan.destination("out", net.out("out"), after="deadly")
+    summary = run(net, failures)
+    assert (summary.exit, summary.delivered, summary.error_doc) == (3, len(IDS) - len(ids), len(ids))
+    bad = account.docs(net.root, status="error_doc", plan=net.plan)
+    assert {row["document"]: row["message"] for row in bad} == dict.fromkeys(
+        ids, f"step deadly: PermanentError: it ended its process in each of 3 tries: {says}"
+    )
+    assert set(net.arrived("out").values()) == {1}
+    assert run(net, failures).waves == 0
+
+
+def test_a_step_that_kills_takes_only_its_own_branch(net: Network) -> None:
+    """What does not pass it is delivered, of the same document too."""
+    twice = net.plan.route("twice", Duplicate(), after="docs")
+    twice.step("deadly", killing(segfault, "d05")).destination("one", net.out("one"))
+    twice.destination("two", net.out("two"))
+    assert run(net).error_doc == 1
+    assert len(net.arrived("one")) == len(IDS) - 1
+    assert len(net.arrived("two")) == len(IDS)
+
+
+def test_a_child_that_kills_takes_not_its_family(net: Network) -> None:
+    """Its siblings are delivered. A generator's own death is its document's."""
+
+    def split(doc: Document) -> Any:
+        for key in "xyz":
+            if doc.id == "d03" and key == "y":
+                segfault()
+            yield doc.child(key)
+
+    net.plan.step("split", split, after="docs").step("deadly", killing(leave, "d01#y")).destination(
+        "out", net.out("out")
+    )
+    summary = run(net)
+    assert (summary.delivered, summary.error_doc) == (3 * len(IDS) - 1 - 3, 2)
+    bad = account.docs(net.root, status="error_doc", plan=net.plan)
+    assert {row["document"]: row["message"].split(":")[0] for row in bad} == {
+        "d01#y": "step deadly",
+        "d03": "step split",
+    }
+
+
+def test_who_kills_once_is_not_accused(net: Network) -> None:
+    """It may have been chance: as many tries as a delivery has attempts."""
+    marks = [net.folder / f"mark-{n}" for n in range(3)]
+
+    def twice_deadly(doc: Document) -> Document:
+        if doc.id == "d09":
+            for mark in marks:
+                if not mark.exists():
+                    mark.touch()
+                    segfault()
+        return doc
+
+    net.plan.step("deadly", twice_deadly, after="docs").destination("out", net.out("out"))
+    summary = run(net)
+    assert (summary.exit, summary.delivered) == (0, len(IDS))
+
+
+def test_a_worker_that_is_killed_from_outside_accuses_nobody(net: Network) -> None:
+    """Also when it dies in careful mode, together with its child."""
+    deaths = [net.folder / f"death-{n}" for n in range(3)]
+
+    def outside(doc: Document) -> Document:
+        if doc.id == "d09":
+            for death in deaths:
+                if not death.exists():
+                    death.touch()
+                    os.kill(os.getppid(), signal.SIGKILL) if death == deaths[2] else None
+                    os.kill(os.getpid(), signal.SIGKILL)
+        return doc
+
+    net.plan.step("step", outside, after="docs").destination("out", net.out("out"))
+    summary = run(net)
+    assert (summary.exit, summary.delivered) == (0, len(IDS))
+
+
+def test_a_worker_that_always_dies_ends_the_run(net: Network) -> None:
+    """With an error, and nothing is lost: the next run takes it up."""
+    me = os.getpid()
+
+    def hostile(doc: Document) -> Document:
+        if (net.folder / "hostile").exists():
+            for pid in (os.getppid(), os.getpid()):
+                if pid != me:
+                    os.kill(pid, signal.SIGKILL)
+        return doc
+
+    net.plan.step("step", hostile, after="docs").destination("out", net.out("out"))
+    (net.folder / "hostile").touch()
+    with pytest.raises(WorkerDied):
+        run(net, checked=False)
+    (net.folder / "hostile").unlink()
+    assert run(net).delivered == len(IDS)
+
+
+class Reading(Memory):
+    """Lists what it has, and reads it later; reading ``d11`` kills."""
+
+    def listing(self, partition: Any) -> Any:
+        return (Listed(doc.id, 1) for doc in super().listing(partition))
+
+    def read(self, listed: Listed) -> Document:
+        if listed.id == "d11":
+            segfault()
+        return Document(listed.id, raw=b"read")
+
+
+def test_a_document_may_kill_while_it_is_read(place: Path) -> None:
+    """It ends as one that cannot be read; changed, it is taken up again."""
+    net = Network(place)
+    net.plan.source("docs", Reading([{"id": id} for id in IDS])).destination("out", net.out("out"))
+    summary = run(net)
+    assert (summary.exit, summary.delivered, summary.error_doc) == (3, len(IDS) - 1, 1)
+    [bad] = account.docs(net.root, status="error_doc", plan=net.plan)
+    assert bad["message"] == "reading it: PermanentError: it ended its process in each of 3 tries: signal 11 (SIGSEGV)"
+
+
+def test_a_call_that_hangs_is_interrupted(net: Network) -> None:
+    """TransientError: tried again; in a generator too."""
+
+    def slow(doc: Document) -> Any:
+        if doc.id == "d02":
+            time.sleep(60)
+        yield doc
+
+    net.plan.step("slow", slow, timeout=0.2, after="docs").destination("out", net.out("out"), attempts=2, backoff=0)
+    summary = run(net)
+    assert (summary.delivered, summary.dead) == (len(IDS) - 1, 1)
+    [first, last] = account.history(net.root, "d02", net.plan)
+    assert first["message"] == "step slow: TransientError: step slow took longer than timeout=0.2 s"
+    assert (first["status"], last["status"]) == ("ERROR", "DEAD")
+
+
+def test_a_call_that_hangs_in_c_loses_its_process(net: Network, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It cannot be interrupted: its process is ended, and it is found as one that kills."""
+    from ferryman.engine import feed
+
+    monkeypatch.setattr(feed, "_GRACE_S", 0.2)
+
+    def stuck(doc: Document) -> Document:
+        if doc.id == "d02":
+            sum(range(10**12))  # a loop in C that looks for no signals
+        return doc
+
+    net.plan.step("stuck", stuck, timeout=0.2, after="docs").destination("out", net.out("out"), attempts=2)
+    summary = run(net)
+    assert (summary.delivered, summary.error_doc) == (len(IDS) - 1, 1)
+    [bad] = account.history(net.root, "d02", net.plan)
+    assert bad["message"].startswith("step stuck: PermanentError: it ended its process in each of 2 tries: ")
+    assert "took longer than timeout=0.2 s and could not be interrupted" in bad["message"]
+
+
+def test_errors_in_careful_mode_are_errors_as_ever(net: Network) -> None:
+    """What raises is tried again or ends, whatever kind of exception it is; a retry in careful mode, too."""
+
+    class Odd(Exception):
+        def __reduce__(self) -> Any:
+            raise TypeError("not to be pickled")
+
+    def step(doc: Document) -> Document:
+        if doc.id == "d00":
+            segfault()
+        if doc.id == "d01":
+            raise Odd("odd")
+        if doc.id == "d02" and not (net.folder / "second").exists():
+            (net.folder / "second").touch()
+            raise TransientError("once")
+        return doc
+
+    net.plan.step("step", step, after="docs").destination("out", net.out("out"), attempts=2, backoff=0)
+    summary = run(net)
+    assert (summary.delivered, summary.dead, summary.error_doc) == (len(IDS) - 2, 1, 1)
+    assert account.history(net.root, "d01", net.plan)[0]["message"] == "step step: Odd: odd"
+    assert net.events("d02", "out") == ["ERROR", "INDEXED"]
+
+
+# -- senders ---------------------------------------------------------------------------------------
+
+
+def kills(*ids: str) -> Callable[[list[Any]], object]:
+    def before(chunk: list[Any]) -> None:
+        if any(d.id in ids for d in chunk):
+            segfault()
+
+    return before
+
+
+@pytest.mark.parametrize("failures", [1, 4])
+@pytest.mark.parametrize("ids", [("d07",), ("d00", "d20", "d39")], ids=["one", "several"])
+def test_a_row_that_kills_its_sender_is_named(net: Network, ids: tuple[str, ...], failures: int) -> None:
+    """The others are delivered, each at least once."""
+    net.out("out").before = kills(*ids)
+    net.plan.destination("out", net.out("out"), after="docs", batch=10)
+    summary = run(net, failures)
+    assert (summary.exit, summary.delivered, summary.error_doc) == (3, len(IDS) - len(ids), len(ids))
+    bad = account.docs(net.root, status="error_doc", plan=net.plan)
+    assert {row["document"]: row["message"] for row in bad} == dict.fromkeys(
+        ids, "it ended its sender's process in each of 3 tries: signal 11 (SIGSEGV)"
+    )
+    net.out("out").before = None
+    assert net.retry(document=ids[0]).count == 1
+    assert run(net, failures).delivered == 1
+
+
+def test_under_at_most_once_its_chunk_is_unknown(net: Network) -> None:
+    """Nothing of it is sent again; the rest is."""
+    net.out("out").before = kills("d07")
+    net.plan.destination("out", net.out("out"), after="docs", batch=10, guarantee="at-most-once")
+    summary = run(net)
+    assert (summary.exit, summary.unknown, summary.delivered) == (3, 10, 30)
+    assert set(net.arrived("out").values()) == {1}
+
+
+def test_a_sender_that_dies_delays_no_other_destination(net: Network) -> None:
+    twice = net.plan.route("twice", Duplicate(), after="docs")
+    net.out("bad").before = kills(*IDS)
+    twice.destination("bad", net.out("bad"), attempts=1)
+    twice.destination("good", net.out("good"))
+    summary = run(net)
+    assert (summary.delivered, summary.error_doc) == (len(IDS), len(IDS))
+
+
+def test_a_destination_that_answers_is_heard_in_careful_mode(net: Network) -> None:
+    """Outcomes, universal trouble and exceptions come through the child's pipe."""
+    out = net.out("out")
+    out.before = kills("d00")
+    out.answer = moody
+    net.plan.destination("out", out, after="docs", batch=10, attempts=2, backoff=0)
+    summary = run(net)
+    assert (summary.dead, summary.error_doc) == (1, 1)
+    assert summary.delivered == len(IDS) - 2
+
+
+def moody(delivery: Any) -> Outcome:
+    return Outcome.permanent("no") if delivery.id == "d20" else Outcome.ok()
