@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import cloudpickle
 import pytest
 
 from ferryman.document import Document
@@ -24,6 +25,14 @@ def test_others_go_on() -> None:
     doc = Document("i", tags=[])
 
     assert drop_if(lambda doc: doc.get("tags"), "has tags")(doc) is doc
+
+
+def test_a_condition_of_a_plan_file_travels_with_it() -> None:
+    """A lambda too, by value."""
+    copy = cloudpickle.loads(cloudpickle.dumps(drop_if(lambda doc: "x" in doc, "has x")))
+
+    with pytest.raises(Dropped, match="has x"):
+        copy(Document("i", x=1))
 
 
 def test_what_the_condition_raises_is_the_documents_error() -> None:
