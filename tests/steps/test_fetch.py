@@ -61,6 +61,11 @@ class Site(BaseHTTPRequestHandler):
     def do_big(self, size: str) -> None:
         self.answer(b"x" * int(size))
 
+    def do_huge(self) -> None:
+        """So it says; nothing comes."""
+        self.answer(b"", more=10**12)
+        self.server.stopped.wait(10)  # type: ignore[attr-defined]
+
     def do_endless(self) -> None:
         """Without a length, and without an end."""
         self.send_response(200)
@@ -214,9 +219,9 @@ def test_a_broken_answer_is_tried_again(at: str, path: str) -> None:
         fetched(f"{at}/{path}")
 
 
-@pytest.mark.parametrize("path", ["big/1001", "endless", "bomb/100000000"])
+@pytest.mark.parametrize("path", ["big/1001", "huge", "endless", "bomb/100000000"])
 def test_too_much_is_refused(at: str, path: str) -> None:
-    """With a length, without one, and unpacked."""
+    """With a length, as soon as it is known; without one; and unpacked."""
     with pytest.raises(PermanentError, match="has more than max_bytes=1000"):
         fetched(f"{at}/{path}", max_bytes=1000)
 

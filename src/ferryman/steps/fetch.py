@@ -147,7 +147,8 @@ class fetch_url:
                 raise TransientError(said)
             raise PermanentError(f"{said}. Correct the URL, or drop the document.")
         content = bytearray()
-        while len(content) <= self.max_bytes:
+        announced = answer.length_remaining or 0
+        while max(announced, len(content)) <= self.max_bytes:
             if time.monotonic() > give_up:
                 raise TransientError(f"{_shown(url)}: {len(content)} bytes within {self.timeout_s:g} s, and not all.")
             piece = answer.read1(_PIECE_BYTES, decode_content=True)
