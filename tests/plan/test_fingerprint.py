@@ -93,7 +93,6 @@ def fingerprint(step: Callable[..., Any]) -> str:
         (str.upper, str.lower),
         (Colour, Inner),
     ],
-    ids=str,
 )
 def test_what_a_step_was_made_with_counts(this: Any, that: Any) -> None:
     """The fields of a dataclass: values, and functions by their code."""

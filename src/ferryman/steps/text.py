@@ -183,9 +183,8 @@ class _Template(Template):
 class fill_template:
     """Set a field to a text made from other fields.
 
-    >>> fill_template("line", "$title, by ${dc:creator}")(
-    ...     Document.of("a", {"title": "Emma", "dc:creator": ["J. Austen"]})
-    ... )["line"]
+    >>> step = fill_template("line", "$title, by ${dc:creator}")
+    >>> step(Document.of("a", {"title": "Emma", "dc:creator": ["J. Austen"]}))["line"]
     'Emma, by J. Austen'
 
     Numbers are written as JSON writes them, true and false likewise. Nothing but the values of fields can be asked for:
