@@ -34,6 +34,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "bad input": bad_input.tables,
     "shipped sources": ports.sources,
     "promises of a source": ports.promises_of_a_source,
+    "ready-made steps": ports.steps,
     "shipped destinations": ports.destinations,
     "destination attributes": ports.attributes,
     "destination port": ports.destination_port,
@@ -42,6 +43,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "python: ferryman": partial(signatures.module, "ferryman"),
     "python: answers": signatures.answers,
     "python: sources": partial(signatures.names, "ferryman.sources"),
+    "python: steps": partial(signatures.names, "ferryman.steps"),
     "python: destinations": partial(signatures.names, "ferryman.destinations"),
     "python: testing": signatures.testing,
 }

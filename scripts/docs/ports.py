@@ -1,4 +1,4 @@
-"""What is said of the shipped sources and destinations, from their classes."""
+"""What is said of the shipped sources, steps and destinations, from their classes."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from scripts.docs.signatures import entry, prose
 
 import ferryman.destinations
 import ferryman.sources
+import ferryman.steps
 from ferryman.destinations import Delivery, Destination, DestinationContext, Outcome, sqlite
 from ferryman.plan.plan import _default_guarantee
 from ferryman.sources import Source
@@ -26,6 +27,10 @@ def shipped(package: Any, base: type) -> list[tuple[str, type]]:
 
 def sources() -> str:
     return "\n\n".join(entry(name, cls, of=()) for name, cls in shipped(ferryman.sources, Source))
+
+
+def steps() -> str:
+    return "\n\n".join(entry(name, getattr(ferryman.steps, name)) for name in ferryman.steps.__all__)
 
 
 def destinations() -> str:

@@ -186,7 +186,10 @@ def prose(doc: str) -> str:
             items = textwrap.dedent("\n".join(lines[1:]))
             out.append(f"{lines[0].strip()}\n\n{_items(items)}")
         elif lines[0].startswith(">>> "):
-            out.append("```python\n" + "\n".join(line.removeprefix(">>> ") for line in lines) + "\n```")
+            if all(line.startswith((">>> ", "... ")) for line in lines):
+                out.append("```python\n" + "\n".join(line.removeprefix(">>> ") for line in lines) + "\n```")
+            else:  # with what comes of it
+                out.append("```pycon\n" + paragraph + "\n```")
         elif all(line.startswith("    ") for line in lines):
             code = textwrap.dedent(paragraph)
             joined = out and out[-1].startswith("```")

@@ -60,6 +60,12 @@ SEND_TIMEOUT_S: Final = 60.0
 WAIT_S: Final = 60.0
 """`run` waits by itself for rows that come due within this time."""
 
+FETCH_TIMEOUT_S: Final = 30.0
+"""Time a fetch of a URL gets: a server that needs longer is better asked again later."""
+
+FETCH_REDIRECTS: Final = 5
+"""Redirects a fetch follows: what HTTP once named as the most that is sensible (RFC 2068, 10.3)."""
+
 # --- state ----------------------------------------------------------------------------------------
 FORMAT: Final = 1
 """Format of the state directory. A newer one is refused."""

@@ -107,6 +107,7 @@ def test_a_file_without_a_plan_is_refused(write: Write) -> None:
         ("\nimport no_such_module\n", 2, "No module named 'no_such_module'. Install it into"),
         ("raise SystemExit\n", 1, "SystemExit"),
         ("from ferryman.sources import Files\nFiles('x', detect='dreams')\n", 2, "detect='dreams': choose one of"),
+        ("from ferryman import steps\nsteps.trim('')\n", 2, "give the name of a field, or a list of names. Correct it"),
     ],
 )
 def test_an_error_in_the_file_names_its_line(write: Write, text: str, line: int, told: str) -> None:

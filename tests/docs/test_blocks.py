@@ -55,8 +55,9 @@ def test_every_public_name_has_a_text() -> None:
     import ferryman
     import ferryman.destinations
     import ferryman.sources
+    import ferryman.steps
 
-    for module in (ferryman, ferryman.destinations, ferryman.sources):
+    for module in (ferryman, ferryman.destinations, ferryman.sources, ferryman.steps):
         silent = [name for name in module.__all__ if not getattr(module, name).__doc__]
         assert not silent, f"{module.__name__}: {silent}"
 

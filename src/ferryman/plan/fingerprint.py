@@ -1,9 +1,16 @@
-"""What a plan is, in 32 hex digits: its structure and its steps' code."""
+"""What a plan is, in 32 hex digits: its structure, its steps' code and what they were made with."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
+from dataclasses import fields, is_dataclass
+from datetime import date, timedelta
+from decimal import Decimal
+from enum import Enum
+from functools import partial
 from hashlib import blake2b
+from pathlib import PurePath
 from types import CodeType
 from typing import Any
 
@@ -11,7 +18,10 @@ from ferryman.plan.nodes import DestinationNode, Node, RouterNode, SourceNode, S
 
 
 def fingerprint(nodes: Sequence[Node]) -> str:
-    """BLAKE2b-128 over names, kinds, edges, and the code of the steps (not over data they close over)."""
+    """BLAKE2b-128 over names, kinds, edges, and the steps: their code and their arguments.
+
+    Not over data that a function closes over.
+    """
     h = blake2b(digest_size=16)
     for node in sorted(nodes, key=lambda n: n.name):
         for part in _parts(node):
@@ -39,14 +49,49 @@ def _parts(node: Node) -> Iterator[str]:
 
 
 def _code(fn: Any) -> Iterator[str]:
-    """Bytecode and constants of a function, without line numbers: moving it in its file changes nothing."""
-    fn = getattr(fn, "func", fn)  # functools.partial
+    """Bytecode and constants of a function, without line numbers: moving it in its file changes nothing.
+
+    Of an object that is called: its class, the code of its ``__call__``, and if it is a dataclass, its fields.
+    """
+    if isinstance(fn, partial):
+        yield from _code(fn.func)
+        if fn.args or fn.keywords:
+            yield from _value([fn.args, fn.keywords])
+        return
     code = getattr(getattr(fn, "__func__", fn), "__code__", None)
-    if code is None:  # an object that is called: its class says what it does
-        yield f"{type(fn).__module__}.{type(fn).__qualname__}"
+    if code is None:
+        named = fn if hasattr(fn, "__qualname__") else type(fn)  # a built-in function has a name of its own
+        yield f"{getattr(named, '__module__', '')}.{named.__qualname__}"
         code = getattr(vars(type(fn)).get("__call__"), "__code__", None)
     if isinstance(code, CodeType):
         yield from _bytecode(code)
+    if is_dataclass(fn) and not isinstance(fn, type):
+        for field in fields(fn):
+            if field.compare:  # what makes it another one
+                yield field.name
+                yield from _value(getattr(fn, field.name))
+
+
+def _value(value: Any) -> Iterator[str]:
+    """What a step was made with. Of what has no lasting text of its own (a client, a lock) only the class counts."""
+    match value:
+        case None | bool() | int() | float() | str() | bytes() | Enum() | date() | timedelta() | Decimal() | PurePath():
+            yield repr(value)
+        case list() | tuple():
+            yield f"{type(value).__name__} of {len(value)}"
+            for element in value:
+                yield from _value(element)
+        case dict():
+            yield f"dict of {len(value)}"
+            for key, element in value.items():
+                yield repr(key)
+                yield from _value(element)
+        case set() | frozenset():
+            yield repr(sorted(map(repr, value)))
+        case re.Pattern():
+            yield repr((value.pattern, value.flags))
+        case _:
+            yield from _code(value)
 
 
 def _bytecode(code: CodeType) -> Iterator[str]:

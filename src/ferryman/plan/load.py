@@ -145,7 +145,7 @@ def _told(error: BaseException) -> str:
         return str(error)
     if isinstance(error, ModuleNotFoundError):
         return f"{error}. Install it into {sys.prefix}, or put it beside the plan file."
-    what = error.msg if isinstance(error, SyntaxError) else str(error)
+    what = ((error.msg if isinstance(error, SyntaxError) else str(error)) or "").removesuffix(".")
     kind = type(error).__name__
     return f"{kind}: {what}. Correct it there; -v shows the traceback." if what else f"{kind}. Correct it there."
 

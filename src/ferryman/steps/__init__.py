@@ -1,0 +1,34 @@
+"""Ready-made steps: each call makes a function of a document, to be given to ``Plan.step``.
+
+They change what is there and leave alone what is not: a field that is missing, or holds null, is no error. Where a
+field may hold one value or a list of values, every value is treated alike. A value that cannot be treated is an error
+of its document, ``BadDocument``, which names both. Arguments that cannot be meant are a ``ValueError`` as soon as the
+step is made, so ``ferryman plan check`` finds them.
+
+They are frozen dataclasses in small letters, as PEP 8 has it for what is used as a function: that gives each a name in
+the plan's picture, and makes its arguments part of the plan's fingerprint.
+"""
+
+from ferryman.steps.dates import reformat_date
+from ferryman.steps.drop import drop_if
+from ferryman.steps.fetch import fetch_url
+from ferryman.steps.fields import copy_field, drop_fields, rename_field, set_field
+from ferryman.steps.sizes import format_size
+from ferryman.steps.text import fill_template, keep_matches, replace_matches, split, trim, url_encode
+
+__all__ = [
+    "copy_field",
+    "drop_fields",
+    "drop_if",
+    "fetch_url",
+    "fill_template",
+    "format_size",
+    "keep_matches",
+    "reformat_date",
+    "rename_field",
+    "replace_matches",
+    "set_field",
+    "split",
+    "trim",
+    "url_encode",
+]

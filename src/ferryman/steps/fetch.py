@@ -1,0 +1,194 @@
+"""The step that gets a document's content from the web."""
+
+from __future__ import annotations
+
+import os
+import ssl
+import time
+from base64 import b64encode
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Final
+from urllib.parse import unquote_to_bytes, urljoin
+
+from ferryman import settings
+from ferryman.document import Document
+from ferryman.errors import BadDocument, PermanentError, TransientError
+from ferryman.steps.values import one_name, refused, values
+
+if TYPE_CHECKING:
+    from urllib3 import BaseHTTPResponse, PoolManager
+    from urllib3.exceptions import HTTPError
+    from urllib3.util import Url
+
+_TRY_AGAIN: Final = frozenset({408, 425, 429})
+"""Client errors that pass: Request Timeout, Too Early, Too Many Requests."""
+
+_PIECE_BYTES: Final = 64 * settings.KIB
+
+
+@dataclass(frozen=True, slots=True)
+class fetch_url:
+    """Get what a URL leads to; the bytes become the document's ``raw``.
+
+    ``fetch_url("link")`` asks for the URL in the field ``link`` and keeps the field. Without the field nothing is done.
+
+    It only reads (``GET``). Only ``http`` and ``https`` are asked for; certificates are checked by the system's
+    authorities; a proxy is not used. A user and password in the URL are sent as Basic authentication, and appear in no
+    message, nor does the query. A document is fetched when it is taken up, so what changes behind the URL alone is not
+    noticed.
+
+    Who can write the URLs can make the workers ask any server that they reach, also inside your network: where you do
+    not trust them, say ``hosts``.
+
+    Args:
+        field: holds the URL: one text, or a list with one.
+        timeout_s: seconds from the start until all is there, looked at whenever something arrives; as long may pass
+            without anything. The system's look-up of a host's name is not counted. A server that dribbles even its
+            headers is stopped by the step's ``timeout=``.
+        max_bytes: largest content that is taken, after decompression (bytes).
+        redirects: how many are followed at most.
+        hosts: names of the hosts that may be asked, redirects too; none: any.
+
+    Raises:
+        BadDocument: the field holds no URL, or one that may not be asked for.
+        TransientError: no answer, a broken one, or status 408, 425, 429 or 5xx.
+        PermanentError: any other status, more than ``max_bytes``, more than ``redirects``.
+        ValueError: when the step is made: a limit that is not above 0 (``redirects``: below 0).
+    """
+
+    field: str
+    timeout_s: float = settings.FETCH_TIMEOUT_S
+    max_bytes: int = settings.MAX_FILE_BYTES
+    redirects: int = settings.FETCH_REDIRECTS
+    hosts: str | Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        one_name(self.field, "field")
+        if not self.timeout_s > 0 or not self.max_bytes > 0 or self.redirects < 0:
+            raise ValueError("give a timeout_s and max_bytes above 0, and redirects of 0 or more.")
+        hosts = (self.hosts,) if isinstance(self.hosts, str) else tuple(self.hosts)
+        object.__setattr__(self, "hosts", tuple(host.lower() for host in hosts))
+
+    def __call__(self, doc: Document) -> Document:
+        urls = values(doc, self.field)
+        if not urls:
+            return doc
+        if len(urls) > 1:
+            raise refused(doc, self.field, f"holds {len(urls)} URLs. Leave one, or make a document of each.")
+        give_up = time.monotonic() + self.timeout_s
+        url = self._allowed(urls[0], f"{doc.id}: field {self.field!r} holds")
+        for _ in range(self.redirects + 1):
+            with self._answer(url, give_up) as answer:
+                target = answer.get_redirect_location()
+                if not target:
+                    doc.raw = self._content(answer, url, give_up)
+                    return doc
+            url = self._allowed(target, f"{doc.id}: {_shown(url)} redirects to", url.url)
+        raise PermanentError(
+            f"{_shown(url)}: its redirects={self.redirects} are used up. Correct the URL, or allow more."
+        )
+
+    def _allowed(self, text: str, where: str, base: str = "") -> Url:
+        """The parts of a URL, which may be relative to ``base``.
+
+        Raises:
+            BadDocument: it is none, or may not be asked for.
+        """
+        from urllib3.util import parse_url
+
+        try:
+            url = parse_url(urljoin(base, text.strip()))
+        except ValueError:
+            raise BadDocument(f"{where} what is no URL. Correct it.") from None
+        if url.scheme not in ("http", "https") or not url.host:
+            raise BadDocument(f"{where} {_shown(url)}, which is no http or https URL. Correct it.")
+        if self.hosts and url.host not in self.hosts:
+            raise BadDocument(
+                f"{where} {_shown(url)}, which is on none of the hosts {', '.join(self.hosts)}. Add it there."
+            )
+        return url
+
+    @contextmanager
+    def _answer(self, url: Url, give_up: float) -> Iterator[BaseHTTPResponse]:
+        """The server's answer, its content not read yet. Errors of the network in here are ``TransientError``."""
+        from urllib3 import Timeout
+        from urllib3.exceptions import HTTPError, LocationValueError
+
+        headers = {"user-agent": "ferryman", "accept-encoding": "gzip"}
+        if url.auth:
+            headers["authorization"] = "Basic " + b64encode(unquote_to_bytes(url.auth)).decode()
+        try:
+            answer = _pool(os.getpid()).request(
+                "GET",
+                url._replace(auth=None, fragment=None).url,
+                headers=headers,
+                timeout=Timeout(total=max(give_up - time.monotonic(), 0.001)),
+                retries=False,
+                redirect=False,
+                preload_content=False,
+            )
+            try:
+                yield answer
+            finally:
+                answer.close()  # what was read to its end is back in the pool by now
+        except LocationValueError:
+            raise BadDocument(f"{_shown(url)}: no host can have this name. Correct it.") from None
+        except HTTPError as e:
+            raise TransientError(f"{_shown(url)}: {self._reason(e)}") from None
+
+    def _content(self, answer: BaseHTTPResponse, url: Url, give_up: float) -> bytes:
+        """The content, if the answer has one that may be taken."""
+        if not 200 <= answer.status < 300:
+            said = f"{_shown(url)}: answered {answer.status} {answer.reason or ''}".rstrip()
+            if answer.status in _TRY_AGAIN or answer.status >= 500:
+                raise TransientError(said)
+            raise PermanentError(f"{said}. Correct the URL, or drop the document.")
+        content = bytearray()
+        announced = answer.length_remaining or 0
+        while max(announced, len(content)) <= self.max_bytes:
+            if time.monotonic() > give_up:
+                raise TransientError(f"{_shown(url)}: {len(content)} bytes within {self.timeout_s:g} s, and not all.")
+            piece = answer.read1(_PIECE_BYTES, decode_content=True)
+            if not piece:
+                return bytes(content)
+            content += piece
+        raise PermanentError(
+            f"{_shown(url)}: has more than max_bytes={self.max_bytes}. Raise the limit, or drop the document."
+        )
+
+    def _reason(self, error: HTTPError) -> str:
+        """Why there is no answer, without the URL that urllib3's own words repeat."""
+        from urllib3.exceptions import (
+            ConnectTimeoutError,
+            NameResolutionError,
+            NewConnectionError,
+            ReadTimeoutError,
+            SSLError,
+        )
+
+        match error:
+            case NameResolutionError():
+                return "no host of this name is found"
+            case NewConnectionError():
+                return getattr(error.__cause__, "strerror", None) or "no connection"
+            case ConnectTimeoutError() | ReadTimeoutError():
+                return f"no answer within {self.timeout_s:g} s"
+            case SSLError():
+                return f"no safe connection: {error}"
+        return f"the answer broke off or is no HTTP ({type(error).__name__})"
+
+
+@lru_cache(maxsize=1)
+def _pool(process: int) -> PoolManager:
+    """This process's connections. A forked process must not go on with those of its parent."""
+    from urllib3 import PoolManager
+
+    return PoolManager(ssl_context=ssl.create_default_context())
+
+
+def _shown(url: Url) -> str:
+    """A URL in a message: without user, password and query, which may be secrets."""
+    return url._replace(auth=None, query=None, fragment=None).url + ("?…" if url.query else "")
