@@ -27,6 +27,7 @@ __all__ = [
     "Plan",
     "TransientError",
     "history",
+    "resolve",
     "retry",
     "run",
     "status",
@@ -92,9 +93,11 @@ def retry(
     destination: str | None = None,
     source: str | None = None,
     force: bool = False,
+    dirty: bool = False,
     why: str = "",
 ) -> Retried:
-    """Try again what failed; with ``force`` read documents again as new revisions. See ``ferryman retry --help``."""
+    """Try again what failed; with ``force`` read documents again as new revisions; with ``dirty`` have the next scan
+    read them, whatever their fingerprints say, and feed them if they changed. See ``ferryman retry --help``."""
     from ferryman.ledger import commands
 
     return commands.retry(
@@ -105,5 +108,23 @@ def retry(
         destination=destination,
         source=source,
         force=force,
+        dirty=dirty,
         why=why,
     )
+
+
+def resolve(
+    plan: Plan,
+    word: str,
+    *,
+    state: str | Path | None = None,
+    document: str | None = None,
+    destination: str | None = None,
+    source: str | None = None,
+    why: str = "",
+) -> Retried:
+    """Say what became of deliveries whose outcome is unknown: "indexed", "dead" or "owed". See ``ferryman resolve
+    --help``."""
+    from ferryman.ledger import commands
+
+    return commands.resolve(plan, word, state=state, document=document, destination=destination, source=source, why=why)

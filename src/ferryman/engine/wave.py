@@ -242,7 +242,7 @@ class Run:
     def _take_commands(self) -> None:
         for command in commands.waiting(self._state):
             count = commands.apply(self._state, command)
-            self._tell(f"took up `retry` of {command.who}: {count} deliveries")
+            self._tell(f"took up `{command.verb}` of {command.who}: {count} deliveries")
 
     # -- what is owed ----------------------------------------------------------------------------
 

@@ -186,6 +186,11 @@ class Journal:
                 leftover.unlink(missing_ok=True)
             folder.rmdir()
 
+    def forget(self, pass_: int, rows: Rows) -> None:
+        """Remove a claim that was left open: late answers to it do not count any more."""
+        for path in (self.folder / str(pass_)).glob(f"{rows.name}.*"):
+            path.unlink(missing_ok=True)
+
     def _path(self, pass_: int, rows: Rows, kind: str) -> Path:
         return self.folder / str(pass_) / f"{rows.name}.{kind}"
 
