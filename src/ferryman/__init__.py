@@ -45,6 +45,8 @@ def run(
     wait: float | None = None,
     every: float | None = None,
     allow_deletes: bool = False,
+    accept_changes: bool = False,
+    from_version: int | None = None,
 ) -> Summary:
     """Run a plan until all is delivered, or nothing more can be done now.
 
@@ -55,6 +57,8 @@ def run(
         wait: seconds to wait for owed rows to come due; None: as long as the next is due within 60 s; 0: not at all.
         every: keep scanning, with this many seconds from start to start; None: one scan.
         allow_deletes: let a scan delete more than a source's ``max_deleted``.
+        accept_changes: go on under this version although the plan's structure has changed.
+        from_version: carry on from the state of this older version of the plan, if that was not done before.
 
     Raises:
         PlanError, UsageError: nothing was done.
@@ -64,7 +68,16 @@ def run(
     from ferryman.engine import wave
 
     return wave.run(
-        plan, state=state, spark=spark, master=master, conf=conf, wait=wait, every=every, allow_deletes=allow_deletes
+        plan,
+        state=state,
+        spark=spark,
+        master=master,
+        conf=conf,
+        wait=wait,
+        every=every,
+        allow_deletes=allow_deletes,
+        accept_changes=accept_changes,
+        from_version=from_version,
     )
 
 

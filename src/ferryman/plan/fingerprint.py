@@ -43,9 +43,18 @@ def _parts(node: Node) -> Iterator[str]:
             yield str(node.tap)
         case RouterNode():
             yield type(node.router).__name__
-            yield from _code(node.router.choose)
+            yield from code_of(node)
         case StepNode():
-            yield from _code(node.fn)
+            yield from code_of(node)
+
+
+def code_of(node: StepNode | RouterNode) -> Iterator[str]:
+    """What a step or router does: its code, and what it was made with."""
+    if isinstance(node, StepNode):
+        yield from _code(node.fn)
+        return
+    yield from _code(node.router.choose)
+    yield from _value({name: value for name, value in vars(node.router).items() if not name.startswith("_")})
 
 
 def _code(fn: Any) -> Iterator[str]:
