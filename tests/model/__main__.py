@@ -16,10 +16,10 @@ from tests.model.mutations import MUTATIONS
 
 def main() -> int:
     failed = False
-    print(f"{'configuration':48} {'states':>9} {'transitions':>12} {'seconds':>8}")
+    print(f"{'configuration':56} {'states':>9} {'transitions':>12} {'seconds':>8}")
     for config in CONFIGURATIONS:
         report = pages.explored(config)
-        print(f"{config.name:48} {report.states:9} {report.transitions:12} {report.seconds:8.1f}", flush=True)
+        print(f"{config.name:56} {report.states:9} {report.transitions:12} {report.seconds:8.1f}", flush=True)
         if report.violation is not None:
             failed = True
             print(report.violation)

@@ -59,6 +59,13 @@ CONFIGURATIONS: Final = (
         )
         for guarantee in (ONCE, LEAST, EXACT)
     ),
+    Config(
+        "two drivers and a change: at-least-once, compares",
+        (("a", "b"),),
+        (Destination(LEAST, compares=True),),
+        Budget(rivals=1, late=1),
+        lock=False,
+    ),
     # One document that changes and goes: order, revisions, deletes.
     Config(
         "changes: at-least-once, compares",
@@ -107,7 +114,15 @@ CONFIGURATIONS: Final = (
         batch=2,
     ),
     Config(
-        "three documents, two destinations: one changes",
+        "three documents, two destinations: a kill and a fault",
+        THREE,
+        (Destination(ONCE), Destination(EXACT)),
+        Budget(crashes=1, faults=1),
+        answers=("transient", "half"),
+        batch=3,
+    ),
+    Config(
+        "three documents, two destinations: changes",
         (("a", "b"), ("c", GONE), ("d",)),
         (Destination(LEAST, compares=True), Destination(EXACT)),
         Budget(faults=1),

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from ferryman.ledger.statuses import Status
+from tests.model.driver import STALE
 from tests.model.executor import OVERWRITTEN
-from tests.model.protocol import STALE
 from tests.model.settling import ILLEGAL, guarantee
 from tests.model.state import EXACT, GONE, LEAST, ONCE, Config, Delivery, State, Told
 
@@ -107,8 +107,8 @@ def exactly_once(config: Config, state: State) -> Wrong:
 def one_bad_document_harms_only_itself(config: Config, state: State) -> Wrong:
     """One bad document harms only itself; one bad or slow destination delays only itself.
 
-    A row spends an attempt only if the destination has answered for this very row. (That what waits for one destination
-    is delivered to the others is a part of ``at_rest``.)
+    A row spends an attempt only if the destination has answered for this very row. (No destination stays down for ever
+    here; that the others do not wait for it is for other tests.)
     """
     for row in state.outbox:
         bad = state.told[row.sequence].bad
