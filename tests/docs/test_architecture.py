@@ -110,7 +110,9 @@ def test_the_folders_are_those_of_a_state() -> None:
     section = PAGE.partition("## Where state lives")[2].partition("| table | columns |")[0]
     named = [code(cells[0])[0] for cells in rows(section) if code(cells[0])]
 
-    assert sorted(named) == sorted({*(folder.partition("/")[0] for folder in FOLDERS), "state.json", "lock"})
+    assert sorted(named) == sorted(
+        {*(folder.partition("/")[0] for folder in FOLDERS), "state.json", "plan.json", "moved.json", "lock"}
+    )
 
 
 def test_the_layers_are_those_of_the_contract() -> None:

@@ -368,10 +368,18 @@ class State:
         self.release()
         if not isinstance(error, Exception) or isinstance(error, StateLost):
             return
-        if (epoch := self._latest_epoch()) > self.epoch:  # whatever is missing or damaged: it is not ours any more
-            raise taken_over(self.root, epoch, self.epoch) from error
+        self.check_ours(error)  # whatever is missing or damaged, it may be somebody else's doing
         if isinstance(error, duckdb.Error) and (found := self.damage()) is not None:
             raise found from error
+
+    def check_ours(self, error: BaseException | None = None) -> None:
+        """Stop if another driver has announced itself.
+
+        Raises:
+            StateLost: it has; from ``error``.
+        """
+        if (epoch := self._latest_epoch()) > self.epoch:
+            raise taken_over(self.root, epoch, self.epoch) from error
 
     def _latest_epoch(self) -> int:
         """The epoch that the outbox has now; 0 if it cannot be read."""
