@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from itertools import pairwise
 
 from ferryman.plan.nodes import Node
 
 
 def in_order(nodes: Sequence[Node]) -> list[Node]:
     """Nodes so that each comes after those it follows (Kahn); without those that are in a cycle, or behind one."""
+    waiting = {n.name: set(n.after) for n in nodes}
     by_name = {n.name: n for n in nodes}
-    waiting: dict[str, set[str]] = {}
-    for node in nodes:  # several of one name are one here
-        waiting.setdefault(node.name, set()).update(node.after)
     ordered: list[Node] = []
     while ready := [name for name, after in waiting.items() if not after]:
         for name in ready:
@@ -25,40 +24,57 @@ def in_order(nodes: Sequence[Node]) -> list[Node]:
 
 
 def cycles(nodes: Sequence[Node]) -> list[list[str]]:
-    """Rings of names, each from its first node on the way that documents take. Any plan may be given.
+    """Rings of names, each from its first node on the way that documents take.
 
-    Every edge that closes a ring is in one of them: no more come to light when these are opened one by one.
+    Any plan may be given: names that are not there are passed over, and where several nodes have one name, the first
+    is meant. Every edge that closes a ring is in one of the rings: no more come to light when these are opened.
     """
-    ordered = {n.name for n in in_order(nodes)}
-    names = list(dict.fromkeys(n.name for n in nodes if n.name not in ordered))
-    following: dict[str, dict[str, None]] = {name: {} for name in names}
-    for node in nodes:
+    numbers: dict[str, int] = {}
+    for number, node in enumerate(nodes):
+        numbers.setdefault(node.name, number)
+    following: list[list[int]] = [[] for _ in nodes]
+    for number, node in enumerate(nodes):
         for name in node.after:
-            if name in following and node.name in following:
-                following[name][node.name] = None
-    told: set[tuple[str, str]] = set()
+            if name in numbers:
+                following[numbers[name]].append(number)
+    told: set[tuple[int, int]] = set()
     rings = []
-    for start, ends in following.items():
-        for end in ends:
-            if (start, end) not in told and (back := _shortest(end, start, following)):
-                told.update(zip([start, *back], back, strict=False))
-                first = min(range(len(back)), key=lambda at, back=back: names.index(back[at]))  # type: ignore[misc]
-                rings.append(back[first:] + back[:first])
+    for start in _left_over(following):
+        for end in following[start]:
+            if (start, end) not in told and (ring := _shortest(end, start, following)):
+                told.update(pairwise([start, *ring]))
+                first = ring.index(min(ring))
+                rings.append([nodes[number].name for number in ring[first:] + ring[:first]])
     return rings
 
 
-def _shortest(start: str, end: str, following: Mapping[str, Mapping[str, None]]) -> list[str]:
-    """Names from ``start`` to ``end``, both among them; [] if there is no way."""
-    before: dict[str, str | None] = {start: None}
+def _left_over(following: Sequence[Sequence[int]]) -> list[int]:
+    """What is in a ring, or behind one."""
+    missing = [0] * len(following)
+    for ends in following:
+        for end in ends:
+            missing[end] += 1
+    ready = [number for number, count in enumerate(missing) if not count]
+    for number in ready:  # grows meanwhile
+        for end in following[number]:
+            missing[end] -= 1
+            if not missing[end]:
+                ready.append(end)
+    return [number for number, count in enumerate(missing) if count]
+
+
+def _shortest(start: int, end: int, following: Sequence[Sequence[int]]) -> list[int]:
+    """From ``start`` to ``end``, both among them; [] if there is no way."""
+    before: dict[int, int | None] = {start: None}
     waiting = deque([start])
     while waiting and end not in before:
         at = waiting.popleft()
-        for name in following[at]:
-            if name not in before:
-                before[name] = at
-                waiting.append(name)
-    way: list[str] = []
-    step: str | None = end if end in before else None
+        for number in following[at]:
+            if number not in before:
+                before[number] = at
+                waiting.append(number)
+    way: list[int] = []
+    step: int | None = end if end in before else None
     while step is not None:
         way.append(step)
         step = before[step]

@@ -122,8 +122,8 @@ def _bad_names(name: str, version: object, nodes: Sequence[Node]) -> list[str]:
 
 def _bad_edges(nodes: Sequence[Node]) -> list[str]:
     found = []
-    kinds = {n.name: n for n in nodes}
-    following = successors(nodes)
+    kinds = {n.name: n for n in reversed(nodes)}  # the first of a name, where several have it
+    following, named = successors(nodes), Counter(n.name for n in nodes)
     if not any(isinstance(n, SourceNode) for n in nodes):
         found.append("the plan has no source: add one with plan.source(name, source).")
     for node in nodes:
@@ -149,7 +149,7 @@ def _bad_edges(nodes: Sequence[Node]) -> list[str]:
                 f"add .destination(name, …) after it."
             )
         forks = isinstance(node, RouterNode) or (isinstance(node, DestinationNode) and not node.tap)
-        if len(after) > 1 and not forks:
+        if len(after) > 1 and not forks and named[node.name] == 1:
             found.append(
                 f"{node.name}: has {len(after)} successors ({', '.join(n.name for n in after)}) "
                 "without a router between: put one there, .route(name, Duplicate()) for a copy to each."
@@ -169,7 +169,9 @@ def _bad_nodes(nodes: Sequence[Node]) -> list[str]:
             found += _bad_router(node, [n.name for n in following[node.name]])
         if isinstance(node, StepNode):
             if not callable(node.fn):
-                found.append(f"{node.name}: {node.fn!r} is not a function of a document.")
+                found.append(
+                    f"{node.name}: {node.fn!r} is not a function of a document: give one, by its name and not called."
+                )
             if node.effect is Effect.POTENT:
                 apart = " Where it also changes the document, take the two apart." if node.mutates else ""
                 found.append(
@@ -279,8 +281,8 @@ def _warnings(nodes: Sequence[Node]) -> list[str]:
         ):
             found.append(
                 f"{node.name}: {type(node.destination).__name__} does not compare sequences: within a second after a "
-                "kill, a late worker may write an older version of a document after a newer one. Let it refuse a lower "
-                "sequence than it has, and say so: compares_sequences = True."
+                "kill, a late worker may write an older version of a document after a newer one. Whoever reads it "
+                "can compare sequences; one of your own can refuse a lower one and say so: compares_sequences = True."
             )
     return found
 
