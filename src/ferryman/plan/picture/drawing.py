@@ -171,12 +171,13 @@ def _edges(edges: Sequence[Edge], place: Laid) -> Iterator[str]:
 def _path(way: Way) -> str:
     """Straight at each stop, and from one to the next in a curve that begins and ends straight."""
     stops = [Stop(s.x, s.bottom, s.top) for s in reversed(way.stops)] if way.turned else way.stops
-    path = [f"M{_n(stops[0].x)},{_n(stops[0].top)}", f"V{_n(stops[0].bottom)}"]
-    for before, stop in pairwise(stops):
+    path = [f"M{_n(stops[0].x)},{_n(stops[0].top)}"]
+    for before, stop in pairwise([Stop(stops[0].x, stops[0].top, stops[0].top), *stops]):
         middle = _n((before.bottom + stop.top) / 2)
         if abs(before.x - stop.x) >= 0.5:
             path.append(f"C{_n(before.x)},{middle} {_n(stop.x)},{middle} {_n(stop.x)},{_n(stop.top)}")
-        path.append(f"V{_n(stop.bottom)}")
+        if _n(stop.bottom) != _n(stop.top) or abs(before.x - stop.x) < 0.5:  # a line of no length has no direction
+            path.append(f"V{_n(stop.bottom)}")
     return " ".join(path)
 
 

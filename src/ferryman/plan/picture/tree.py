@@ -55,6 +55,6 @@ def _below(source: Node, plan: Plan, drawn: set[int]) -> Iterator[tuple[str, str
                     child,
                     indent + ("└─ " if last else "├─ "),
                     indent + ("   " if last else "│  "),
-                    f"if {label}" if label else "",
+                    f"branch: {label}" if label else "",
                 )
             )
