@@ -87,7 +87,7 @@ def svg(plan: Plan) -> str:
         "</g>",
         "</svg>\n",
     ]
-    return "\n".join(parts)
+    return "\n".join(parts).encode("ascii", "xmlcharrefreplace").decode()  # no terminal's encoding can spoil it
 
 
 def _told(drawn: Sketch) -> str:

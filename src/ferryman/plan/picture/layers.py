@@ -88,7 +88,7 @@ def _leaving(count: int, links: Sequence[Link]) -> list[list[int]]:
 
 def _beginnings(count: int, links: Sequence[Link]) -> list[int]:
     """All boxes; those that nothing leads to first."""
-    led_to = {link.end for link in links}
+    led_to = {link.end for link in links if link.start != link.end}
     return sorted(range(count), key=lambda box: box in led_to)
 
 
