@@ -116,7 +116,7 @@ FINDINGS = (
     ),
     Case(
         "A destination that does not say its effect",
-        "class Printer(Destination):\n    def write(self, chunk): ...\n\n"
+        "class Printer(Destination):\n    def write(self, chunk): ...\n\n\n"
         'plan.source("files", Files("corpus")).destination("paper", Printer())',
     ),
     Case(
@@ -152,7 +152,7 @@ WARNINGS = (
     ),
     Case(
         "A destination that does not compare sequences",
-        "class Notes(Destination):\n    effect = Effect.IDEMPOTENT\n\n    def write(self, chunk): ...\n\n"
+        "class Notes(Destination):\n    effect = Effect.IDEMPOTENT\n\n    def write(self, chunk): ...\n\n\n"
         'plan.source("files", Files("corpus")).destination("notes", Notes())',
     ),
 )
