@@ -24,6 +24,10 @@ MAX_FILE_BYTES: Final = 256 * MIB
 MAX_DELETED: Final = 0.5
 """Share of a source's documents that may vanish at once before a person is asked."""
 
+NAMED_DOCUMENTS: Final = 100_000
+"""Documents that a retry asks its sources for by name: the names travel with each task. If more are owed, all are
+listed."""
+
 FINGERPRINT_TRUST_S: Final = 2.0
 """A file changed less than this before its listing may change again within one tick of its clock: read it."""
 

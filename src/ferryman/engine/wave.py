@@ -179,7 +179,8 @@ class Run:
         self._take_commands()
         self._observer.phase(self._state.wave + 1, "scan")
         folder = self._state.scratch("scan")
-        listings = list_sources(self._plan, self._shipped, folder, self._patient)
+        only = commands.owed_by_steps(self._state, now_us()) if only_owed else None
+        listings = list_sources(self._plan, self._shipped, folder, self._patient, only)
         crash.point("scan.listed")
         verdict: Verdict = judge(
             listings,

@@ -20,6 +20,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ferryman import settings
 from ferryman.errors import StateHeld, UsageError
 from ferryman.ledger.account import view
 from ferryman.ledger.commit import commit_wave
@@ -210,6 +211,26 @@ def next_step_due(state: State) -> int | None:
             )
         """).fetchall()
     return None if due is None else int(due)
+
+
+def owed_by_steps(state: State, now_us: int) -> dict[str, frozenset[str]] | None:
+    """Source -> documents that a due retry or a person is waiting for; None: too many to name them."""
+    with connect(state.staging) as db:
+        register(db, "documents", state.documents.paths(), DOCUMENTS)
+        due = db.execute(f"""
+            SELECT source, document FROM (
+                SELECT source, document, arg_max({{due: due, forced: forced}}, wave) AS last
+                FROM documents
+                WHERE document IN (SELECT document FROM documents WHERE due IS NOT NULL OR forced)
+                GROUP BY source, document
+            ) WHERE last.forced OR last.due <= {now_us} LIMIT {settings.NAMED_DOCUMENTS + 1}
+        """).fetchall()
+    if len(due) > settings.NAMED_DOCUMENTS:
+        return None
+    found: dict[str, set[str]] = defaultdict(set)
+    for source, document in due:
+        found[source].add(document)
+    return {source: frozenset(documents) for source, documents in found.items()}
 
 
 def _chosen(state: State, command: Command) -> list[dict[str, Any]]:

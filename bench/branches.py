@@ -1,0 +1,70 @@
+"""Ten steps with a duplicate and a by-field router, beside ten steps in a row: documents a second and delivery."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, MutableMapping
+from pathlib import Path
+from typing import Any
+
+from bench import data
+from bench.harness import Row, Sizes, Took, anew, as_fast, in_turn, spark
+from ferryman import Plan
+from ferryman.destinations import Null
+from ferryman.engine.wave import run
+from ferryman.plan import Handle
+from ferryman.routers import ByField, Duplicate
+from ferryman.sources import Table
+
+TARGET = 0.8
+
+
+def step(document: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    document["characters"] = len(document["body"])
+    return document
+
+
+def kind(document: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    document["kind"] = "abc"[len(document["title"]) % 3]
+    return document
+
+
+def steps(node: Handle, prefix: str, count: int) -> Handle:
+    for n in range(count):
+        node = node.step(f"{prefix}{n}", step)
+    return node
+
+
+def linear(rows: Path) -> Plan:
+    made = Plan("linear")
+    source = made.source("rows", Table(lambda spark: spark.read.parquet(str(rows))))
+    steps(source, "step", 10).destination("nowhere", Null())
+    return made
+
+
+def branching(rows: Path) -> Plan:
+    """Ten steps on the way of each document; two deliveries a document, two branches not taken."""
+    made = Plan("branching")
+    source = made.source("rows", Table(lambda spark: spark.read.parquet(str(rows))))
+    twice = steps(source, "first", 4).step("kind", kind).route("twice", Duplicate())
+    steps(twice, "left", 2).destination("nowhere", Null())
+    by_kind = steps(twice, "right", 3).route("by-kind", ByField("kind"))
+    for name in "abc":
+        by_kind.destination(name, Null())
+    return made
+
+
+def measure(sizes: Sizes, folder: Path) -> Iterator[Row]:
+    rows = data.table(folder / f"rows-{sizes.documents}", sizes.documents)
+
+    def go(plan: Plan, deliveries: int) -> None:
+        summary = run(plan, state=anew(folder / "branches"), spark=spark())
+        assert summary.delivered == deliveries, summary
+
+    two, one = in_turn(
+        sizes.rounds,
+        lambda: go(branching(rows), 2 * sizes.documents),
+        lambda: go(linear(rows), sizes.documents),
+    )
+    each = Took(two.wall_s / 2, two.cpu_s / 2)
+    what = "10 steps, a duplicate, a by-field router, a delivery; 10 steps in a row"
+    yield as_fast(what, sizes.documents, each, one, TARGET)
