@@ -225,6 +225,15 @@ class State:
         """Disk that waiting rows take."""
         return sum(f.size for f in self.outbox.files.values())
 
+    def verify_absent(self) -> None:
+        """Where there is no state: may one be made? Changes nothing.
+
+        Raises:
+            StateForeign, StateDamaged: by name.
+        """
+        self._refuse_foreign_folder()
+        self._refuse_headless_tables()
+
     def _refuse_foreign_folder(self) -> None:
         """Never make a state inside something else's folder: whatever is there must be a state in the making."""
         if not self.root.exists() or self.exists or any(t.log.marks.is_dir() for t in self.tables):
@@ -235,6 +244,11 @@ class State:
                 f"{self.root} holds {', '.join(sorted(strange))} and no state.json: it is no state of Ferryman's. "
                 "Nothing was touched. Give another --state."
             )
+
+    def _refuse_headless_tables(self) -> None:
+        for table in self.tables:
+            if table.folder.exists() and any(table.log.versions()):  # more than the making of an empty table
+                raise StateDamaged(str(self.root / "state.json"), "the file is missing, and the tables are not empty")
 
     def _strange(self) -> Iterator[str]:
         """What is here and is not a part of a state in the making, nor half written."""
@@ -268,9 +282,7 @@ class State:
         return dict(found)
 
     def _create(self) -> None:
-        for table in self.tables:
-            if table.folder.exists() and any(table.log.versions()):  # more than the making of an empty table
-                raise StateDamaged(str(self.root / "state.json"), "the file is missing, and the tables are not empty")
+        self._refuse_headless_tables()
         for name in ("commands", "staging"):
             files.make_folder(self.root / name)
         self.journal.create()
