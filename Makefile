@@ -38,6 +38,7 @@ prove-long: setup  ## run the slow tests: kill it at every crash point, for a lo
 docs: setup  ## make the generated parts of docs/ anew
 	$(PYTHON) -m scripts.docs
 	$(PYTHON) scripts/cli_reference.py
+	$(PYTHON) -m tests.model --write
 
 requirements: setup  ## pin the dependencies anew after a change of pyproject.toml (ARGS=--upgrade: newest releases)
 	$(COMPILE) pyproject.toml --output-file requirements/run.txt

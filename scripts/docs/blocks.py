@@ -7,12 +7,14 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
-from scripts.docs import bad_input, moves, ports, protocol, signatures
+from scripts.docs import bad_input, moves, plans, ports, protocol, signatures
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 
 PICTURES: dict[str, Callable[[], str]] = {
+    "pictures/plan-plays.svg": plans.svg,
+    "pictures/plan-refused.svg": plans.refused_svg,
     "pictures/protocol.svg": protocol.picture,
     "pictures/statuses.svg": moves.picture,
 }
@@ -32,6 +34,11 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "statuses": moves.table,
     "moves": moves.matrix,
     "bad input": bad_input.tables,
+    "example plan": plans.building,
+    "plan as a tree": plans.tree,
+    "plan as a flowchart": plans.mermaid,
+    "findings": plans.findings,
+    "warnings": plans.warnings,
     "shipped sources": ports.sources,
     "promises of a source": ports.promises_of_a_source,
     "ready-made steps": ports.steps,

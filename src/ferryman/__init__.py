@@ -29,6 +29,7 @@ __all__ = [
     "TransientError",
     "history",
     "preview",
+    "resolve",
     "retry",
     "run",
     "status",
@@ -46,6 +47,8 @@ def run(
     wait: float | None = None,
     every: float | None = None,
     allow_deletes: bool = False,
+    accept_changes: bool = False,
+    from_version: int | None = None,
 ) -> Summary:
     """Run a plan until all is delivered, or nothing more can be done now.
 
@@ -56,6 +59,8 @@ def run(
         wait: seconds to wait for owed rows to come due; None: as long as the next is due within 60 s; 0: not at all.
         every: keep scanning, with this many seconds from start to start; None: one scan.
         allow_deletes: let a scan delete more than a source's ``max_deleted``.
+        accept_changes: go on under this version although the plan's structure has changed.
+        from_version: carry on from the state of this older version of the plan, if that was not done before.
 
     Raises:
         PlanError, UsageError: nothing was done.
@@ -65,7 +70,16 @@ def run(
     from ferryman.engine import wave
 
     return wave.run(
-        plan, state=state, spark=spark, master=master, conf=conf, wait=wait, every=every, allow_deletes=allow_deletes
+        plan,
+        state=state,
+        spark=spark,
+        master=master,
+        conf=conf,
+        wait=wait,
+        every=every,
+        allow_deletes=allow_deletes,
+        accept_changes=accept_changes,
+        from_version=from_version,
     )
 
 
@@ -122,9 +136,11 @@ def retry(
     destination: str | None = None,
     source: str | None = None,
     force: bool = False,
+    dirty: bool = False,
     why: str = "",
 ) -> Retried:
-    """Try again what failed; with ``force`` read documents again as new revisions. See ``ferryman retry --help``."""
+    """Try again what failed; with ``force`` read documents again as new revisions; with ``dirty`` have the next scan
+    read them, whatever their fingerprints say, and feed them if they changed. See ``ferryman retry --help``."""
     from ferryman.ledger import commands
 
     return commands.retry(
@@ -135,5 +151,23 @@ def retry(
         destination=destination,
         source=source,
         force=force,
+        dirty=dirty,
         why=why,
     )
+
+
+def resolve(
+    plan: Plan,
+    word: str,
+    *,
+    state: str | Path | None = None,
+    document: str | None = None,
+    destination: str | None = None,
+    source: str | None = None,
+    why: str = "",
+) -> Retried:
+    """Say what became of deliveries whose outcome is unknown: "indexed", "dead" or "owed". See ``ferryman resolve
+    --help``."""
+    from ferryman.ledger import commands
+
+    return commands.resolve(plan, word, state=state, document=document, destination=destination, source=source, why=why)

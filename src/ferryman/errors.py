@@ -10,6 +10,7 @@
     │       └── BadDocument   the document itself cannot be read or parsed: ERROR_DOC
     ├── UsageError         the person's to mend, nothing was done: exit 2
     │   ├── PlanError      the plan is not one that can run
+    │   ├── PlanChanged    the plan's structure is not what it was under this version
     │   └── TooManyDeletes a scan would delete more than the source allows
     ├── StateError         this state directory must not be touched: exit 1
     │   ├── StateHeld      another driver holds it
@@ -88,6 +89,21 @@ class TooManyDeletes(UsageError):
             f"source {self.source}: {self.gone} of {self.known} documents are gone, more than "
             f"max_deleted={self.max_deleted:g} allows. Nothing was changed. If they were removed on purpose, "
             "run again with --allow-deletes."
+        )
+
+
+class PlanChanged(UsageError):
+    """The plan is not what it was when it last ran under this version; ``differences`` says how, a line each."""
+
+    def __init__(self, plan: str, version: int, differences: list[str]) -> None:
+        super().__init__(plan, version, differences)
+        self.plan, self.version, self.differences = plan, version, differences
+
+    def __str__(self) -> str:
+        return (
+            f"plan {self.plan} version {self.version} has changed since it ran: {'; '.join(self.differences)}. Nothing "
+            "was touched: what is done would not be done again. Give the plan a higher version and run it with "
+            f"--from-version {self.version}, which takes everything over; or run it with --accept-changes."
         )
 
 

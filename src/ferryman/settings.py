@@ -48,6 +48,11 @@ BATCH_BYTES: Final = 5 * MIB
 DEATHS: Final = 3
 """How often a task's worker may die in careful mode too (killed from outside, with its child) before the run ends."""
 
+ALIKE_CHUNKS: Final = 5
+ALIKE_ROWS: Final = 1000
+"""A destination that refuses every row of so many chunks in a row, and of so many rows, with the same words is itself
+in trouble: a mistaken index, a full disk. Fewer may well be the documents'."""
+
 RESULT_EVERY_S: Final = 1.0
 """A durable result is written after this time at the latest: what a kill may send again where that is allowed."""
 

@@ -111,6 +111,9 @@ def test_run_hands_its_options_on(fake: Fake, state: Path, capsys: pytest.Captur
             "--every",
             "30s",
             "--allow-deletes",
+            "--accept-changes",
+            "--from-version",
+            "1",
             "--json",
         ]
     )
@@ -124,6 +127,8 @@ def test_run_hands_its_options_on(fake: Fake, state: Path, capsys: pytest.Captur
         "wait": 120.0,
         "every": 30.0,
         "allow_deletes": True,
+        "accept_changes": True,
+        "from_version": 1,
     }
     assert code == 0
     assert json.loads(capsys.readouterr().out) == Summary().as_dict()

@@ -121,13 +121,34 @@ def test_plan_check_names_every_reason(ferryman: Ferryman, write: Write) -> None
 
 
 def test_plan_show_draws_it(ferryman: Ferryman, plan_file: Path) -> None:
-    """The picture goes to stdout, as text or as JSON."""
+    """The picture goes to stdout, in the form that was asked for."""
     drawn = ferryman("plan", "show", plan_file)
     data = ferryman("plan", "show", plan_file, "--format", "json")
+    flowchart = ferryman("plan", "show", plan_file, "--format", "mermaid")
+    svg = ferryman("plan", "show", plan_file, "--format", "svg")
 
-    assert drawn.code == data.code == 0
+    assert {done.code for done in (drawn, data, flowchart, svg)} == {0}
     assert "└─ words" in drawn.out
     assert [n["name"] for n in json.loads(data.out)["nodes"]] == ["files", "words", "index"]
+    assert flowchart.out.startswith("flowchart TD\n")
+    assert (svg.out[:5], svg.out[-7:]) == ("<svg ", "</svg>\n")
+
+
+def test_plan_show_draws_what_is_refused(ferryman: Ferryman, write: Write) -> None:
+    """Then one sees why."""
+    file = write(
+        "plan.py",
+        """
+        from ferryman import Plan
+        plan = Plan("bad")
+        plan.step("a", print, after=["a", "nowhere"])
+        """,
+    )
+
+    for form in ("text", "mermaid", "svg", "json"):
+        done = ferryman("plan", "show", file, "--format", form)
+        assert (done.code, done.err) == (0, "")
+        assert "nowhere" in done.out
 
 
 # --- a plan that never ran ----------------------------------------------------------------------------------------

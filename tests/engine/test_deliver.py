@@ -661,3 +661,21 @@ def test_a_destination_without_any_time_is_no_endless_run(trial: Trial) -> None:
     summary = trial.run(pace_s=-1, wait=0)
     assert (summary.exit, summary.owed) == (4, 1)
     assert trial.run().exit == 0
+
+
+def refused(delivery: Delivery) -> Outcome:
+    return Outcome.permanent("no such index") if delivery.id != "d0001" else Outcome.ok()
+
+
+def test_a_destination_that_refuses_everything_is_stopped(trial: Trial) -> None:
+    """Every row of five chunks in a row, a thousand rows: it is the destination's trouble; the rest stays owed."""
+    trial.build(answer=refused, batch=250)
+    trial.put(*(f"d{n:04}" for n in range(6000)))
+    summary = trial.run()
+    assert summary.exit == 4
+    counts = trial.counts()
+    assert counts["indexed"] == 1
+    assert counts["dead"] >= 1000
+    assert counts["owed"] == 5999 - counts["dead"] > 0
+    [message] = [m for m in summary.messages if "refused every row" in m]
+    assert message.startswith("destination out: it refused every row of 5 chunks in a row: no such index. ")

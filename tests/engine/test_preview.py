@@ -22,6 +22,7 @@ from ferryman.document import Document
 from ferryman.engine.preview import Preview
 from ferryman.engine.wave import Run
 from ferryman.errors import Dropped, PermanentError, PlanError, StateDamaged, StateForeign, TransientError, UsageError
+from ferryman.ledger import versions
 from ferryman.ledger.state import State
 from ferryman.observe.progress import Silent
 from ferryman.plan import Plan
@@ -506,7 +507,7 @@ def test_requests_that_wait_are_told(net: Network) -> None:
     filled(net)
     with_requests(net)
     [message] = look(net).messages
-    assert message.startswith("2 requests of `retry` wait")
+    assert message.startswith("2 requests of people wait (`retry`, `resolve`)")
 
 
 def test_of_a_committed_wave_nothing_is_taken_up_again(net: Network) -> None:
@@ -627,10 +628,45 @@ def test_too_many_deletes_are_told_and_shown(net: Network) -> None:
     net.run()
     net.drop("a", "b")
     found = look(net)
-    assert found.stopped is not None
-    assert found.stopped.startswith("source docs: 2 of 3 documents are gone, more than max_deleted=0.5 allows.")
-    assert found.messages == [f"A run would stop: {found.stopped} What follows is what it would do then."]
+    [stopped] = found.stopped
+    assert stopped.startswith("source docs: 2 of 3 documents are gone, more than max_deleted=0.5 allows.")
+    assert found.messages == [f"A run would stop: {stopped} What follows is what it would do then."]
     assert with_reasons(found) == {"a": "gone", "b": "gone"}
+
+
+def test_a_changed_plan_is_told_and_shown(net: Network) -> None:
+    """A run would refuse it with these words; with --accept-changes it would do this. Nothing is remembered."""
+    net.source().destination("out", net.out("out"))
+    net.put("a")
+    net.run()
+    net.plan = Plan("network", version=1)
+    net.source().step("moody", moody).destination("out", net.out("out"))
+    net.put("a", "failing")
+    before = snapshot(net.folder)
+    found = look(net)
+    [stopped] = found.stopped
+    assert stopped.startswith("plan network version 1 has changed since it ran: ")
+    assert with_reasons(found) == {"failing": "new"}
+    assert snapshot(net.folder) == before
+
+
+def test_a_state_that_a_new_version_took_over_is_refused(net: Network) -> None:
+    """As a run would refuse it. What the new version would do is shown; that it does more at first is told."""
+    net.source().destination("out", net.out("out"))
+    net.put("a")
+    net.run()
+    net.plan.freeze()
+    newer = Plan("network", version=2)
+    newer.source("docs", Memory(net.documents["docs"])).destination("out", net.out("out"))
+    newer.freeze()
+    versions.carry_over(net.root.with_name(newer.key), newer, 1)
+    before = snapshot(net.folder)
+    with pytest.raises(StateForeign, match="version 2 of this plan has taken this state over"):
+        look(net)
+    found = previewed(newer, net.state)
+    assert ids(found) == []
+    assert found.messages[0].startswith("The run first takes over what an older version has done.")
+    assert snapshot(net.folder) == before
 
 
 class Half(Memory):
@@ -648,7 +684,7 @@ def test_an_incomplete_listing_is_told(trial: Trial) -> None:
     trial.build(source=Half([{"id": "c"}]))
     found = previewed(trial.plan, trial.state)
     assert (found.complete, with_reasons(found)) == (False, {"c": "new"})
-    [message] = found.messages
+    message = found.messages[0]
     assert message.startswith("source docs: incomplete listing, nothing of it is deleted: ")
 
 

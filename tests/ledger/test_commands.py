@@ -263,7 +263,7 @@ def test_a_word_while_a_run_holds_the_state_is_queued(mixed: Trial) -> None:
     watch = Watch()
     mixed.run(observer=watch, wait=0)
     assert mixed.counts() == {"indexed": 3, "error_doc": 1, "owed": 2, "error": 2}
-    taken = [m for m in watch.messages if m.startswith("took up `retry` of")]
+    taken = [m for m in watch.messages if m.startswith("took up `retry")]
     assert [m.rpartition(": ")[2] for m in taken] == ["2 deliveries", "1 deliveries"]
     assert list(State(mixed.root, mixed.plan).commands.iterdir()) == []
 

@@ -284,3 +284,20 @@ def test_beginning_a_pass_twice_is_no_error(journal: Journal) -> None:
     assert journal.begin(1) == journal.folder / "1"
     assert journal.claims(1) == [ROWS]
     assert os.listdir(journal.folder / "1") == [f"{ROWS.name}.claim"]
+
+
+def test_a_late_result_does_not_disturb_trimming(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A late worker publishes into the folder of a pass while the driver removes it."""
+    journal = Journal(tmp_path / "journal")
+    journal.create()
+    journal.begin(1)
+    rmdir = Path.rmdir
+
+    def late(folder: Path) -> None:
+        monkeypatch.setattr(Path, "rmdir", rmdir)
+        assert journal.publish(1, Result(0, 0, 1, sent=1, leave=1, part=("x", 1, 1)))
+        folder.rmdir()
+
+    monkeypatch.setattr(Path, "rmdir", late)
+    journal.trim(1, set())
+    assert journal.passes() == []

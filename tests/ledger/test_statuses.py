@@ -16,8 +16,8 @@ RESTART         x      x      .       .        x      x       x        x       x
 DIRTY           .      .      x       x        .      .       .        .       .     .       .
 PROCESSING      .      .      .       .        x      x       .        .       x     x       x
 ERROR           x      x      .       .        x      x       x        x       x     x       x
-BATCHED         .      .      .       .        x      .       x        x       x     x       .
-INDEXING        x      x      .       .        x      .       x        x       .     x       .
+BATCHED         .      .      .       .        x      .       x        x       x     x       x
+INDEXING        x      x      .       .        x      .       x        x       x     x       x
 INDEXED         x      .      x       .        .      .       .        .       .     .       .
 DROPPED         x      .      x       .        .      .       .        .       .     .       .
 DEAD            x      x      .       .        .      .       .        .       x     .       .

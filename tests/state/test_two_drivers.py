@@ -12,11 +12,12 @@ import pytest
 
 from ferryman.destinations.base import Effect
 from ferryman.errors import StateHeld, StateLost
+from ferryman.ledger.maintenance import sweep
 from ferryman.ledger.state import State
 from ferryman.plan.load import load_plan
 from ferryman.storage.lock import Lock
 from tests.support.recorder import Recorder, Store
-from tests.support.trial import Trial, Watch
+from tests.support.trial import Interrupted, Trial, Until, Watch
 
 PHASES = ["scan", "transform", "commit", "deliver", "settle"]
 
@@ -155,3 +156,19 @@ def test_a_killed_driver_is_followed_at_once(place: Path) -> None:
     assert out.counted() == {str(i): 1 for i in range(10) if i != 3}, "the fourth was in flight: unknown"
     with State.take(place / "state" / "held-v1", load_plan(str(plan_file))) as state:
         assert state.epoch == 3
+
+
+def test_a_driver_that_was_overtaken_removes_nothing(place: Path, unlocked: None) -> None:
+    """It knows the tables as they were: what the new driver has committed looks like orphans to it."""
+    trial = make(place, "at-least-once")
+    with trial.take():
+        pass
+    stale = trial.take()
+    with pytest.raises(Interrupted):
+        trial.run(observer=Until(1, "deliver"), checked=False, wait=0)
+    with trial.take() as now:
+        live = [path for table in now.tables for path in table.paths()]
+        assert live
+        with pytest.raises(StateLost, match="another driver has taken this state over"):
+            sweep(stale)
+        assert all(path.exists() for path in live)

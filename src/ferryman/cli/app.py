@@ -9,7 +9,7 @@ from typing import Annotated, cast
 
 import typer
 
-from ferryman.cli import demo, documents, fsck, init, plan, preview, retry, run, search, status
+from ferryman.cli import demo, documents, fsck, init, plan, preview, resolve, retry, run, search, status
 from ferryman.cli.options import Asked
 from ferryman.cli.terminal import error, tolerate_any_text
 from ferryman.errors import FerrymanError, PlanError
@@ -56,6 +56,7 @@ app.command()(status.status)
 app.command()(documents.docs)
 app.command()(documents.history)
 app.command()(retry.retry)
+app.command()(resolve.resolve)
 app.command()(search.search)
 app.command()(fsck.fsck)
 app.add_typer(plan.app)

@@ -17,6 +17,8 @@ class Format(enum.StrEnum):
     """How a plan can be drawn."""
 
     TEXT = "text"
+    MERMAID = "mermaid"
+    SVG = "svg"
     JSON = "json"
 
 
@@ -45,13 +47,19 @@ def show(
 ) -> None:
     """Draw a plan.
 
-    From its sources, through its steps, to its destinations.
+    From its sources, through its steps, to its destinations: as a tree of lines, as a Mermaid flowchart (GitHub draws
+    it), as an SVG picture, or as JSON. A plan that `plan check` refuses is drawn too.
     """
     from ferryman.plan import picture
     from ferryman.plan.load import load_plan
 
     loaded = load_plan(plan)
-    if format is Format.JSON:
-        json_line(picture.as_json(loaded))
-    else:
-        block(picture.text(loaded))
+    match format:
+        case Format.TEXT:
+            block(picture.text(loaded))
+        case Format.MERMAID:
+            block(picture.mermaid(loaded))
+        case Format.SVG:
+            block(picture.svg(loaded).rstrip("\n"))
+        case Format.JSON:
+            json_line(picture.as_json(loaded))

@@ -43,6 +43,19 @@ def run(
     allow_deletes: Annotated[
         bool, typer.Option("--allow-deletes", help="Do delete, also if more of a source is gone than its max_deleted.")
     ] = False,
+    accept_changes: Annotated[
+        bool, typer.Option("--accept-changes", help="Go on under this version although the plan's structure changed.")
+    ] = False,
+    from_version: Annotated[
+        int | None,
+        typer.Option(
+            "--from-version",
+            metavar="N",
+            min=0,
+            show_default=False,
+            help="Carry on from the state of this older version of the plan.",
+        ),
+    ] = None,
     json: Json = False,
     verbose: Verbose = False,
 ) -> None:
@@ -67,6 +80,8 @@ def run(
         "wait": seconds("--wait", wait),
         "every": seconds("--every", every),
         "allow_deletes": allow_deletes,
+        "accept_changes": accept_changes,
+        "from_version": from_version,
         "master": master,
     }
     if options["every"] == 0:

@@ -28,13 +28,13 @@ from ferryman.engine.pick import Picked, pick
 from ferryman.engine.runner import Patient, Runner, Shipped, run_apart
 from ferryman.engine.sample import Draw, Sample, Sampled, draw, reasons
 from ferryman.engine.transform import Transform, now_us
-from ferryman.errors import EngineError, TooManyDeletes, UsageError, WorkerDied
-from ferryman.ledger import commands
+from ferryman.errors import EngineError, PlanChanged, TooManyDeletes, UsageError, WorkerDied
+from ferryman.ledger import commands, versions
 from ferryman.ledger.account import looking_again, named_damage
 from ferryman.ledger.state import TABLES, State, state_root
 from ferryman.ledger.statuses import Status
 from ferryman.observe.progress import Observer, Silent
-from ferryman.plan import DestinationNode, Plan, rivals
+from ferryman.plan import DestinationNode, Plan, changes, rivals, structure
 from ferryman.storage.files import disk_full
 from ferryman.storage.parquet import read_part
 
@@ -93,8 +93,8 @@ class Preview:
     """Reason -> how many more documents the run would take up."""
     unread: int = 0
     """How many more known documents the run would read to see whether they have changed."""
-    stopped: str | None = None
-    """Why the run would stop before it changes anything; the rest is what it would do with ``--allow-deletes``."""
+    stopped: list[str] = dataclasses.field(default_factory=list)
+    """Why the run would stop before it changes anything; the rest is what it would do if it was told to go on."""
     complete: bool = True
     """False: a listing is incomplete; see ``messages``."""
     messages: list[str] = dataclasses.field(default_factory=list)
@@ -169,6 +169,8 @@ class Seen(NamedTuple):
     """Destination -> rows that are still to be sent."""
     commands: int
     """Requests that no run has taken up."""
+    differences: list[str]
+    """What is another in the plan's structure than it was when it last ran."""
 
     @classmethod
     def of(cls, state: State) -> Seen:
@@ -177,25 +179,23 @@ class Seen(NamedTuple):
         Raises:
             StateDamaged, StateForeign: by name; perhaps only because a driver replaced files meanwhile.
         """
-        if not state.exists:
-            state.verify_absent()
-            return cls(state, 0, {}, 0)
-        state.verify()
-        state.load()
+        if not state.look():
+            return cls(state, 0, {}, 0, [])
         state.documents.files.update((f.path, f) for f in state.staged(state.documents))
         waiting: dict[str, int] = {}
         for file in state.outbox.files.values():
             name = file.partition["destination"]
             waiting[name] = waiting.get(name, 0) + owed_rows(file)
-        return cls(state, state.wave, waiting, len(commands.waiting(state)))
+        differences = changes(state.remembered(), structure(state.plan)).structure
+        return cls(state, state.wave, waiting, len(commands.waiting(state)), differences)
 
 
-class _Judged(NamedTuple):
+class Judged(NamedTuple):
     """What the next run would take up."""
 
     seen: Seen
     verdict: Verdict
-    stopped: str | None
+    too_many: TooManyDeletes | None
     picked: Picked | None
 
 
@@ -241,41 +241,52 @@ class Previewing:
 
     # -- scan --------------------------------------------------------------------------------------
 
-    def _judge(self, listings: list[Listing], document: str | None) -> _Judged:
+    def _judge(self, listings: list[Listing], document: str | None) -> Judged:
         """One look at the state."""
         folder = Path(tempfile.mkdtemp(dir=self._folder))
         state = State(self._root, self._plan)
         with named_damage(state, folder):
             seen = Seen.of(state)
-            known, stopped = seen.state.documents, None
+            known, too_many = seen.state.documents, None
             judged = partial(judge, listings, known, folder, now_us=self._now_us, slots=self._runner.slots)
             judged = partial(judged, rivals=rivals(self._plan.nodes))
             try:
                 verdict = judged()
             except TooManyDeletes as e:
-                stopped = str(e)
+                too_many = e
                 verdict = judged(allow_deletes=True)
             picked = None
             if document is not None:
                 cuts = [cut for piece in verdict.slices for cut in piece.tasks]
                 picked = pick(document, cuts, listings, known.paths(), folder)
-        return _Judged(seen, verdict, stopped, picked)
+        return Judged(seen, verdict, too_many, picked)
 
-    def _tell_of_scan(self, found: Preview, judged: _Judged) -> None:
+    def _tell_of_scan(self, found: Preview, judged: Judged) -> None:
         for node in self._plan.nodes:
             if isinstance(node, DestinationNode):
                 found.destinations[node.name] = Expected(waiting=judged.seen.waiting.get(node.name, 0))
-        found.complete, found.stopped = judged.verdict.complete, judged.stopped
+        found.complete = judged.verdict.complete
+        seen, plan = judged.seen, self._plan
+        if seen.differences and not versions.is_pending(seen.state):
+            found.stopped.append(str(PlanChanged(plan.name, plan.version, seen.differences)))
+        if judged.too_many is not None:
+            found.stopped.append(str(judged.too_many))
         for note in judged.verdict.notes:
             self._tell(found, note)
-        if judged.stopped is not None:
-            self._tell(found, f"A run would stop: {judged.stopped} What follows is what it would do then.")
-        if judged.seen.commands:
-            what = "request" if judged.seen.commands == 1 else "requests"
+        for why in found.stopped:
+            self._tell(found, f"A run would stop: {why} What follows is what it would do then.")
+        if versions.is_pending(seen.state):
             self._tell(
                 found,
-                f"{judged.seen.commands} {what} of `retry` wait: the run takes them up first. What comes due "
-                "by them is not shown here.",
+                "The run first takes over what an older version has done. What it does again for that is "
+                "not shown here.",
+            )
+        if judged.seen.commands:
+            what = "request of a person waits" if judged.seen.commands == 1 else "requests of people wait"
+            self._tell(
+                found,
+                f"{judged.seen.commands} {what} (`retry`, `resolve`), which the run takes up first. What comes "
+                "due by that is not shown here.",
             )
 
     # -- transform ---------------------------------------------------------------------------------

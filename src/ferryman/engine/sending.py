@@ -104,6 +104,8 @@ class Turn:
         self.once = node.policy.guarantee is Guarantee.AT_MOST_ONCE
         self.until = time.monotonic() + pace_s
         self.met: list[Rows] = []
+        self._alike: tuple[str, int, int] = ("", 0, 0)
+        """Of the last chunks: what was said of all their rows, how many chunks, how many rows."""
         self._send_timeout_s = send_timeout_s
         self._sender: Caller = ChildSender(node.destination) if careful else Sender(node.name)
 
@@ -114,6 +116,19 @@ class Turn:
     def may_send(self) -> bool:
         """2. Is the pass open, and is there time?"""
         return self.journal.open_for(self.number) and time.monotonic() <= self.until
+
+    def all_alike(self, outcomes: list[Outcome] | None) -> Stop | None:
+        """Has every row of many chunks in a row failed with the same words? Then it is the destination's trouble."""
+        said = {(o.kind, words(o.why)) for o in outcomes or ()}
+        if len(said) != 1 or next(iter(said))[0] not in ("permanent", "transient"):
+            self._alike = ("", 0, 0)
+            return None
+        [(kind, why)] = said
+        before, chunks, rows = self._alike if self._alike[0] == why else (why, 0, 0)
+        self._alike = (before, chunks + 1, rows + len(outcomes or ()))
+        if chunks + 1 < settings.ALIKE_CHUNKS or rows + len(outcomes or ()) < settings.ALIKE_ROWS:
+            return None
+        return Stop(f"it refused every row of {chunks + 1} chunks in a row: {why}", kind == "permanent")
 
     def end(self) -> None:
         """No more calls. Another's live claim: do not return before its result is there, at most a send's time."""
@@ -219,7 +234,7 @@ class FileDelivery:
         crash.point("deliver.noted")
         self.pending.append((start, end, outcomes))
         if stop is None:
-            stop = _universal(outcomes)
+            stop = _universal(outcomes) or turn.all_alike(outcomes)
         if stop is not None:
             raise stop
 
@@ -235,7 +250,7 @@ class FileDelivery:
             raise Stop(f"write: {e}") from e
         crash.point("deliver.sent")
         self.pending.append((start, end, outcomes))
-        if (stop := _universal(outcomes)) is not None:
+        if (stop := _universal(outcomes) or self.turn.all_alike(outcomes)) is not None:
             raise stop
         if time.monotonic() - self.noted > settings.RESULT_EVERY_S:
             self._write_part()  # 4, 5

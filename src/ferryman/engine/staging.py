@@ -221,11 +221,13 @@ class Stager:
         return kept
 
     def _delete(self, given: Given) -> bool:
-        """Send a delete, unless the destination keeps what it has."""
+        """Send a delete, unless the destination keeps what it has; is it settled?"""
         node = self._nodes.get(given.destination)
+        if node is None:
+            return True  # an older version of the plan had it: it is nobody's now
         doc = self._relative(given.member)
         end = (given.destination, given.route)
-        if node is None or not node.policy.deletes:
+        if not node.policy.deletes:
             why = "gone, but this destination keeps (deletes=False)"
             self._event(doc, end, "", Status.DROPPED, why, 0, None, "delete")
             return False

@@ -29,7 +29,7 @@ from ferryman.engine.runner import Patient, Runner, Shipped, run_apart
 from ferryman.engine.staging import Staged
 from ferryman.engine.transform import Transform, now_us
 from ferryman.errors import EngineError, FerrymanError, WorkerDied
-from ferryman.ledger import commands
+from ferryman.ledger import commands, versions
 from ferryman.ledger.account import left_over
 from ferryman.ledger.commit import commit_wave
 from ferryman.ledger.maintenance import maintain, sweep
@@ -74,6 +74,8 @@ def run(
     wait: float | None = None,
     every: float | None = None,
     allow_deletes: bool = False,
+    accept_changes: bool = False,
+    from_version: int | None = None,
     observer: Observer | None = None,
 ) -> Summary:
     """Run a plan until all is delivered, or nothing more can be done now.
@@ -85,6 +87,8 @@ def run(
         wait: seconds to wait for owed rows to come due; None: as long as the next is due within 60 s; 0: not at all.
         every: keep scanning, with this many seconds from start to start; None: one scan.
         allow_deletes: let a scan delete more than a source's ``max_deleted``.
+        accept_changes: go on under this version although the plan's structure has changed.
+        from_version: carry on from the state of this older version of the plan, if that was not done before.
 
     Raises:
         PlanError, UsageError: nothing was done.
@@ -92,9 +96,13 @@ def run(
         EngineError: Spark or the disk failed; start again and it goes on.
     """
     plan.freeze()
+    root = state_root(plan, state)
+    if from_version is not None:
+        versions.carry_over(root, plan, from_version)
     with (
-        State.take(state_root(plan, state), plan) as taken,
+        State.take(root, plan) as taken,
         _plain_errors(taken),
+        _followed(taken, accept_changes),
         session_for(plan, spark, master, conf or {}) as runner,
     ):
         return Run(taken, runner, observer or Silent(), wait=wait, allow_deletes=allow_deletes).go(every)
@@ -154,6 +162,8 @@ class Run:
             info = settle(state, state.wave, self._patient.run)
             done.append(f"settled wave {state.wave} ({info['delivered']} deliveries were noted)")
         crash.point("recover.settled")
+        if versions.is_pending(state):
+            self._tell(versions.adopt(state))
         if orphans := sweep(state):
             done.append(f"removed {orphans} staged files that no wave had committed")
         maintain(state)  # each start adds to the logs, also where no wave follows
@@ -242,7 +252,7 @@ class Run:
     def _take_commands(self) -> None:
         for command in commands.waiting(self._state):
             count = commands.apply(self._state, command)
-            self._tell(f"took up `retry` of {command.who}: {count} deliveries")
+            self._tell(f"took up `{command.verb}` of {command.who}: {count} deliveries")
 
     # -- what is owed ----------------------------------------------------------------------------
 
@@ -333,6 +343,21 @@ class Run:
     def _tell(self, text: str) -> None:
         self._summary.messages.append(text)
         self._observer.message(text)
+
+
+@contextlib.contextmanager
+def _followed(state: State, accept_changes: bool) -> Iterator[None]:
+    """The state remembers the plan; what a person should know of its changes is told when the run begins."""
+    if not versions.is_pending(state):
+        found = state.follow(accept_changes=accept_changes)
+        again = "`ferryman retry --force` has all done again"
+        state.notes += [f"{change}: what is done is not done again; {again}" for change in found.structure]
+        if found.code:
+            state.notes.append(
+                f"{', '.join(found.code)} changed: only documents that are taken up from now on see it; {again}"
+            )
+        state.notes += [f"{change}: what was delivered stays where it is; {again}" for change in found.targets]
+    yield
 
 
 @contextlib.contextmanager

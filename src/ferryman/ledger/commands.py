@@ -1,4 +1,4 @@
-"""A person's word: `retry`. Queued as a file, taken up between waves, an event of the ledger like everything else.
+"""A person's word: `retry`, `resolve`. Queued as a file, taken up between waves, an event of the ledger like all else.
 
 A command becomes a wave of its own: one commit that puts waiting rows due and names the events (who, when, why), then
 settled as usual. A command that is taken up twice (a crash came before its file was removed) does no harm.
@@ -14,7 +14,7 @@ import uuid
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 import pyarrow as pa
@@ -38,29 +38,43 @@ from ferryman.testing import crash
 
 
 class Command(msgspec.Struct, frozen=True):
-    """What to try again, and who says so."""
+    """What a person says of some deliveries."""
 
+    verb: str
+    """What they typed: "retry --force"."""
+    say: Status
+    """What the deliveries become."""
     who: str
     why: str
-    force: bool
     status: str | None
     document: str | None
     destination: str | None
     source: str | None
     file: str = ""
 
+    @property
+    def message(self) -> str:
+        return f"{self.verb} by {self.who}" + (f": {self.why}" if self.why else "")
+
 
 @dataclass(frozen=True, slots=True)
 class Retried:
-    """What became of a ``retry``."""
+    """What became of a command."""
 
     count: int | None
-    """Deliveries (with ``force``: documents) that will be tried again; None while it is queued."""
+    """Deliveries (with ``force`` and ``dirty``: documents) that it concerns; None while it is queued."""
     queued: bool
     """A run holds the state, or was killed in the middle of a wave: the next wave takes it up."""
 
 
-_AGAIN = (Status.ERROR, Status.DEAD, Status.ERROR_DOC)
+_CONCERNS: Final[dict[str, frozenset[Status]]] = {
+    "retry": frozenset({Status.ERROR, Status.DEAD, Status.ERROR_DOC}),
+    "resolve": frozenset({Status.INDEXING}),
+}
+"""Verb -> statuses of the deliveries that it is about."""
+
+RESOLVED: Final = {"indexed": Status.INDEXED, "dead": Status.DEAD, "owed": Status.RESTART}
+"""What a person may say of an unknown delivery -> what becomes of it."""
 
 
 def retry(
@@ -72,20 +86,54 @@ def retry(
     destination: str | None = None,
     source: str | None = None,
     force: bool = False,
+    dirty: bool = False,
     why: str = "",
 ) -> Retried:
     """Try again what failed: due now, attempts from zero (RESTART). With ``force`` documents are read again, changed or
-    not, as a new revision (FORCE). The filters narrow it down.
+    not, as a new revision (FORCE); with ``dirty`` the next scan reads them, whatever their fingerprints say, and they
+    are fed if they have changed (DIRTY). The filters narrow it down.
 
     Raises:
         UsageError: there is no state yet, or no such status.
     """
+    if force and dirty:
+        raise UsageError("force and dirty: force reads again in any case, give one of them.")
+    verb = "retry --force" if force else "dirty" if dirty else "retry"
+    say = Status.FORCE if force else Status.DIRTY if dirty else Status.RESTART
+    command = Command(verb, say, _who(), why, _status(status), document, destination, source)
+    return _give(plan, state, command)
+
+
+def resolve(
+    plan: Plan,
+    word: str,
+    *,
+    state: str | Path | None = None,
+    document: str | None = None,
+    destination: str | None = None,
+    source: str | None = None,
+    why: str = "",
+) -> Retried:
+    """Say what became of deliveries whose outcome is unknown (at-most-once, killed in flight).
+
+    Args:
+        word: "indexed": they took effect. "dead": they did not, and shall not. "owed": they did not, send them.
+
+    Raises:
+        UsageError: there is no state yet, or no such word.
+    """
+    if word.lower() not in RESOLVED:
+        raise UsageError(f"resolve as {word!r}: choose one of {', '.join(RESOLVED)}.")
+    verb = f"resolve --as {word.lower()}"
+    command = Command(verb, RESOLVED[word.lower()], _who(), why, None, document, destination, source)
+    return _give(plan, state, command)
+
+
+def _give(plan: Plan, state: str | Path | None, command: Command) -> Retried:
+    """Queue it, and take up what is queued unless a run does."""
     root = state_root(plan, state)
     if not (root / "state.json").exists():
-        raise UsageError(f"{root}: there is no state of this plan yet: nothing to retry.")
-    if status is not None and status.upper() not in set(Status):
-        raise UsageError(f"status {status!r}: choose one of {', '.join(s.lower() for s in Status)}.")
-    command = Command(_who(), why, force, status and status.upper(), document, destination, source)
+        raise UsageError(f"{root}: there is no state of this plan yet: nothing to {command.verb.split()[0]}.")
     name = f"{dt.datetime.now(dt.UTC):%Y%m%dT%H%M%S%f}-{uuid.uuid4().hex[:8]}.json"
     files.publish(root / "commands" / name, files.sealed(command))
     crash.point("command.queued")
@@ -97,6 +145,14 @@ def retry(
             return Retried(counts.get(name, 0), queued=False)
     except StateHeld:
         return Retried(None, queued=True)
+
+
+def _status(text: str | None) -> str | None:
+    if text is None:
+        return None
+    if text.upper() not in set(Status):
+        raise UsageError(f"status {text!r}: choose one of {', '.join(s.lower() for s in Status)}.")
+    return text.upper()
 
 
 def waiting(state: State) -> list[Command]:
@@ -111,20 +167,24 @@ def waiting(state: State) -> list[Command]:
 def apply(state: State, command: Command) -> int:
     """Carry out a command as a wave of its own; how many deliveries (or documents) it concerns."""
     chosen = _chosen(state, command)
+    concerned = {(c["source"], c["origin"]) for c in chosen}
+    of_documents = command.say in (Status.FORCE, Status.DIRTY)
     if chosen:
         number = state.wave + 1
-        status = Status.FORCE if command.force else Status.RESTART
-        message = f"{'retry --force' if command.force else 'retry'} by {command.who}" + (
-            f": {command.why}" if command.why else ""
-        )
-        said = [{**c, "status": status.value, "message": message, "attempt": 0} for c in chosen]
+        said = _dirty_events(chosen) if command.say is Status.DIRTY else chosen
+        said = [{**c, "status": command.say.value, "message": command.message, "attempt": 0} for c in said]
         event_file = write_part(state.ledger.folder, events(said, wave=number, ordinal=ORDINAL_COMMAND))
         hashes = {c["delivery_hash"] for c in chosen}
-        replaced = [] if command.force else _put_due(state, hashes)
-        in_outbox = set() if command.force else _hashes_in(state, [path for path, _ in replaced])
-        document_file = _documents_again(
-            state, [c for c in chosen if c["delivery_hash"] not in in_outbox], number, force=command.force
+        in_outbox = {} if of_documents else _in_outbox(state, hashes)
+        if command.verb.startswith("resolve"):
+            _hear_no_more(state, in_outbox)
+        replaced = (
+            []
+            if command.say is Status.DEAD
+            else [_without_or_due(state, f, command.say, h) for f, h in in_outbox.items()]
         )
+        elsewhere = [c for c in chosen if not any(c["delivery_hash"] in found for found in in_outbox.values())]
+        document_file = _documents_again(state, elsewhere, number, command.say)
         crash.point("command.staged")
         commit_wave(state, number, documents=document_file, ledger=[event_file], replaced=replaced)
         settle(state, number, lambda task, items: [task(i) for i in items])
@@ -132,7 +192,7 @@ def apply(state: State, command: Command) -> int:
             (state.outbox.folder / path).unlink(missing_ok=True)
     (state.commands / command.file).unlink(missing_ok=True)
     crash.point("command.done")
-    return len({(c["source"], c["origin"]) for c in chosen}) if command.force else len(chosen)
+    return len(concerned) if of_documents else len(chosen)
 
 
 def next_step_due(state: State) -> int | None:
@@ -157,10 +217,11 @@ def _chosen(state: State, command: Command) -> list[dict[str, Any]]:
     with view(state.root, state.plan) as seen:
         found = seen.docs(command.status, command.destination, command.source, None)
     found = [d for d in found if command.document in (None, d["document"], d["origin"])]
-    if command.force:  # what waits in the outbox is sent anyway
+    if command.say in (Status.FORCE, Status.DIRTY):  # what waits in the outbox is sent anyway
         found = [d for d in found if d["operation"] == "upsert" and d["status"] != Status.BATCHED]
     else:
-        found = [d for d in found if d["status"] in _AGAIN]
+        concerns = _CONCERNS[command.verb.split()[0]]
+        found = [d for d in found if d["status"] in concerns]
     keep = (
         "source",
         "document",
@@ -177,31 +238,57 @@ def _chosen(state: State, command: Command) -> list[dict[str, Any]]:
     return [{k: d[k] for k in keep} for d in found]
 
 
-def _put_due(state: State, hashes: set[str]) -> list[tuple[str, DataFile]]:
-    """Outbox files with these rows due now, attempts from zero; rewritten, not yet committed."""
-    replaced = []
-    for file in list(state.outbox.files.values()):
-        table = read_part(state.outbox.folder / file.path)
-        again = pc.is_in(table["delivery_hash"], value_set=pa.array(list(hashes), pa.string()))
-        if not pc.any(again).as_py():
-            continue
+def _dirty_events(chosen: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """One for each document, of none of its deliveries: they are what they are until it is found changed."""
+    about: dict[tuple[str, str], dict[str, Any]] = {}
+    for c in chosen:
+        origin = {**c, "document": c["origin"], "parent": None, "route": "", "branches": ""}
+        about[c["source"], c["origin"]] = {**origin, "destination": "", "delivery_hash": ""}
+    return list(about.values())
+
+
+def _in_outbox(state: State, hashes: set[str]) -> dict[str, set[str]]:
+    """Outbox files that hold such rows -> their hashes."""
+    found = {}
+    for path in state.outbox.files:
+        column = read_part(state.outbox.folder / path, ["delivery_hash"])["delivery_hash"]
+        if there := hashes.intersection(column.to_pylist()):
+            found[path] = there
+    return found
+
+
+def _without_or_due(state: State, path: str, say: Status, hashes: set[str]) -> tuple[str, DataFile | None]:
+    """An outbox file and what takes its place, not yet committed: these rows due now from attempt zero, or gone."""
+    file = state.outbox.files[path]
+    table = read_part(state.outbox.folder / path)
+    concerned = pc.is_in(table["delivery_hash"], value_set=pa.array(list(hashes), pa.string()))
+    if say is Status.INDEXED:
+        table = table.filter(pc.invert(concerned))
+    else:
         for column in ("attempt", "due"):
             at = table.schema.get_field_index(column)
-            table = table.set_column(at, column, pc.if_else(again, pa.scalar(0, pa.int64()), table[column]))
-        part = write_part(state.outbox.folder, table, stats=due_stats(table["due"].to_pylist()))
-        replaced.append((file.path, state.outbox.data_file(part, file.partition)))
-    return replaced
+            table = table.set_column(at, column, pc.if_else(concerned, pa.scalar(0, pa.int64()), table[column]))
+    if not table.num_rows:
+        return path, None
+    part = write_part(state.outbox.folder, table, stats=due_stats(table["due"].to_pylist()))
+    return path, state.outbox.data_file(part, file.partition)
 
 
-def _hashes_in(state: State, paths: list[str]) -> set[str]:
-    return {
-        h for p in paths for h in read_part(state.outbox.folder / p, ["delivery_hash"])["delivery_hash"].to_pylist()
-    }
+def _hear_no_more(state: State, in_outbox: dict[str, set[str]]) -> None:
+    """A person has spoken: what a late worker says of these chunks does not count any more."""
+    for path, hashes in in_outbox.items():
+        key = int(state.outbox.files[path].partition["first_sequence"])
+        table = read_part(state.outbox.folder / path, ["row", "delivery_hash"])
+        rows = [r for r, h in zip(*(c.to_pylist() for c in table.columns), strict=True) if h in hashes]
+        for number in state.journal.passes():
+            for claim in state.journal.claims(number, key):
+                if any(claim.first <= row < claim.end for row in rows):
+                    state.journal.forget(number, claim)
 
 
-def _documents_again(state: State, chosen: list[dict[str, Any]], number: int, *, force: bool) -> list[Part]:
-    """``documents`` rows that make the next scan take these deliveries up again."""
-    if not chosen or not state.documents.files:
+def _documents_again(state: State, chosen: list[dict[str, Any]], number: int, say: Status) -> list[Part]:
+    """``documents`` rows that make the next scan take these deliveries, or their documents, up again."""
+    if not chosen or not state.documents.files or say in (Status.INDEXED, Status.DEAD):
         return []
     wanted: dict[tuple[str, str], set[tuple[str, str, str]]] = defaultdict(set)
     for c in chosen:
@@ -219,8 +306,10 @@ def _documents_again(state: State, chosen: list[dict[str, Any]], number: int, *,
     if not found:
         return []
     columns: dict[str, Any] = {f.name: [row[i] for row in found] for i, f in enumerate(DOCUMENTS)}
-    columns |= {"wave": number, "forced": pa.array([force] * len(found))}
-    if not force:  # a forced document is taken up because it is forced, nothing of it is owed by steps
+    columns |= {"wave": number, "forced": pa.array([say is Status.FORCE] * len(found))}
+    if say is Status.DIRTY:
+        columns |= {"fingerprint": ""}
+    elif say is Status.RESTART:  # a forced document is taken up because it is forced, nothing of it is owed by steps
         names = zip(columns["source"], columns["document"], strict=True)
         failures = [
             [_opened(f, wanted[name]) for f in decode_failures(text)]

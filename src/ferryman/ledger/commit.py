@@ -18,7 +18,7 @@ def commit_wave(
     outbox: Sequence[tuple[str, Part]] = (),
     documents: Sequence[Part] = (),
     ledger: Sequence[Part] = (),
-    replaced: Sequence[tuple[str, DataFile]] = (),
+    replaced: Sequence[tuple[str, DataFile | None]] = (),
 ) -> None:
     """Commit wave ``number``.
 
@@ -30,7 +30,7 @@ def commit_wave(
 
     Args:
         outbox: (destination, file) in the order of their rows.
-        replaced: (path of a live outbox file, the file in its place): a person's word on waiting rows.
+        replaced: (path of a live outbox file, the file in its place or None): a person's word on waiting rows.
 
     Raises:
         StateLost: another driver took over; nothing was committed.
@@ -39,7 +39,7 @@ def commit_wave(
         fsync_folder(table.folder)
     crash.point("commit.ready")
     sequence = state.next_sequence
-    adds = [file for _, file in replaced]
+    adds = [file for _, file in replaced if file is not None]
     for destination, part in outbox:
         partition = {"wave": str(number), "destination": destination, "first_sequence": str(sequence)}
         adds.append(state.outbox.data_file(part, partition))

@@ -18,7 +18,7 @@ ORDINAL_STEPS: Final = 1
 ORDINAL_SENT: Final = 2
 """Events of one wave in their order: a person's word, what the steps made of it, what sending it came to."""
 
-_COPIED: Final = (
+EVENT_OF_ROW: Final = (
     "source",
     "document",
     "parent",
@@ -30,6 +30,7 @@ _COPIED: Final = (
     "branches",
     "delivery_hash",
 )
+"""Columns that an event has from its outbox row."""
 
 
 def table_of(schema: pa.Schema, rows: int, **columns: Any) -> pa.Table:
@@ -58,7 +59,7 @@ def events(rows: list[dict[str, Any]], **constant: Any) -> pa.Table:
 def sent_events(outbox_rows: pa.Table, noted: Iterable[RowResult], destination: str, wave: int) -> pa.Table:
     """What became of outbox rows that were sent: INDEXED but for those noted; untouched ones have no event."""
     n = outbox_rows.num_rows
-    columns: dict[str, Any] = {name: outbox_rows[name] for name in _COPIED}
+    columns: dict[str, Any] = {name: outbox_rows[name] for name in EVENT_OF_ROW}
     columns["status"] = Status.INDEXED.value
     columns["attempt"] = pc.add(outbox_rows["attempt"], 1)
     exceptions = {r.row: r for r in noted}

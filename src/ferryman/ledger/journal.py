@@ -15,6 +15,7 @@ looks for the highest closed pass, *then* sends; a driver closes, *then* reads t
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import socket
@@ -181,10 +182,16 @@ class Journal:
             if rows not in keep:
                 path.unlink(missing_ok=True)
         folder = self.folder / str(pass_)
-        if not keep and folder.exists():
+        while not keep and folder.exists():
             for leftover in folder.iterdir():
                 leftover.unlink(missing_ok=True)
-            folder.rmdir()
+            with contextlib.suppress(OSError):  # a late worker has put something into it meanwhile
+                folder.rmdir()
+
+    def forget(self, pass_: int, rows: Rows) -> None:
+        """Remove a claim that was left open: late answers to it do not count any more."""
+        for path in (self.folder / str(pass_)).glob(f"{rows.name}.*"):
+            path.unlink(missing_ok=True)
 
     def _path(self, pass_: int, rows: Rows, kind: str) -> Path:
         return self.folder / str(pass_) / f"{rows.name}.{kind}"

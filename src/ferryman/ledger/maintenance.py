@@ -34,7 +34,12 @@ def maintain(state: State) -> None:
 
 
 def sweep(state: State) -> int:
-    """Remove every data file that no table names; how many there were. Only when no wave is unsettled."""
+    """Remove every data file that no table names; how many there were. Only when no wave is unsettled.
+
+    Raises:
+        StateLost: another driver has taken over; what we know of the tables is old, nothing was removed.
+    """
+    state.check_ours()
     gone = 0
     for table in state.tables:
         gone += table.sweep()

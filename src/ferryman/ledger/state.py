@@ -8,17 +8,19 @@ import itertools
 import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, Self
 
 import duckdb
+import msgspec
 
 from ferryman import settings
-from ferryman.errors import EngineError, StateDamaged, StateForeign, StateLost
+from ferryman.errors import EngineError, PlanChanged, StateDamaged, StateForeign, StateLost
 from ferryman.ledger import schemas
 from ferryman.ledger.journal import Journal
-from ferryman.plan import Plan
+from ferryman.plan import Changes, NodeRecord, Plan, changes, structure
+from ferryman.plan.structure import Structure
 from ferryman.storage import files
 from ferryman.storage.lock import Lock
 from ferryman.storage.parquet import Part, verify
@@ -31,6 +33,14 @@ SEQUENCE: Final = "ferryman.sequence"
 """Application id: the next free sequence (on the outbox)."""
 SETTLED: Final = "ferryman.settled"
 """Application id: number of the last settled wave (on each table)."""
+
+PLAN: Final = "plan.json"
+"""What the plan was when it last ran."""
+
+MOVED: Final = "moved.json"
+"""Which version of the plan has taken the state over."""
+TAKEOVER: Final = "takeover.json"
+"""The state carries on from an older version's, and has not adopted the plan yet; see ``versions``."""
 
 FOLDERS: Final = ("outbox", "documents", "ledger", "journal", "journal/closed", "commands", "staging")
 TABLES: Final = FOLDERS[:3]
@@ -87,8 +97,11 @@ class State:
         return min(t.transactions[SETTLED] for t in self.tables)
 
     @classmethod
-    def take(cls, root: Path, plan: Plan) -> Self:
+    def take(cls, root: Path, plan: Plan, *, successor: int | None = None) -> Self:
         """Become the driver of this state, making it if it is not there.
+
+        Args:
+            successor: the version of the plan that takes it over, if that is what it is taken for.
 
         1. take the lock
         2. make the directory, if need be: state.json last, it says that the rest is there
@@ -105,8 +118,9 @@ class State:
         try:
             files.make_folder(root)
             state._lock = Lock.take(root / "lock")  # 1
+            state._refuse_if_moved(successor)
             if not state.exists:
-                state._create()  # 2
+                state.create()  # 2
             state.verify()  # 3
             for path in state.notes_on_disk():
                 files.unseal(path)
@@ -114,13 +128,28 @@ class State:
                 if (note := table.log.mend()) is not None:
                     state.notes.append(note)
             state.load()
-            state._announce()  # 5
+            state.announce()  # 5
         except BaseException as e:
             state.release()
             if files.disk_full(e):
                 raise EngineError(f"{root}: the disk is full. Nothing is lost: make room and run again.") from e
             raise
         return state
+
+    def look(self) -> bool:
+        """Find what ``take`` would find, as a reader; False: there is no state yet. Changes nothing.
+
+        Raises:
+            StateDamaged, StateForeign: where ``take`` would; or, beside a driver, because it replaces files.
+        """
+        self._refuse_foreign_folder()
+        self._refuse_if_moved(None)
+        if not self.exists:
+            self._refuse_headless_tables()
+            return False
+        self.verify()
+        self.load()
+        return True
 
     @staticmethod
     def plan_of(root: Path) -> Plan:
@@ -134,6 +163,28 @@ class State:
             return Plan(root.name)
         found: Any = files.unseal(path)
         return Plan(found["plan"], found["version"])
+
+    def follow(self, *, accept_changes: bool = False) -> Changes:
+        """Remember the plan as it is now; what has changed since the last time.
+
+        Raises:
+            PlanChanged: its structure has, and that was not accepted. Nothing was changed.
+        """
+        found = changes(self.remembered(), structure(self.plan))
+        if found.structure and not accept_changes:
+            raise PlanChanged(self.plan.name, self.plan.version, found.structure)
+        if any(found):
+            self.remember(structure(self.plan))
+        return found
+
+    def remembered(self) -> dict[str, NodeRecord]:
+        """The plan's structure when it ran last."""
+        return msgspec.convert(files.unseal(self.root / PLAN), dict[str, NodeRecord])
+
+    def remember(self, plan: Structure) -> None:
+        """Keep a structure, durably."""
+        files.replace(self.root / PLAN, files.sealed(plan))
+        crash.point("plan.kept")
 
     def release(self) -> None:
         """Stop being its driver."""
@@ -157,7 +208,11 @@ class State:
             StateForeign: it is not ours.
         """
         try:
-            self._identity()
+            self.identity()
+        except StateDamaged as e:
+            yield e
+        try:
+            files.unseal(self.root / PLAN)
         except StateDamaged as e:
             yield e
         for name in FOLDERS:
@@ -176,7 +231,7 @@ class State:
         self.documents.load([self.application, SETTLED])
         self.ledger.load([self.application, SETTLED])
         if self.outbox.transactions[SEQUENCE] == 0:
-            self.outbox.transactions[SEQUENCE] = self._identity()["first_sequence"]
+            self.outbox.transactions[SEQUENCE] = self.identity()["first_sequence"]
         for table in self.tables:
             table.verify_sizes()
             table.verify_sizes(self.staged(table))
@@ -198,7 +253,8 @@ class State:
         """The sealed files: commands that wait, and the journal."""
         passes = self.journal.passes() if self.journal.folder.is_dir() else []
         folders = [self.commands, *(self.journal.folder / str(p) for p in passes)]
-        found = [p for folder in folders if folder.is_dir() for p in folder.iterdir() if p.is_file()]
+        beside = [path for name in (MOVED, TAKEOVER) if (path := self.root / name).exists()]
+        found = beside + [p for folder in folders if folder.is_dir() for p in folder.iterdir() if p.is_file()]
         return sorted(p for p in found if not p.name.startswith(files.TEMPORARY))
 
     def damage(self) -> StateDamaged | None:
@@ -221,18 +277,24 @@ class State:
         folder.mkdir(parents=True)
         return folder
 
+    def hand_over(self, version: int) -> None:
+        """From now on only this version of the plan may take the state, and only to carry on from it."""
+        files.replace(self.root / MOVED, files.sealed({"to": version}))
+
+    def _refuse_if_moved(self, successor: int | None) -> None:
+        path = self.root / MOVED
+        if not path.exists():
+            return
+        moved: Any = files.unseal(path)
+        if moved["to"] != successor:
+            raise StateForeign(
+                f"{self.root}: version {moved['to']} of this plan has taken this state over. Nothing was touched. "
+                "Run that version; status, docs and history of this one can still be read."
+            )
+
     def bytes_owed(self) -> int:
         """Disk that waiting rows take."""
         return sum(f.size for f in self.outbox.files.values())
-
-    def verify_absent(self) -> None:
-        """Where there is no state: may one be made? Changes nothing.
-
-        Raises:
-            StateForeign, StateDamaged: by name.
-        """
-        self._refuse_foreign_folder()
-        self._refuse_headless_tables()
 
     def _refuse_foreign_folder(self) -> None:
         """Never make a state inside something else's folder: whatever is there must be a state in the making."""
@@ -254,6 +316,7 @@ class State:
         """What is here and is not a part of a state in the making, nor half written."""
         expected = {
             "lock",
+            PLAN,
             *FOLDERS,
             *(f"{t}/_delta_log" for t in TABLES),
             *(f"{t}/_delta_log/{0:020d}.json" for t in TABLES),
@@ -263,7 +326,7 @@ class State:
             if not half and str(path.relative_to(self.root)) not in expected:
                 yield path.name
 
-    def _identity(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, Any]:
         path = self.root / "state.json"
         try:
             found: Any = files.unseal(path)
@@ -281,7 +344,13 @@ class State:
             )
         return dict(found)
 
-    def _create(self) -> None:
+    def create(self, more: Mapping[str, Any] | None = None, remembered: Structure | None = None) -> None:
+        """Make the directory, empty; state.json last.
+
+        Args:
+            more: kept in state.json too.
+            remembered: what the plan was when it ran last, if it was not as now.
+        """
         self._refuse_headless_tables()
         for name in ("commands", "staging"):
             files.make_folder(self.root / name)
@@ -291,17 +360,20 @@ class State:
                 shutil.rmtree(table.folder, ignore_errors=True)  # half made by a crash, nothing can be in it yet
                 table.create()
             crash.point("create.table")
+        self.remember(structure(self.plan) if remembered is None else remembered)
         identity = {
             "format": settings.FORMAT,
             "plan": self.plan.name,
             "version": self.plan.version,
             "created": dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
             "first_sequence": int(time.time()) * settings.SEQUENCE_PER_SECOND,
+            **(more or {}),
         }
         files.replace(self.root / "state.json", files.sealed(identity))
         crash.point("create.state")
 
-    def _announce(self) -> None:
+    def announce(self) -> None:
+        """Commit the next epoch on every table."""
         self.epoch = 1 + max(t.transactions[self.application] for t in self.tables)
         for table in self.tables:
             table.fence(self.application, self.epoch)
@@ -314,10 +386,18 @@ class State:
         self.release()
         if not isinstance(error, Exception) or isinstance(error, StateLost):
             return
-        if (epoch := self._latest_epoch()) > self.epoch:  # whatever is missing or damaged: it is not ours any more
-            raise taken_over(self.root, epoch, self.epoch) from error
+        self.check_ours(error)  # whatever is missing or damaged, it may be somebody else's doing
         if isinstance(error, duckdb.Error) and (found := self.damage()) is not None:
             raise found from error
+
+    def check_ours(self, error: BaseException | None = None) -> None:
+        """Stop if another driver has announced itself.
+
+        Raises:
+            StateLost: it has; from ``error``.
+        """
+        if (epoch := self._latest_epoch()) > self.epoch:
+            raise taken_over(self.root, epoch, self.epoch) from error
 
     def _latest_epoch(self) -> int:
         """The epoch that the outbox has now; 0 if it cannot be read."""

@@ -50,7 +50,7 @@ MOVES: Final[dict[Status | None, frozenset[Status]]] = {
     None: frozenset({_S.PROCESSING}),
     _S.PROCESSING: _STEPS,
     _S.BATCHED: _SENT | {_S.DROPPED},
-    _S.INDEXING: _SENT | _PERSON,
+    _S.INDEXING: _SENT | _PERSON | {_S.DROPPED},
     _S.ERROR: _STEPS | _SENT | _PERSON,
     _S.RESTART: _STEPS | _SENT | _PERSON,
     _S.FORCE: frozenset({_S.PROCESSING, _S.FORCE, _S.DROPPED}),

@@ -3,20 +3,26 @@
 from ferryman.plan.graph import End, destinations_of_sources, ends, rivals, successors, target_of
 from ferryman.plan.nodes import DestinationNode, Node, Policy, RouterNode, SourceNode, StepNode
 from ferryman.plan.plan import Handle, Plan
+from ferryman.plan.structure import Changes, NodeRecord, changed_sources, changes, structure
 
 __all__ = [
+    "Changes",
     "DestinationNode",
     "End",
     "Handle",
     "Node",
+    "NodeRecord",
     "Plan",
     "Policy",
     "RouterNode",
     "SourceNode",
     "StepNode",
+    "changed_sources",
+    "changes",
     "destinations_of_sources",
     "ends",
     "rivals",
+    "structure",
     "successors",
     "target_of",
 ]

@@ -43,9 +43,33 @@ def _parts(node: Node) -> Iterator[str]:
             yield str(node.tap)
         case RouterNode():
             yield type(node.router).__name__
-            yield from _code(node.router.choose)
+            yield from code_of(node)
         case StepNode():
-            yield from _code(node.fn)
+            yield from code_of(node)
+
+
+def code_of(node: StepNode | RouterNode) -> Iterator[str]:
+    """What a step or router does: its code, and what it was made with."""
+    if isinstance(node, StepNode):
+        yield from _code(node.fn)
+        return
+    yield from _router(node.router)
+
+
+def _router(router: Any) -> Iterator[str]:
+    """The code of ``choose``, and public attributes, those that a class may set for its routers too.
+
+    Names that begin with ``_`` are what the router keeps for itself while it runs. The order of a mapping says nothing.
+    """
+    yield from _code(getattr(router, "choose", None))  # what is no Router is for plan check to refuse
+    names = {"deterministic", "copies", "on_unequal", *getattr(router, "__dict__", ())}
+    for of in type(router).__mro__:
+        slots = vars(of).get("__slots__", ())
+        names.update([slots] if isinstance(slots, str) else slots)
+    for name in sorted(n for n in names if not n.startswith("_")):
+        value = getattr(router, name, None)
+        yield name
+        yield from _value(dict(sorted(value.items(), key=repr)) if isinstance(value, dict) else value)
 
 
 def _code(fn: Any) -> Iterator[str]:

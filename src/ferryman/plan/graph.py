@@ -6,11 +6,14 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from itertools import combinations
+from math import inf
 from typing import NamedTuple, cast
 
 from ferryman.destinations.base import Destination, Effect, Guarantee
+from ferryman.plan.cycles import cycles, in_order
 from ferryman.plan.nodes import DestinationNode, Node, RouterNode, SourceNode, StepNode
 from ferryman.routers.base import Router
+from ferryman.sources.base import Source
 
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]*\Z")
 
@@ -38,7 +41,7 @@ def ends(nodes: Sequence[Node]) -> dict[str, tuple[End, ...]]:
     """
     following = successors(nodes)
     found: dict[str, tuple[End, ...]] = {}
-    for node in reversed(_in_order(nodes)):
+    for node in reversed(in_order(nodes)):
         here: dict[End, None] = {End(node.name, ()): None} if isinstance(node, DestinationNode) else {}
         for child in following[node.name]:
             copies = isinstance(node, RouterNode) and node.router.copies
@@ -89,25 +92,15 @@ def target_of(node: Node) -> str:
     return node.destination.target() or node.name
 
 
-def _in_order(nodes: Sequence[Node]) -> list[Node]:
-    """Nodes so that each comes after those it follows (Kahn); without those that are in a cycle, or behind one."""
-    waiting = {n.name: set(n.after) for n in nodes}
-    by_name = {n.name: n for n in nodes}
-    ordered: list[Node] = []
-    while ready := [name for name, after in waiting.items() if not after]:
-        for name in ready:
-            del waiting[name]
-            ordered.append(by_name[name])
-        for after in waiting.values():
-            after.difference_update(ready)
-    return ordered
-
-
 def check(name: str, version: object, nodes: Sequence[Node]) -> tuple[list[str], list[str]]:
     """(findings that refuse the plan, warnings), each naming the node and the remedy."""
     findings = [*_bad_names(name, version, nodes), *_bad_edges(nodes), *_bad_nodes(nodes), *_cycles(nodes)]
-    if not findings:
-        findings = [f"{text} on_unequal='error' refuses this." for strict, text in _unequal_branches(nodes) if strict]
+    findings += [
+        f"{text} on_unequal='error' refuses this: lead each branch to all of them, or allow it with 'warn'."
+        for strict, text in _unequal_branches(nodes)
+        if strict
+    ]
+    findings = list(dict.fromkeys(findings))  # nodes of one name have the same faults
     return findings, [] if findings else _warnings(nodes)
 
 
@@ -129,8 +122,8 @@ def _bad_names(name: str, version: object, nodes: Sequence[Node]) -> list[str]:
 
 def _bad_edges(nodes: Sequence[Node]) -> list[str]:
     found = []
-    kinds = {n.name: n for n in nodes}
-    following = successors(nodes)
+    kinds = {n.name: n for n in reversed(nodes)}  # the first of a name, where several have it
+    following, named = successors(nodes), Counter(n.name for n in nodes)
     if not any(isinstance(n, SourceNode) for n in nodes):
         found.append("the plan has no source: add one with plan.source(name, source).")
     for node in nodes:
@@ -156,7 +149,7 @@ def _bad_edges(nodes: Sequence[Node]) -> list[str]:
                 f"add .destination(name, …) after it."
             )
         forks = isinstance(node, RouterNode) or (isinstance(node, DestinationNode) and not node.tap)
-        if len(after) > 1 and not forks:
+        if len(after) > 1 and not forks and named[node.name] == 1:
             found.append(
                 f"{node.name}: has {len(after)} successors ({', '.join(n.name for n in after)}) "
                 "without a router between: put one there, .route(name, Duplicate()) for a copy to each."
@@ -168,18 +161,24 @@ def _bad_nodes(nodes: Sequence[Node]) -> list[str]:
     found = []
     following = successors(nodes)
     for node in nodes:
+        if isinstance(node, SourceNode) and not isinstance(node.source, Source):
+            found.append(
+                f"{node.name}: {node.source!r} is no Source: take one of ferryman.sources, or subclass Source."
+            )
         if isinstance(node, RouterNode):
             found += _bad_router(node, [n.name for n in following[node.name]])
         if isinstance(node, StepNode):
             if not callable(node.fn):
-                found.append(f"{node.name}: {node.fn!r} is not a function of a document.")
+                found.append(
+                    f"{node.name}: {node.fn!r} is not a function of a document: give one, by its name and not called."
+                )
             if node.effect is Effect.POTENT:
                 apart = " Where it also changes the document, take the two apart." if node.mutates else ""
                 found.append(
                     f"{node.name}: a step runs before the commit and may run again, "
                     f"so it cannot be POTENT: make it a tap or a destination.{apart}"
                 )
-            if node.timeout is not None and node.timeout <= 0:
+            if node.timeout is not None and not _is_number(node.timeout, above=0):
                 found.append(f"{node.name}: timeout={node.timeout!r}: give seconds above 0, or leave it out.")
         if isinstance(node, DestinationNode):
             found += _bad_destination(node)
@@ -211,50 +210,52 @@ def _bad_destination(node: DestinationNode) -> list[str]:
             "with the effect (transactional = True): ask for at-least-once or at-most-once."
         )
     for option in ("attempts", "batch", "batch_bytes"):
-        if getattr(policy, option) < 1:
-            found.append(f"{node.name}: {option}={getattr(policy, option)!r}: give 1 or more.")
-    if policy.backoff is not None and (not policy.backoff or min(policy.backoff) < 0):
+        value = getattr(policy, option)
+        if not isinstance(value, int) or value < 1:
+            found.append(f"{node.name}: {option}={value!r}: give a whole number, 1 or more.")
+    if policy.backoff is not None and not (policy.backoff and all(_is_number(s, least=0) for s in policy.backoff)):
         found.append(f"{node.name}: backoff={policy.backoff!r}: give seconds from 0.")
     return found
 
 
+def _is_number(value: object, *, above: float = -inf, least: float = -inf) -> bool:
+    return isinstance(value, (int, float)) and above < value < inf and value >= least
+
+
 def _cycles(nodes: Sequence[Node]) -> list[str]:
-    """Rings of nodes that wait for each other; each is told once, from its first node on."""
-    ordered = {n.name for n in _in_order(nodes)}
-    after = {n.name: [a for a in n.after if a not in ordered] for n in nodes if n.name not in ordered}
-    found: dict[frozenset[str], str] = {}
-    for start in after:
-        way = [start]
-        while (back := next((a for a in after[way[-1]] if a in after), None)) is not None and back not in way:
-            way.append(back)
-        if back is not None:
-            ring = way[way.index(back) :][::-1]
-            at = min(range(len(ring)), key=lambda i: list(after).index(ring[i]))
-            ring = ring[at:] + ring[:at]
-            found[frozenset(ring)] = " → ".join([*ring, ring[0]])
     return [
-        f"{ring}: a cycle: these nodes follow each other, take one of the edges (after=) away."
-        for ring in found.values()
+        f"{' → '.join([*ring, ring[0]])}: a cycle: these nodes follow each other, take one of the edges (after=) away."
+        for ring in cycles(nodes)
     ]
 
 
 def _unequal_branches(nodes: Sequence[Node]) -> list[tuple[bool, str]]:
-    """(refused, text) for each router that is not deterministic and of which the branches lead to different places."""
-    following, reached = successors(nodes), ends(nodes)
+    """(refused, text) for each router that is not deterministic and of which the branches lead to different places.
+
+    Of any plan, also of one that is refused for other reasons.
+    """
+    following = successors(nodes)
     found = []
     for node in nodes:
-        if isinstance(node, RouterNode) and not node.router.deterministic:
-            places = {n.name: {e.destination for e in reached[n.name]} for n in following[node.name]}
+        if isinstance(node, RouterNode) and isinstance(node.router, Router) and not node.router.deterministic:
+            places = {n.name: _destinations_from(n, following) for n in following[node.name]}
             if len(set(map(frozenset, places.values()))) > 1:
-                ways = "; ".join(f"{name} → {', '.join(sorted(where))}" for name, where in places.items())
-                strict = node.router.on_unequal == "error"
-                found.append(
-                    (
-                        strict,
-                        f"{node.name}: is not deterministic, and its branches lead to different destinations ({ways}).",
-                    )
-                )
+                ways = "; ".join(f"{name} → {', '.join(sorted(where)) or 'none'}" for name, where in places.items())
+                text = f"{node.name}: is not deterministic, and its branches lead to different destinations ({ways})."
+                found.append((node.router.on_unequal == "error", text))
     return found
+
+
+def _destinations_from(start: Node, following: dict[str, list[Node]]) -> set[str]:
+    """Destinations and taps at this node or below it."""
+    reached: dict[str, Node] = {}
+    waiting = [start]
+    while waiting:
+        node = waiting.pop()
+        if node.name not in reached:
+            reached[node.name] = node
+            waiting += following.get(node.name, [])
+    return {name for name, node in reached.items() if isinstance(node, DestinationNode)}
 
 
 def _warnings(nodes: Sequence[Node]) -> list[str]:
@@ -267,7 +268,10 @@ def _warnings(nodes: Sequence[Node]) -> list[str]:
                 f"{target}: the sources {names} reach it without distinct prefixes, their ids may clash: "
                 "give each a prefix=."
             )
-    found += [f"{text} The commit of a wave fixes what was chosen." for _, text in _unequal_branches(nodes)]
+    found += [
+        f"{text} The commit of a wave fixes what was chosen; if they shall all get it, lead each branch to all of them."
+        for _, text in _unequal_branches(nodes)
+    ]
     found += _shared_targets(nodes)
     for node in nodes:
         if (
@@ -277,7 +281,8 @@ def _warnings(nodes: Sequence[Node]) -> list[str]:
         ):
             found.append(
                 f"{node.name}: {type(node.destination).__name__} does not compare sequences: within a second after a "
-                "kill, a late worker may write an older version of a document after a newer one."
+                "kill, a late worker may write an older version of a document after a newer one. Whoever reads it "
+                "can compare sequences; one of your own can refuse a lower one and say so: compares_sequences = True."
             )
     return found
 
@@ -285,16 +290,18 @@ def _warnings(nodes: Sequence[Node]) -> list[str]:
 def _shared_targets(nodes: Sequence[Node]) -> list[str]:
     """Targets keyed by id where copies of one document meet: they overwrite each other."""
     by_name = {n.name: n for n in nodes}
-    found = {}
+    meeting: dict[str, set[str]] = {}
     for pair in _met_together(nodes):
         one, other = (cast(DestinationNode, by_name[name]) for name in pair)
         if target_of(one) == target_of(other) and one.destination.keyed_by_id:
-            ways = one.name if one is other else f"{one.name} and {other.name}"
-            found[target_of(one)] = (
-                f"{target_of(one)}: one document comes here by several routes ({ways}) under one id, the last stays: "
-                "give each route a target of its own, or give the copies children's ids."
-            )
-    return list(found.values())
+            meeting.setdefault(target_of(one), set()).update(pair)
+    return [
+        f"{target_of(node)}: one document comes here by several routes "
+        f"({' and '.join(n.name for n in nodes if n.name in names)}) under one id, the last stays: "
+        "give each route a target of its own, or give the copies children's ids."
+        for node in nodes
+        if isinstance(node, DestinationNode) and (names := meeting.pop(target_of(node), None))
+    ]
 
 
 def _met_together(nodes: Sequence[Node]) -> set[tuple[str, str]]:

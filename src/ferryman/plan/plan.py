@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, cast
+from typing import Any
 
 from ferryman import settings
 from ferryman.destinations.base import Destination, Effect, Guarantee
@@ -43,7 +43,7 @@ class Plan:
 
     def source(self, name: str, source: Source) -> Handle:
         """Where documents come from."""
-        return self._add(SourceNode(name, source=source))
+        return self._add(SourceNode(_name(name), source=source))
 
     def step(
         self,
@@ -65,12 +65,14 @@ class Plan:
             timeout: seconds a call may take; one that takes longer is interrupted, or its process is ended.
             after: nodes or names it follows; a name may be declared later.
         """
-        return self._add(StepNode(name, _names(after), fn=fn, effect=Effect(effect), mutates=mutates, timeout=timeout))
+        return self._add(
+            StepNode(_name(name), _names(after), fn=fn, effect=Effect(effect), mutates=mutates, timeout=timeout)
+        )
 
     def route(self, name: str, router: Router, *, after: Any = None) -> Handle:
         """A fork: each node that follows is a branch, called by its name, and the router says which ones a document
         takes."""
-        return self._add(RouterNode(name, _names(after), router=router))
+        return self._add(RouterNode(_name(name), _names(after), router=router))
 
     def tap(self, name: str, destination: Destination, **policy: Any) -> Handle:
         """A destination in the middle of a path: it gets the document as it is here, and the document goes on
@@ -99,16 +101,18 @@ class Plan:
             batch: rows a chunk at most; default: what the destination prefers, else 500.
             tap: the document goes on from here; see ``Plan.tap``.
         """
+        if batch is None:
+            batch = getattr(destination, "preferred_batch", None)  # what is no Destination is refused by check
         waits = None if backoff is None else tuple([backoff] if isinstance(backoff, (int, float)) else backoff)
         policy = Policy(
             guarantee=_default_guarantee(destination) if guarantee is None else Guarantee(guarantee),
             attempts=attempts,
             backoff=waits,
-            batch=batch or destination.preferred_batch or settings.BATCH_ROWS,
+            batch=settings.BATCH_ROWS if batch is None else batch,
             batch_bytes=batch_bytes,
             deletes=deletes,
         )
-        return self._add(DestinationNode(name, _names(after), destination=destination, policy=policy, tap=tap))
+        return self._add(DestinationNode(_name(name), _names(after), destination=destination, policy=policy, tap=tap))
 
     def check(self) -> list[str]:
         """Refuse a plan that cannot run; return warnings.
@@ -176,14 +180,19 @@ class Handle:
 def _names(after: Any) -> tuple[str, ...]:
     if after is None:
         return ()
-    if isinstance(after, (Handle, str)):
+    if isinstance(after, str) or not isinstance(after, Iterable):
         after = [after]
-    return tuple(dict.fromkeys(a.name if isinstance(a, Handle) else cast(str, a) for a in after))
+    return tuple(dict.fromkeys(a.name if isinstance(a, Handle) else _name(a) for a in after))
+
+
+def _name(given: object) -> str:
+    """A name; what is no text in angle brackets, for ``check`` to refuse."""
+    return given if isinstance(given, str) else f"<{given!r}>"
 
 
 def _default_guarantee(destination: Destination) -> Guarantee:
     """The best it can keep: semantics of the three guarantees, by what the destination declares."""
-    if destination.transactional:
+    if getattr(destination, "transactional", False):
         return Guarantee.EXACTLY_ONCE
     effect = getattr(destination, "effect", None)
     return Guarantee.AT_LEAST_ONCE if effect is Effect.IDEMPOTENT else Guarantee.AT_MOST_ONCE

@@ -42,6 +42,10 @@ class Router:
         """Branches that ``choose`` is known to answer: ``plan check`` looks whether they are there."""
         return ()
 
+    def label(self, branch: str) -> str:
+        """When a document takes this branch, in a few words for pictures of the plan; "" where its name says enough."""
+        return ""
+
     def open(self, branches: Sequence[str], task: int) -> None:
         """Once a task, in the worker.
 

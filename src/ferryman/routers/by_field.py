@@ -33,6 +33,12 @@ class ByField(Router):
     def named_branches(self) -> Iterable[str]:
         return [*self.mapping.values(), *([] if self.default is None else [self.default])]
 
+    def label(self, branch: str) -> str:
+        values = [str(value) for value, to in self.mapping.items() if to == branch]
+        if branch == self.default:
+            return "else" if not values else f"{self.field} = {' | '.join(values)}, or else"
+        return f"{self.field} = {' | '.join(values or [branch])}"
+
     def open(self, branches: Sequence[str], task: int) -> None:
         self._branches = frozenset(branches)
 

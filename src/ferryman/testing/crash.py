@@ -21,12 +21,20 @@ EXECUTOR: Final = "executor"
 POINTS: Final[dict[str, str]] = {
     # making a state, taking it over
     "create.table": DRIVER,
+    "plan.kept": DRIVER,
     "create.state": DRIVER,
     "epoch.logged": DRIVER,
     "epoch.synced": DRIVER,
     "epoch.marked": DRIVER,
     "epoch.table": DRIVER,
+    "version.fenced": DRIVER,
+    "version.logged": DRIVER,
+    "version.synced": DRIVER,
+    "version.marked": DRIVER,
+    "version.built": DRIVER,
     "recover.settled": DRIVER,
+    "version.staged": DRIVER,
+    "version.adopted": DRIVER,
     "sweep.table": DRIVER,
     # a person's word
     "command.queued": DRIVER,

@@ -1,0 +1,209 @@
+"""docs/pictures/plan-*.svg, and what docs/reference/plan.md shows of them and of bad plans."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ferryman import Document, Effect, Plan, destinations, routers, sources
+from ferryman.errors import PlanError
+from ferryman.plan import picture
+from ferryman.plan.load import load_plan
+
+EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "plays.py"
+
+
+def svg() -> str:
+    """docs/pictures/plan-plays.svg: what ``ferryman plan show docs/examples/plays.py --format svg`` prints."""
+    return picture.svg(load_plan(str(EXAMPLE)))
+
+
+def refused_svg() -> str:
+    """docs/pictures/plan-refused.svg: a plan with a cycle, and with a name that is not there."""
+    return picture.svg(built(REFUSED))
+
+
+def tree() -> str:
+    return f"```text\n{picture.text(load_plan(str(EXAMPLE)))}\n```"
+
+
+def mermaid() -> str:
+    return f"```mermaid\n{picture.mermaid(load_plan(str(EXAMPLE)))}\n```"
+
+
+def building() -> str:
+    """The example from where its plan begins."""
+    text = EXAMPLE.read_text("utf-8")
+    return f"```python\n{text[text.index('plan = Plan(') :].strip()}\n```"
+
+
+class Case(NamedTuple):
+    """A mistake, and a plan that makes it."""
+
+    mistake: str
+    code: str
+
+
+REFUSED = """
+files = plan.source("files", Files("corpus"))
+plan.step("read", read, after=[files, "again"])
+plan.step("again", read, after=["read", "nowhere"])
+"""
+
+FINDINGS = (
+    Case("A plan's name", 'plan = Plan("my plays")\nplan.source("files", Files("corpus")).destination("index", index)'),
+    Case(
+        "A plan's version",
+        'plan = Plan("plays", version="1.0")\nplan.source("files", Files("corpus")).destination("index", index)',
+    ),
+    Case("A node's name", 'plan.source("my files", Files("corpus")).destination("index", index)'),
+    Case(
+        "Two nodes of one name",
+        'plan.source("files", Files("corpus")).step("read", read).step("read", clean).destination("index", index)',
+    ),
+    Case("No source", "plan.nodes  # none yet"),
+    Case("What is no source", 'plan.source("files", "corpus").destination("index", index)'),
+    Case("A step that is no function", 'plan.source("files", Files("corpus")).step("read", "clean")\n'
+         'plan.destination("index", index, after="read")'),
+    Case("What is no router",
+         'fork = plan.source("files", Files("corpus")).route("fork", "kind")\nfork.destination("index", index)'),
+    Case("What is no destination", 'plan.source("files", Files("corpus")).destination("index", "sqlite:///plays.db")'),
+    Case(
+        "It follows what is not there",
+        'plan.source("files", Files("corpus")).destination("index", index, after="raed")',
+    ),
+    Case(
+        "It follows nothing",
+        'plan.source("files", Files("corpus")).destination("index", index)\n'
+        'plan.step("read", read).destination("other", other)',
+    ),
+    Case(
+        "It follows a destination",
+        'stored = plan.source("files", Files("corpus")).destination("index", index)\n'
+        'stored.destination("other", other)',
+    ),
+    Case(
+        "A cycle",
+        'files = plan.source("files", Files("corpus"))\n'
+        'fork = plan.step("read", read, after=[files, "again"]).route("fork", ByField("done"))\n'
+        'fork.step("again", clean)\nfork.destination("index", index)',
+    ),
+    Case("A path that ends in no destination", 'plan.source("files", Files("corpus")).step("read", read)'),
+    Case(
+        "Several successors without a router",
+        'files = plan.source("files", Files("corpus"))\n'
+        'files.destination("index", index)\nfiles.destination("other", other)',
+    ),
+    Case(
+        "A branch that is not there",
+        'kind = plan.source("files", Files("corpus")).route("by-kind", ByField("kind", default="rest"))\n'
+        'kind.destination("index", index)\nkind.destination("other", other)',
+    ),
+    Case(
+        "Unequal branches of a router that is not deterministic, where it refuses them",
+        'fork = plan.source("files", Files("corpus")).route("fork", RoundRobin(on_unequal="error"))\n'
+        'fork.destination("index", index)\nfork.destination("other", other)',
+    ),
+    Case(
+        "A POTENT step",
+        'plan.source("files", Files("corpus")).step("mail", read, effect=Effect.POTENT).destination("index", index)',
+    ),
+    Case(
+        "A step's time-out",
+        'plan.source("files", Files("corpus")).step("read", read, timeout=0).destination("index", index)',
+    ),
+    Case(
+        "A destination that does not say its effect",
+        "class Printer(Destination):\n    def write(self, chunk): ...\n\n\n"
+        'plan.source("files", Files("corpus")).destination("paper", Printer())',
+    ),
+    Case(
+        "A guarantee that cannot be kept",
+        'plan.source("files", Files("corpus")).destination("lines", JsonLines("/data"), guarantee="exactly-once")',
+    ),
+    Case(
+        "Numbers of a policy",
+        'plan.source("files", Files("corpus")).destination("index", index, attempts=0)',
+    ),
+    Case(
+        "Waits of a policy",
+        'plan.source("files", Files("corpus")).destination("index", index, backoff=[1, -1])',
+    ),
+)  # fmt: skip
+"""Each makes one mistake."""
+
+WARNINGS = (
+    Case(
+        "Two sources whose ids may clash",
+        'one = plan.source("one", Files("folder-1"))\ntwo = plan.source("two", Files("folder-2"))\n'
+        'plan.destination("index", index, after=[one, two])',
+    ),
+    Case(
+        "Unequal branches of a router that is not deterministic",
+        'fork = plan.source("files", Files("corpus")).route("fork", RoundRobin())\n'
+        'fork.destination("index", index)\nfork.destination("other", other)',
+    ),
+    Case(
+        "Copies that meet in one target",
+        'fork = plan.source("files", Files("corpus")).route("fork", Duplicate())\n'
+        'fork.step("short", clean).destination("index", index)\nfork.destination("full", index)',
+    ),
+    Case(
+        "A destination that does not compare sequences",
+        "class Notes(Destination):\n    effect = Effect.IDEMPOTENT\n\n    def write(self, chunk): ...\n\n\n"
+        'plan.source("files", Files("corpus")).destination("notes", Notes())',
+    ),
+)
+
+
+def read(doc: Document) -> Document:
+    return doc
+
+
+def clean(doc: Document) -> Document:
+    return doc
+
+
+def built(code: str) -> Plan:
+    """The plan that the lines build, with the names that the page says they have."""
+    names: dict[str, Any] = {
+        **{name: getattr(module, name) for module in (destinations, routers, sources) for name in module.__all__},
+        "Plan": Plan,
+        "Effect": Effect,
+        "plan": Plan("plays", version=1),
+        "read": read,
+        "clean": clean,
+        "index": destinations.Sql("sqlite:////data/plays.db"),
+        "other": destinations.Sql("sqlite:////data/plays.db", table="other"),
+        "__name__": __name__,
+    }
+    exec(code, names)
+    plan: Plan = names["plan"]
+    return plan
+
+
+def findings_of(case: Case) -> list[str]:
+    """Why ``plan check`` refuses it; [] if it does not."""
+    try:
+        built(case.code).check()
+    except PlanError as e:
+        return e.findings
+    return []
+
+
+def findings() -> str:
+    """Every mistake that is refused: a plan that makes it, and what is said."""
+    return "\n\n".join(_shown(FINDINGS, [findings_of(case) for case in FINDINGS]))
+
+
+def warnings() -> str:
+    return "\n\n".join(_shown(WARNINGS, [built(case.code).check() for case in WARNINGS]))
+
+
+def _shown(cases: Sequence[Case], said: Sequence[list[str]]) -> Iterator[str]:
+    for case, texts in zip(cases, said, strict=True):
+        yield f"### {case.mistake}"
+        yield f"```python\n{case.code}\n```"
+        yield "```text\n" + "\n".join(textwrap.fill(text, 110, break_on_hyphens=False) for text in texts) + "\n```"

@@ -1,0 +1,203 @@
+"""A new version of a plan carries on from the state of an older one.
+
+Two halves. ``carry_over`` makes the new state, before anything runs:
+
+1. become the older state's driver, and finish what it left
+2. fence it: from now on nobody drives it any more
+3. build the new state beside, under a temporary name, with the older one's data files
+4. give it its name
+
+A crash before 4 leaves a temporary folder and, after 2, a state that only this very version may take over again.
+``adopt`` is the new state's first wave: rows for destinations that are gone end, and documents whose way has changed
+are taken up again. Until it is through, ``takeover.json`` says that it is to be done; it may be done twice.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from ferryman.errors import UsageError
+from ferryman.ledger import commands
+from ferryman.ledger.commit import commit_wave
+from ferryman.ledger.events import EVENT_OF_ROW, ORDINAL_COMMAND, table_of
+from ferryman.ledger.schemas import DOCUMENTS, LEDGER
+from ferryman.ledger.settle import settle
+from ferryman.ledger.state import SEQUENCE, SETTLED, TAKEOVER, WAVE, State
+from ferryman.ledger.statuses import Status
+from ferryman.plan import Plan, changed_sources, structure
+from ferryman.storage import files
+from ferryman.storage.parquet import read_part, write_part
+from ferryman.storage.query import connect, quoted_list, register
+from ferryman.testing import crash
+
+
+def carry_over(root: Path, plan: Plan, from_version: int) -> None:
+    """Make the state of a plan from the one of an older version; nothing if that was done before.
+
+    Raises:
+        UsageError: there is no such state, it is no older one, or this version has a state of its own.
+        StateHeld, StateDamaged, StateForeign: of the older state.
+    """
+    older = Plan(plan.name, from_version)
+    older_root = root.with_name(older.key)
+    if from_version >= plan.version:
+        raise UsageError(f"--from-version {from_version}: this is version {plan.version}: give an older one.")
+    if (root / "state.json").exists():
+        if State(root, plan).identity().get("from") != from_version:
+            raise UsageError(
+                f"{root}: version {plan.version} has a state of its own. To carry on with it leave --from-version out."
+            )
+        return
+    if not (older_root / "state.json").exists():
+        raise UsageError(f"{older_root}: there is no state of version {from_version}. Give the version that ran here.")
+    with State.take(older_root, older, successor=plan.version) as old:  # 1
+        if old.wave > old.settled:
+            settle(old, old.wave, _here)
+        for command in commands.waiting(old):
+            commands.apply(old, command)
+        old.hand_over(plan.version)  # 2
+        crash.point("version.fenced")
+        temporary = root.with_name(f"{files.TEMPORARY}{plan.key}")
+        shutil.rmtree(temporary, ignore_errors=True)
+        _build(old, State(temporary, plan), from_version)  # 3
+    crash.point("version.built")
+    os.rename(temporary, root)  # 4
+    files.fsync_folder(root.parent)
+
+
+def is_pending(state: State) -> bool:
+    """Is ``adopt`` still to be done?"""
+    return (state.root / TAKEOVER).exists()
+
+
+def adopt(state: State) -> str:
+    """The new state's first wave; what it did, in one line."""
+    before, after = state.remembered(), structure(state.plan)
+    older: Any = files.unseal(state.root / TAKEOVER)
+    why = f"plan version {state.plan.version} carries on from version {older['from']}"
+    number = state.wave + 1
+    gone = [name for name, node in before.items() if node.kind in ("destination", "tap") and name not in after]
+    paths = [f.path for f in state.outbox.files.values() if f.partition["destination"] in gone]
+    dropped = [_dropped(state, path, number, why) for path in paths]
+    documents = _taken_up_again(state, changed_sources(before, after), number)
+    events = [*dropped, _restarted(documents, why)]
+    parts = [write_part(state.ledger.folder, table) for table in events if table.num_rows]
+    staged = [] if not documents.num_rows else [write_part(state.documents.folder, documents)]
+    crash.point("version.staged")
+    if parts or staged:
+        commit_wave(state, number, documents=staged, ledger=parts, replaced=[(path, None) for path in paths])
+        settle(state, number, _here)
+        for path in paths:
+            (state.outbox.folder / path).unlink(missing_ok=True)
+    state.remember(after)
+    (state.root / TAKEOVER).unlink()
+    files.fsync_folder(state.root)
+    crash.point("version.adopted")
+    rows = sum(t.num_rows for t in dropped)
+    ended = f"; {rows} rows for {', '.join(gone)} were dropped, for they are not in it any more" if rows else ""
+    return f"{why}: {documents.num_rows} documents are done again, for their way has changed or had failed{ended}"
+
+
+def _build(old: State, new: State, from_version: int) -> None:
+    """The new state's folder: made as ever, then filled with the older one's data files in one commit a table."""
+    files.make_folder(new.root)
+    new.create({"from": from_version}, remembered=old.remembered())
+    new.load()
+    new.announce()
+    wave = old.wave
+    numbers = {SETTLED: wave}
+    for table, source in ((new.ledger, old.ledger), (new.documents, old.documents)):
+        _link(source.folder, table.folder, source.files)
+        table.commit("version", adds=source.files.values(), transactions=numbers)
+    _link(old.outbox.folder, new.outbox.folder, old.outbox.files)
+    sequence = max(old.next_sequence, new.next_sequence)
+    new.outbox.commit(
+        "version", adds=old.outbox.files.values(), transactions={**numbers, WAVE: wave, SEQUENCE: sequence}
+    )
+    new.journal.close(wave)
+    files.replace(new.root / TAKEOVER, files.sealed({"from": from_version}))
+
+
+def _link(source: Path, target: Path, paths: Any) -> None:
+    """The same files under another folder; copies where the file system has no links."""
+    for path in paths:
+        (target / path).parent.mkdir(parents=True, exist_ok=True)
+        try:
+            os.link(source / path, target / path)
+        except OSError:
+            shutil.copyfile(source / path, target / path)
+            files.fsync_file(target / path)
+    for folder in {target, *((target / path).parent for path in paths)}:
+        files.fsync_folder(folder)
+
+
+def _dropped(state: State, path: str, number: int, why: str) -> pa.Table:
+    """Events of all rows of an outbox file whose destination is gone."""
+    rows = read_part(state.outbox.folder / path)
+    destination = state.outbox.files[path].partition["destination"]
+    return table_of(
+        LEDGER,
+        rows.num_rows,
+        **{name: rows[name] for name in EVENT_OF_ROW},
+        destination=destination,
+        status=Status.DROPPED.value,
+        message=f"{why}: it has no {destination}",
+        attempt=rows["attempt"],
+        wave=number,
+        ordinal=ORDINAL_COMMAND,
+        created=dt.datetime.now(dt.UTC),
+    )
+
+
+def _taken_up_again(state: State, sources: list[str], number: int) -> pa.Table:
+    """``documents`` rows that make the next scan read these documents as new revisions.
+
+    All of the changed sources; and everywhere what had failed, for its deliveries have other hashes now.
+    """
+    with connect(state.staging) as db:
+        register(db, "documents", state.documents.paths(), DOCUMENTS)
+        changed = f"source IN (SELECT unnest({quoted_list(sources)}))" if sources else "false"
+        columns = ", ".join(f.name for f in DOCUMENTS)
+        found = db.sql(f"""
+            SELECT {columns} FROM documents
+            QUALIFY row_number() OVER (PARTITION BY source, document ORDER BY wave DESC) = 1
+                AND operation = 'upsert' AND ({changed} OR failed IS NOT NULL)
+        """).to_arrow_table()
+    forced = {f.name: found[f.name].cast(f.type) for f in DOCUMENTS}
+    return table_of(
+        DOCUMENTS, found.num_rows, **{**forced, "wave": number, "forced": pa.array([True] * found.num_rows)}
+    )
+
+
+def _restarted(documents: pa.Table, why: str) -> pa.Table:
+    """An event a document, of none of its deliveries: they are what they are until they are made anew."""
+    return table_of(
+        LEDGER,
+        documents.num_rows,
+        source=documents["source"],
+        document=documents["document"],
+        origin=documents["document"],
+        version=documents["version"],
+        revision=documents["revision"],
+        operation="upsert",
+        route="",
+        branches="",
+        destination="",
+        delivery_hash="",
+        status=Status.RESTART.value,
+        message=why,
+        attempt=0,
+        wave=documents["wave"],
+        ordinal=ORDINAL_COMMAND,
+        created=dt.datetime.now(dt.UTC),
+    )
+
+
+def _here(task: Any, items: Any) -> list[Any]:
+    return [task(item) for item in items]

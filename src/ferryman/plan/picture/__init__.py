@@ -1,0 +1,9 @@
+"""A plan as a picture, drawn from its data, so that it cannot lie. A plan that ``check`` refuses is drawn too."""
+
+from ferryman.plan.picture.data import as_json
+from ferryman.plan.picture.drawing import svg
+from ferryman.plan.picture.flowchart import mermaid
+from ferryman.plan.picture.tree import text
+from ferryman.plan.picture.words import kind
+
+__all__ = ["as_json", "kind", "mermaid", "svg", "text"]

@@ -1,0 +1,21 @@
+"""A plan as a dict, for programs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ferryman.plan.picture.words import kind, options, type_name
+from ferryman.plan.plan import Plan
+
+
+def as_json(plan: Plan) -> dict[str, Any]:
+    """``{"plan", "version", "fingerprint", "nodes": [{"name", "kind", "after", "type", …}]}``, in order of making."""
+    return {
+        "plan": plan.name,
+        "version": plan.version,
+        "fingerprint": plan.fingerprint,
+        "nodes": [
+            {"name": n.name, "kind": kind(n), "after": list(n.after), "type": type_name(n), **options(n)}
+            for n in plan.nodes
+        ],
+    }

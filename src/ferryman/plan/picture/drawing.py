@@ -1,0 +1,281 @@
+"""A plan as an SVG picture: one file without scripts or fonts of its own, for light and dark windows.
+
+A box's shape says what a node is, its colour what repeating it does. The kind stands in the box too: nobody needs to
+tell colours apart.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from xml.sax.saxutils import escape
+
+from ferryman.plan.picture import lettering
+from ferryman.plan.picture.layout import Arrow, Laid, Rect, Size, Stop, Way, laid
+from ferryman.plan.picture.sketch import MISSING, Box, Edge, Sketch, sketch
+from ferryman.plan.plan import Plan
+
+MARGIN = 24.0
+HEAD = 64.0
+"""Pixels above the plan, for its name."""
+NARROWEST = 120.0
+PADDING = 16.0
+NAME_PX, FACT_PX, TITLE_PX = 14.0, 11.5, 18.0
+LINE_PX = 16.0
+NAME_SIGNS, FACT_SIGNS = 36, 40
+"""Longer names and facts are shortened in the middle, or go on in the next line; in full they are in the tooltip."""
+
+LIGHT = {
+    "ground": ("#ffffff", "#d0d7de"), "words": ("#1f2328", "#59636e"), "edge": ("#6e7781", "#cf222e"),
+    "source": ("#ddf4ff", "#0969da"), "router": ("#fbefff", "#8250df"), "safe": ("#f6f8fa", "#6e7781"),
+    "idempotent": ("#dafbe1", "#1a7f37"), "potent": ("#fff1e5", "#bc4c00"), MISSING: ("#ffebe9", "#cf222e"),
+}  # fmt: skip
+"""Fill and stroke; of words: strong and pale; of edges: as it should be, and closing a cycle."""
+DARK = {
+    "ground": ("#0d1117", "#30363d"), "words": ("#f0f6fc", "#9198a1"), "edge": ("#8b949e", "#ff7b72"),
+    "source": ("#0c2d4d", "#4493f8"), "router": ("#2b1d4a", "#ab7df8"), "safe": ("#1c2128", "#8b949e"),
+    "idempotent": ("#0f2d1a", "#3fb950"), "potent": ("#3a1e0a", "#f0883e"), MISSING: ("#3c1618", "#ff7b72"),
+}  # fmt: skip
+
+LEGEND = {
+    ("source", "source"): "source",
+    ("step", "safe"): "step: has no effect outside",
+    ("step", "idempotent"): "step: repeating it changes nothing outside",
+    ("step", "potent"): "step: each call counts (refused)",
+    ("router", "router"): "router",
+    ("tap", "safe"): "tap: does not say its effect (refused)",
+    ("tap", "idempotent"): "tap: repeating it changes nothing",
+    ("tap", "potent"): "tap: each call counts",
+    ("destination", "safe"): "destination: does not say its effect (refused)",
+    ("destination", "idempotent"): "destination: repeating it changes nothing",
+    ("destination", "potent"): "destination: each call counts",
+    (MISSING, MISSING): "followed, and not in the plan (refused)",
+}
+SAMPLE = Size(34.0, 18.0)
+LEGEND_ROW_PX = 26.0
+
+
+def svg(plan: Plan) -> str:
+    """The picture's text. The same plan gives the same bytes."""
+    drawn = sketch(plan.nodes)
+    lines = [_lines(box) for box in drawn.boxes]
+    sizes = [_size(box, rows) for box, rows in zip(drawn.boxes, lines, strict=True)]
+    place = laid(sizes, [Arrow(e.start, e.end, _label_size(e.label)) for e in drawn.edges])
+    title = f"plan {plan.name}, version {plan.version}"
+    legend = list(_legend(drawn, place))
+    narrowest = max([lettering.width(title, TITLE_PX, bold=True), *(w for _, w in legend)])
+    width = max(place.width, narrowest) + 2 * MARGIN
+    left = (width - place.width) / 2
+    legend_top = HEAD + place.height + MARGIN
+    placed = list(_in_rows(legend, width - 2 * MARGIN))
+    height = legend_top + (max((row for _, _, row in placed), default=-1) + 1) * LEGEND_ROW_PX + MARGIN / 2
+    parts = [
+        _opening(width, height),
+        f'<title id="ferryman-title">{_escaped(title)}</title>',
+        f'<desc id="ferryman-desc">{_escaped(_told(drawn))}</desc>',
+        f"<style>{_style()}</style>",
+        f"<defs>{_head('head', 'tip')}{_head('wrong-head', 'wrong-tip')}</defs>",
+        f'<rect class="ground" x="0.5" y="0.5" width="{_n(width - 1)}" height="{_n(height - 1)}" rx="8"/>',
+        _text(MARGIN, 38.0, title, "title"),
+        f'<g transform="translate({_n(left)} {_n(HEAD)})">',
+        *_edges(drawn.edges, place),
+        *(_node(b, rows, r) for b, rows, r in zip(drawn.boxes, lines, place.boxes, strict=True)),
+        "</g>",
+        f'<g class="legend" transform="translate({_n(MARGIN)} {_n(legend_top)})">',
+        *(f'<g transform="translate({_n(x)} {_n(row * LEGEND_ROW_PX)})">{part}</g>' for part, x, row in placed),
+        "</g>",
+        "</svg>\n",
+    ]
+    return "\n".join(parts).encode("ascii", "xmlcharrefreplace").decode()  # no terminal's encoding can spoil it
+
+
+def _told(drawn: Sketch) -> str:
+    """The picture in a sentence, for those who do not see it."""
+    counts = Counter(box.kind for box in drawn.boxes)
+    kinds = ", ".join(f"{count} {kind}{'s' if count > 1 and kind != MISSING else ''}" for kind, count in counts.items())
+    names = "; ".join(f"{drawn.boxes[e.start].name} to {drawn.boxes[e.end].name}" for e in drawn.edges)
+    return f"{kinds or 'no nodes'}. {names or 'no edges'}."
+
+
+# --- boxes --------------------------------------------------------------------------------------------------------
+
+
+def _lines(box: Box) -> list[str]:
+    """What stands in a box below its name: the kind with the type, a target on its own line, the rest together."""
+    type_name, *rest = box.facts
+    rows = [lettering.shortened(f"{box.kind} · {type_name}", FACT_SIGNS)]
+    for fact in rest:
+        joined = f"{rows[-1]}, {fact}"
+        if len(rows) > 1 and len(joined) <= FACT_SIGNS and "://" not in rows[-1]:
+            rows[-1] = joined
+        else:
+            rows.append(lettering.shortened(fact, FACT_SIGNS))
+    return rows
+
+
+def _size(box: Box, rows: Sequence[str]) -> Size:
+    name = lettering.width(lettering.shortened(box.name, NAME_SIGNS), NAME_PX, bold=True)
+    widest = max([name, *(lettering.width(row, FACT_PX) for row in rows)])
+    side = PADDING + (8 if box.kind == "router" else 0)
+    return Size(max(NARROWEST, round(widest + 2 * side)), 30.0 + LINE_PX * len(rows))
+
+
+def _node(box: Box, rows: Sequence[str], at: Rect) -> str:
+    words = [_text(at.middle, at.y + 20, lettering.shortened(box.name, NAME_SIGNS), "name")]
+    words += [_text(at.middle, at.y + 36 + LINE_PX * i, row, "fact") for i, row in enumerate(rows)]
+    tooltip = f"{box.name}: {box.kind}, {', '.join(box.facts)}"
+    title = f"<title>{_escaped(tooltip)}</title>"
+    return f'<g class="node {box.kind} {box.look}">{title}{_shape(box.kind, at)}{"".join(words)}</g>'
+
+
+def _shape(kind: str, at: Rect) -> str:
+    x, y, w, h = at
+    place = f'x="{_n(x)}" y="{_n(y)}" width="{_n(w)}" height="{_n(h)}"'
+    inner = f'x="{_n(x + 3)}" y="{_n(y + 3)}" width="{_n(w - 6)}" height="{_n(h - 6)}"'
+    match kind:
+        case "source":
+            return f'<rect class="shape" {place} rx="{_n(min(h / 2, 22))}"/>'
+        case "router":
+            cut = min(12.0, h / 3)
+            corners = [
+                (x + cut, y), (x + w - cut, y), (x + w, y + h / 2),
+                (x + w - cut, y + h), (x + cut, y + h), (x, y + h / 2),
+            ]  # fmt: skip
+            return f'<polygon class="shape" points="{" ".join(f"{_n(a)},{_n(b)}" for a, b in corners)}"/>'
+        case "tap":
+            bar = f'<path class="bar" d="M{_n(x + 5)},{_n(y)} v{_n(h)} M{_n(x + w - 5)},{_n(y)} v{_n(h)}"/>'
+            return f'<rect class="shape" {place} rx="2"/>{bar}'
+        case "destination":
+            return f'<rect class="shape" {place} rx="3"/><rect class="bar" {inner} rx="1"/>'
+    return f'<rect class="shape" {place} rx="7"/>'
+
+
+# --- edges --------------------------------------------------------------------------------------------------------
+
+
+def _edges(edges: Sequence[Edge], place: Laid) -> Iterator[str]:
+    """Lines first, so that no line runs over a label."""
+    for edge, way in zip(edges, place.ways, strict=True):
+        looks = ["edge", *(["one-of-several"] if edge.one_of_several else []), *(["wrong"] if way.turned else [])]
+        path = _path(way) if way.stops else _loop(place.boxes[edge.start])
+        head = "wrong-head" if way.turned else "head"
+        yield f'<path class="{" ".join(looks)}" d="{path}" marker-end="url(#ferryman-{head})"/>'
+    for edge, way in zip(edges, place.ways, strict=True):
+        if way.label:
+            x, y, w, h = way.label
+            yield f'<rect class="halo" x="{_n(x)}" y="{_n(y)}" width="{_n(w)}" height="{_n(h)}"/>'
+            yield _text(way.label.middle, y + h - 5, lettering.shortened(edge.label, FACT_SIGNS), "label")
+
+
+def _path(way: Way) -> str:
+    """Straight at each stop, and from one to the next in a curve that begins and ends straight."""
+    stops = [Stop(s.x, s.bottom, s.top) for s in reversed(way.stops)] if way.turned else way.stops
+    path = [f"M{_n(stops[0].x)},{_n(stops[0].top)}"]
+    for before, stop in pairwise([Stop(stops[0].x, stops[0].top, stops[0].top), *stops]):
+        middle = _n((before.bottom + stop.top) / 2)
+        if abs(before.x - stop.x) >= 0.5:
+            path.append(f"C{_n(before.x)},{middle} {_n(stop.x)},{middle} {_n(stop.x)},{_n(stop.top)}")
+        if _n(stop.bottom) != _n(stop.top) or abs(before.x - stop.x) < 0.5:  # a line of no length has no direction
+            path.append(f"V{_n(stop.bottom)}")
+    return " ".join(path)
+
+
+def _loop(box: Rect) -> str:
+    x, y = box.x + box.width, box.y + box.height / 2
+    return f"M{_n(x)},{_n(y - 9)} c22,-8 22,26 0,18"
+
+
+def _label_size(label: str) -> Size | None:
+    if not label:
+        return None
+    return Size(lettering.width(lettering.shortened(label, FACT_SIGNS), FACT_PX) + 8, LINE_PX + 2)
+
+
+# --- legend -------------------------------------------------------------------------------------------------------
+
+
+def _legend(drawn: Sketch, place: Laid) -> Iterator[tuple[str, float]]:
+    """(sample with its words, width) of all that is in this picture."""
+    there = {(box.kind, box.look) for box in drawn.boxes}
+    for (kind, look), words in LEGEND.items():
+        if (kind, look) in there:
+            yield _sample(f'<g class="{kind} {look}">{_shape(kind, Rect(0, 0, *SAMPLE))}</g>', words)
+    line = f'd="M0,{_n(SAMPLE.height / 2)} h{_n(SAMPLE.width)}" marker-end'
+    if any(edge.one_of_several for edge in drawn.edges):
+        yield _sample(f'<path class="edge one-of-several" {line}="url(#ferryman-head)"/>', "one of several ways")
+    if any(way.turned for way in place.ways):
+        yield _sample(f'<path class="edge wrong" {line}="url(#ferryman-wrong-head)"/>', "closes a cycle (refused)")
+
+
+def _sample(shape: str, words: str) -> tuple[str, float]:
+    text = _text(SAMPLE.width + 8, 13.0, words, "fact left")
+    return f"{shape}{text}", SAMPLE.width + 8 + lettering.width(words, FACT_PX) + 20
+
+
+def _in_rows(parts: Sequence[tuple[str, float]], width: float) -> Iterator[tuple[str, float, int]]:
+    """(part, x, row): as many side by side as there is room for."""
+    x, row = 0.0, 0
+    for part, room in parts:
+        if x and x + room > width:
+            x, row = 0.0, row + 1
+        yield part, x, row
+        x += room
+
+
+# --- SVG ----------------------------------------------------------------------------------------------------------
+
+
+def _style() -> str:
+    return (
+        ".ferryman-plan{font-family:system-ui,'Segoe UI','Helvetica Neue',Arial,'Liberation Sans',sans-serif}"
+        f".ferryman-plan text{{font-size:{FACT_PX:g}px;text-anchor:middle}}"
+        f".ferryman-plan .name{{font-size:{NAME_PX:g}px;font-weight:600}}"
+        f".ferryman-plan .title{{font-size:{TITLE_PX:g}px;font-weight:600;text-anchor:start}}"
+        ".ferryman-plan .left{text-anchor:start}"
+        ".ferryman-plan .shape{stroke-width:1.4}.ferryman-plan .bar{fill:none;stroke-width:1}"
+        ".ferryman-plan .missing .shape{stroke-dasharray:4 3}"
+        ".ferryman-plan .edge{fill:none;stroke-width:1.5}.ferryman-plan .one-of-several{stroke-dasharray:5 3}"
+        f"{_colours(LIGHT)}@media (prefers-color-scheme:dark){{{_colours(DARK)}}}"
+    )
+
+
+def _colours(of: dict[str, tuple[str, str]]) -> str:
+    (ground, rim), (strong, pale), (edge, wrong) = of["ground"], of["words"], of["edge"]
+    rules = [
+        f".ground{{fill:{ground};stroke:{rim}}}", f".halo{{fill:{ground}}}", f"text{{fill:{strong}}}",
+        f"text.fact{{fill:{pale}}}", f"text.label{{fill:{pale}}}", f".edge{{stroke:{edge}}}", f".tip{{fill:{edge}}}",
+        f".wrong{{stroke:{wrong}}}", f".wrong-tip{{fill:{wrong}}}",
+    ]  # fmt: skip
+    for look in ("source", "router", "safe", "idempotent", "potent", MISSING):
+        fill, stroke = of[look]
+        rules += [f".{look} .shape{{fill:{fill};stroke:{stroke}}}", f".{look} .bar{{stroke:{stroke}}}"]
+    return "".join(f".ferryman-plan {rule}" for rule in rules)
+
+
+def _opening(width: float, height: float) -> str:
+    w, h = _n(width), _n(height)
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" class="ferryman-plan" width="{w}" height="{h}" '
+        f'viewBox="0 0 {w} {h}" role="img" aria-labelledby="ferryman-title ferryman-desc">'
+    )
+
+
+def _head(name: str, look: str) -> str:
+    return (
+        f'<marker id="ferryman-{name}" viewBox="0 0 10 10" refX="9" refY="5" markerWidth="7" markerHeight="7" '
+        f'orient="auto"><path class="{look}" d="M0,1 L9,5 L0,9 Z"/></marker>'
+    )
+
+
+def _text(x: float, y: float, words: str, look: str) -> str:
+    return f'<text class="{look}" x="{_n(x)}" y="{_n(y)}">{_escaped(words)}</text>'
+
+
+def _escaped(words: str) -> str:
+    return escape(lettering.printable(words))
+
+
+def _n(number: float) -> str:
+    """Tenths of a pixel are enough, and the same on every machine."""
+    return f"{round(number, 1):g}" if abs(number) < 1e5 else f"{number:.0f}"

@@ -1,0 +1,60 @@
+"""A plan as a tree of lines, for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ferryman.plan.graph import successors
+from ferryman.plan.nodes import Node, SourceNode
+from ferryman.plan.picture.words import branch_label, kind, what
+from ferryman.plan.plan import Plan
+
+
+def text(plan: Plan) -> str:
+    """A tree that begins at each source; a node that several nodes lead to is drawn once and then referred to.
+
+    A plan that ``check`` would refuse is drawn too: what no source leads to stands at the end.
+    """
+    rows = list(_rows(plan))
+    label_width = max((len(label) for label, _, _ in rows), default=0)
+    kind_width = max((len(kind) for _, kind, _ in rows), default=0)
+    lines = [f"{label:<{label_width}}  {kind:<{kind_width}}  {what}".rstrip() for label, kind, what in rows]
+    return "\n".join([f"plan {plan.name}, version {plan.version}", "", *lines])
+
+
+def _rows(plan: Plan) -> Iterator[tuple[str, str, str]]:
+    """(drawn label, kind, what it is) for each line."""
+    drawn: set[int] = set()
+    for node in plan.nodes:
+        if isinstance(node, SourceNode):
+            yield from _below(node, plan, drawn)
+    for node in plan.nodes:
+        if id(node) not in drawn:
+            yield node.name, kind(node), f"{what(node)}; after {', '.join(node.after) or 'nothing'}"
+
+
+def _below(source: Node, plan: Plan, drawn: set[int]) -> Iterator[tuple[str, str, str]]:
+    """A source and what follows it. A loop, not a recursion: a path may be longer than Python's stack is deep."""
+    following = successors(plan.nodes)
+    known = {n.name for n in plan.nodes}
+    waiting: list[tuple[Node, str, str, str]] = [(source, "", "", "")]
+    while waiting:
+        node, stem, indent, when = waiting.pop()
+        if id(node) in drawn:
+            yield f"{stem}{node.name}", "(above)", when
+            continue
+        drawn.add(id(node))
+        lost = [f"after {name}, which is not in the plan" for name in node.after if name not in known]
+        yield f"{stem}{node.name}", kind(node), "; ".join(filter(None, [what(node), when, *lost]))
+        after = following.get(node.name, [])
+        for child in reversed(after):
+            last = child is after[-1]
+            label = branch_label(node, child)
+            waiting.append(
+                (
+                    child,
+                    indent + ("└─ " if last else "├─ "),
+                    indent + ("   " if last else "│  "),
+                    f"branch: {label}" if label else "",
+                )
+            )

@@ -1,0 +1,118 @@
+"""What a plan was when it last ran, and what has changed since: its structure, its steps' code, its targets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from hashlib import blake2b
+from typing import NamedTuple
+
+import msgspec
+
+from ferryman.plan.fingerprint import code_of
+from ferryman.plan.nodes import DestinationNode, Node, RouterNode, SourceNode, StepNode
+from ferryman.plan.plan import Plan
+
+
+class NodeRecord(msgspec.Struct, frozen=True):
+    """A node as a state remembers it.
+
+    Attributes:
+        type: class of its source, router or destination; "" for a step.
+        code: hash of what a step or a router does; "" for the others.
+        target: where a destination writes to.
+    """
+
+    kind: str
+    type: str
+    after: list[str]
+    code: str = ""
+    target: str | None = None
+
+
+Structure = Mapping[str, NodeRecord]
+"""Name -> node."""
+
+
+class Changes(NamedTuple):
+    """What is different, a line each."""
+
+    structure: list[str]
+    code: list[str]
+    """Names of nodes."""
+    targets: list[str]
+
+
+def structure(plan: Plan) -> dict[str, NodeRecord]:
+    """What a state remembers of a plan."""
+    return {node.name: _record(node) for node in plan.nodes}
+
+
+def changes(before: Structure, after: Structure) -> Changes:
+    """What changed from one to the other."""
+    found = Changes([], [], [])
+    for name in [*before, *(n for n in after if n not in before)]:
+        old, new = before.get(name), after.get(name)
+        if old is None:
+            assert new is not None
+            found.structure.append(f"{new.kind} {name} is new")
+        elif new is None:
+            found.structure.append(f"{old.kind} {name} is gone")
+        elif (old.kind, old.type) != (new.kind, new.type):
+            found.structure.append(f"{name} is {_called(new)} now, it was {_called(old)}")
+        elif old.after != new.after:
+            found.structure.append(f"{name} follows {_list(new.after)} now, it followed {_list(old.after)}")
+        elif old.code != new.code:
+            found.code.append(name)
+        elif old.target != new.target:
+            found.targets.append(f"{name} writes to {new.target} now, it wrote to {old.target}")
+    return found
+
+
+def changed_sources(before: Structure, after: Structure) -> list[str]:
+    """Sources that both have, and whose documents go another way now, or through other steps, or elsewhere."""
+    return [
+        name
+        for name, node in after.items()
+        if node.kind == "source" and name in before and _below(before, name) != _below(after, name)
+    ]
+
+
+def _below(plan: Structure, source: str) -> dict[str, NodeRecord]:
+    """All that a source's documents can come to; edges from elsewhere are left out."""
+    reached = {source}
+    while more := {name for name, node in plan.items() if name not in reached and reached.intersection(node.after)}:
+        reached |= more
+    return {
+        name: msgspec.structs.replace(plan[name], after=[a for a in plan[name].after if a in reached])
+        for name in sorted(reached)
+    }
+
+
+def _record(node: Node) -> NodeRecord:
+    after = list(node.after)
+    match node:
+        case SourceNode():
+            return NodeRecord("source", type(node.source).__name__, after)
+        case StepNode():
+            return NodeRecord("step", "", after, _hash(node))
+        case RouterNode():
+            return NodeRecord("router", type(node.router).__name__, after, _hash(node))
+        case DestinationNode():
+            kind = "tap" if node.tap else "destination"
+            return NodeRecord(kind, type(node.destination).__name__, after, target=node.destination.target())
+    raise TypeError(f"{node!r} is no node")
+
+
+def _hash(node: StepNode | RouterNode) -> str:
+    h = blake2b(digest_size=8)
+    for part in code_of(node):
+        h.update(part.encode("utf-8", "surrogatepass") + b"\0")
+    return h.hexdigest()
+
+
+def _called(node: NodeRecord) -> str:
+    return f"a {node.kind}" + (f" ({node.type})" if node.type else "")
+
+
+def _list(names: list[str]) -> str:
+    return ", ".join(names) or "nothing"

@@ -1,0 +1,301 @@
+"""A plan that changes: what is refused under one version, and what a new version takes over from an older one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ferryman.destinations import Outcome
+from ferryman.document import Document
+from ferryman.engine import wave
+from ferryman.engine.wave import Run, Summary
+from ferryman.errors import PlanChanged, StateForeign, TransientError, UsageError
+from ferryman.ledger import account, versions
+from ferryman.ledger.fsck import fsck
+from ferryman.ledger.state import SEQUENCE, State, state_root
+from ferryman.observe.progress import Silent
+from ferryman.plan import Plan
+from ferryman.routers import Duplicate
+from ferryman.sources import Memory
+from ferryman.testing import crash
+from ferryman.testing.inprocess import InProcess
+from tests.support.invariants import check, rows
+from tests.support.recorder import Recorder
+
+
+class Versions:
+    """Plans of one name over the same documents; each recorder keeps what it got."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.state = folder / "state"
+        self.documents: list[Any] = []
+        self.outs: dict[str, Recorder] = {}
+
+    def out(self, name: str) -> Recorder:
+        return self.outs.setdefault(name, Recorder(self.folder / f"{name}.jsonl"))
+
+    def plan(self, version: int, *steps: Any, outs: tuple[str, ...] = ("out",), **policy: Any) -> Plan:
+        plan = Plan("trial", version=version)
+        node = plan.source("docs", Memory(self.documents, max_deleted=1.0))
+        for step in steps:
+            node = node.step(step.__name__, step)
+        if len(outs) > 1:
+            node = node.route("all", Duplicate())
+        for name in outs:
+            node.destination(name, self.out(name), **{"backoff": 0, **policy})
+        return plan
+
+    def run(
+        self, plan: Plan, *, accept_changes: bool = False, from_version: int | None = None, **options: Any
+    ) -> Summary:
+        """As ``ferryman.run``, without Spark."""
+        plan.freeze()
+        root = state_root(plan, self.state)
+        if from_version is not None:
+            versions.carry_over(root, plan, from_version)
+        with State.take(root, plan) as taken, wave._followed(taken, accept_changes):
+            summary = Run(taken, InProcess(), Silent(), **options).go()
+        check(root, plan, summary)
+        return summary
+
+
+@pytest.fixture
+def many(place: Path) -> Versions:
+    many = Versions(place)
+    many.documents += [{"id": id, "raw": b"one"} for id in "abc"]
+    return many
+
+
+def louder(doc: Document) -> Document:
+    doc["loud"] = True
+    return doc
+
+
+def test_the_same_plan_is_no_change(many: Versions) -> None:
+    many.run(many.plan(1, louder))
+    summary = many.run(many.plan(1, louder))
+    assert (summary.waves, summary.messages) == (0, [])
+
+
+CHANGED: dict[str, tuple[Any, str]] = {
+    "a node more": (lambda m: m.plan(1, louder), "out follows louder now, it followed docs; step louder is new"),
+    "a destination more": (
+        lambda m: m.plan(1, outs=("out", "two")),
+        "out follows all now, it followed docs; router all",
+    ),
+    "another destination": (lambda m: m.plan(1, outs=("two",)), "destination out is gone; destination two is new"),
+}
+
+
+@pytest.mark.parametrize("what", CHANGED)
+def test_a_changed_structure_is_refused(many: Versions, what: str) -> None:
+    """Naming what changed and what to do; nothing was touched. Accepted, it is said once."""
+    many.run(many.plan(1))
+    changed, says = CHANGED[what]
+    plan = changed(many)
+    before = len(rows(state_root(plan, many.state), "ledger"))
+    with pytest.raises(PlanChanged) as refused:
+        many.run(plan)
+    assert says in str(refused.value)
+    assert "--from-version 1" in str(refused.value)
+    assert "--accept-changes" in str(refused.value)
+    assert refused.value.exit_code == 2
+    assert len(rows(state_root(plan, many.state), "ledger")) == before
+
+
+def test_changed_code_is_told_and_runs(many: Versions) -> None:
+    """Once; only what is taken up from now on sees it."""
+    many.run(many.plan(1, louder))
+
+    def changed(doc: Document) -> Document:
+        doc["loud"] = "very"
+        return doc
+
+    changed.__name__ = "louder"
+    many.documents.append({"id": "d", "raw": b"one"})
+    summary = many.run(many.plan(1, changed))
+    [message] = summary.messages
+    assert message.startswith("louder changed: only documents that are taken up from now on see it; `ferryman retry")
+    assert {line["id"]: line["fields"]["loud"] for line in many.out("out").lines()} == {
+        "a": True, "b": True, "c": True, "d": "very"
+    }  # fmt: skip
+    assert many.run(many.plan(1, changed)).messages == []
+
+
+def test_a_moved_target_is_told(many: Versions) -> None:
+    many.out("out").place = "here"
+    many.run(many.plan(1))
+    many.out("out").place = "there"
+    [message] = many.run(many.plan(1)).messages
+    assert message.startswith("out writes to there now, it wrote to here: what was delivered stays where it is")
+
+
+def test_accepted_changes_are_said(many: Versions) -> None:
+    """The account goes on; documents are delivered to the new node when they change, or by force."""
+    many.run(many.plan(1))
+    changed = many.plan(1, louder)
+    summary = many.run(changed, accept_changes=True)
+    assert any(m.startswith("step louder is new: what is done is not done again") for m in summary.messages)
+    assert many.run(changed).messages == []
+
+
+def test_a_new_version_carries_on(many: Versions) -> None:
+    """What has not changed is not done again; the account and the history go on."""
+    many.run(many.plan(1, louder))
+    many.documents[0] = {"id": "a", "raw": b"two"}
+    summary = many.run(many.plan(2, louder), from_version=1)
+    assert (summary.exit, summary.delivered) == (0, 1)
+    assert many.out("out").counted() == {"a": 2, "b": 1, "c": 1}
+    plan = many.plan(2, louder)
+    root = state_root(plan, many.state)
+    assert account.status(root, plan)["destinations"]["out"]["indexed"] == 3
+    assert [e["status"] for e in account.history(root, "b", plan)] == ["INDEXED"]
+    assert summary.messages[0].startswith("plan version 2 carries on from version 1: 0 documents are done again")
+    lines = many.out("out").lines()
+    assert max(line["seq"] for line in lines[:3]) < lines[3]["seq"]
+    assert fsck(root) == []
+    again = many.run(many.plan(2, louder), from_version=1)
+    assert (again.waves, again.messages) == (0, [])
+
+
+def test_changed_steps_have_their_documents_done_again(many: Versions) -> None:
+    """As new revisions; the run says how many."""
+    many.run(many.plan(1))
+    summary = many.run(many.plan(2, louder), from_version=1)
+    assert summary.delivered == 3
+    assert summary.messages[0].startswith("plan version 2 carries on from version 1: 3 documents are done again")
+    assert many.out("out").counted() == {"a": 2, "b": 2, "c": 2}
+    root = state_root(many.plan(2), many.state)
+    assert {
+        r["revision"] for r in rows(root, "documents") if r["wave"] == max(x["wave"] for x in rows(root, "documents"))
+    } == {2}
+    events = account.history(root, "a", many.plan(2, louder))
+    assert [(e["status"], e["destination"]) for e in events] == [
+        ("INDEXED", "out"), ("RESTART", ""), ("INDEXED", "out")
+    ]  # fmt: skip
+
+
+def test_a_new_destination_gets_all(many: Versions) -> None:
+    """And one that is gone gets no deletes: nobody asked for that."""
+    many.run(many.plan(1, outs=("out", "old")))
+    assert many.run(many.plan(2, outs=("out", "new")), from_version=1).exit == 0
+    assert sum(many.out("new").counted().values()) == 3
+    assert sum(many.out("old").counted().values()) == 3
+
+
+def down(delivery: Any) -> Outcome:
+    return Outcome.transient("down", universal=True)
+
+
+def test_owed_rows_are_carried_over_with_their_hashes(many: Versions) -> None:
+    """Sent by the new version as the old one made them; rows for a destination that is gone end DROPPED."""
+    many.out("out").answer = down
+    many.out("old").answer = down
+    assert many.run(many.plan(1, outs=("out", "old")), wait=0).exit == 4
+    owed = {
+        r["delivery_hash"] for r in rows(state_root(many.plan(1), many.state), "outbox") if r["destination"] == "out"
+    }
+    many.out("out").answer = None
+    summary = many.run(many.plan(2, outs=("out", "new")), from_version=1)
+    assert summary.exit == 0
+    assert owed <= {line["hash"] for line in many.out("out").lines() if line["said"] == "ok"}
+    root = state_root(many.plan(2), many.state)
+    dropped = [e for e in rows(root, "ledger") if e["status"] == "DROPPED" and e["destination"] == "old"]
+    assert len(dropped) == 3
+    assert dropped[0]["message"] == "plan version 2 carries on from version 1: it has no old"
+    assert "3 rows for old were dropped" in summary.messages[0]
+
+
+def failing(doc: Document) -> Document:
+    if doc.id == "a":
+        raise TransientError("not yet")
+    return doc
+
+
+def test_what_had_failed_is_taken_up_again(many: Versions) -> None:
+    """By the new version's rules."""
+    many.run(many.plan(1, failing, attempts=1))
+    assert many.run(many.plan(2), from_version=1).exit == 0
+    assert many.out("out").counted()["a"] == 1
+
+
+def test_a_waiting_word_and_an_unsettled_wave_are_finished_first(many: Versions) -> None:
+    """By the older version."""
+    from ferryman.ledger import commands
+
+    many.run(many.plan(1))
+    old = many.plan(1)
+    with State.take(state_root(old, many.state), old):
+        commands.retry(old, state=many.state, document="a", force=True)
+    assert many.run(many.plan(2), from_version=1).exit == 0
+    assert many.out("out").counted() == {"a": 2, "b": 1, "c": 1}
+
+
+def test_the_older_state_is_fenced(many: Versions) -> None:
+    """Nobody drives it any more; it can still be read. Another version does not take it, either."""
+    old = many.plan(1)
+    many.run(old)
+    many.run(many.plan(2), from_version=1)
+    with pytest.raises(StateForeign, match="version 2 of this plan has taken this state over"):
+        many.run(many.plan(1))
+    with pytest.raises(StateForeign, match="version 2 of this plan has taken this state over"):
+        many.run(many.plan(3), from_version=1)
+    assert account.status(state_root(old, many.state), old)["destinations"]["out"]["indexed"] == 3
+    assert many.run(many.plan(3), from_version=2).exit == 0
+
+
+@pytest.mark.parametrize(
+    ("version", "from_version", "says"),
+    [
+        (2, 2, "give an older one"),
+        (1, 2, "give an older one"),
+        (5, 4, "there is no state of version 4"),
+    ],
+)
+def test_there_must_be_an_older_state(many: Versions, version: int, from_version: int, says: str) -> None:
+    many.run(many.plan(1))
+    with pytest.raises(UsageError, match=says):
+        many.run(many.plan(version), from_version=from_version)
+
+
+def test_a_version_with_a_state_of_its_own_takes_none_over(many: Versions) -> None:
+    many.run(many.plan(1))
+    many.run(many.plan(2))
+    with pytest.raises(UsageError, match="has a state of its own"):
+        many.run(many.plan(2), from_version=1)
+
+
+POINTS = [name for name in crash.POINTS if name.startswith(("version.", "plan."))]
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_a_kill_on_the_way_over_loses_nothing(many: Versions, point: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same command again finishes it; each document is delivered to the new destination once."""
+
+    class Killed(BaseException):
+        pass
+
+    armed = [point]
+
+    def kill(name: str) -> None:
+        if armed and name == armed[0]:
+            armed.clear()
+            raise Killed
+
+    many.out("old").answer = down
+    many.run(many.plan(1, outs=("out", "old")), wait=0)
+    monkeypatch.setattr(crash, "point", kill)
+    with pytest.raises(Killed):
+        many.run(many.plan(2, louder, outs=("out", "new")), from_version=1)
+    summary = many.run(many.plan(2, louder, outs=("out", "new")), from_version=1)
+    assert summary.exit == 0
+    assert set(many.out("new").counted().values()) == {1}
+    assert set(many.out("out").counted().values()) == {2}
+    root = state_root(many.plan(2), many.state)
+    assert State(root, many.plan(2)).identity()["from"] == 1
+    assert not list(root.parent.glob(".tmp*"))
+    with State.take(root, many.plan(2)) as state:
+        assert state.outbox.transactions[SEQUENCE] > 0

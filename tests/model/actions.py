@@ -1,0 +1,160 @@
+"""What may happen, each by its name: what it is, the code that it stands for, the crash points that it lies at.
+
+An action is atomic in the model. The crash points that an action names are those that a kill may hit between the action
+before it and itself, or within it, with the same consequence.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+
+class Action(NamedTuple):
+    """One kind of step."""
+
+    says: str
+    code: tuple[str, ...] = ()
+    points: tuple[str, ...] = ()
+    fault: bool = False
+    """It is something going wrong, or the outside world; without such steps every run comes to an end."""
+
+
+class Step(NamedTuple):
+    """One step of a trace."""
+
+    action: str
+    actor: str = ""
+
+    def __str__(self) -> str:
+        what = f"{self.actor}: {ACTIONS[self.action].says}" if self.actor else ACTIONS[self.action].says
+        return f"{what} [{self.action}]"
+
+
+_JOURNAL, _SENDING, _SETTLE = "ledger.journal.Journal", "engine.sending.FileDelivery", "ledger.settle"
+
+ACTIONS: Final[dict[str, Action]] = {
+    # the outside
+    "source.change": Action("a document changes, comes or goes", fault=True),
+    "crash.driver": Action("the driver is killed, its workers go on", fault=True),
+    "crash.worker": Action("a worker is killed", fault=True),
+    "crash.retry": Action("a worker is killed, Spark starts its task again", fault=True),
+    "crash.all": Action("everything is killed", fault=True),
+    "crash.power": Action("the power goes before the commit is synced", (), ("wave.logged",), fault=True),
+    # a driver starts
+    "take": Action(
+        "a driver starts: takes the lock, mends, loads",
+        ("storage.lock.Lock.take", "storage.log.Log.mend", "ledger.state.State.load"),
+    ),
+    "take.rival": Action("a driver starts while another one lives", ("ledger.state.State.take",), fault=True),
+    "epoch": Action(
+        "announces its epoch on a table",
+        ("storage.tables.Table.fence",),
+        ("epoch.logged", "epoch.synced", "epoch.marked", "epoch.table"),
+    ),
+    "recover": Action(
+        "looks for an unsettled wave",
+        ("engine.wave.Run.recover", "ledger.maintenance.sweep"),
+        ("recover.settled", "sweep.table"),
+    ),
+    "lost": Action("finds that another driver has taken over, and stops", ("storage.tables.taken_over",)),
+    "end": Action("has nothing more to do, and ends without having noticed that it was overtaken"),
+    # 1 scan, 2 transform, 3 commit
+    "scan": Action(
+        "lists and judges",
+        ("engine.listing.list_sources", "engine.judge.judge"),
+        ("scan.listed", "scan.judged"),
+    ),
+    "transform": Action(
+        "a task reads documents and stages files",
+        ("engine.transform.Transform.__call__", "engine.staging.Stager.finish"),
+        ("transform.outbox", "transform.documents", "transform.ledger", "transform.staged"),
+    ),
+    "transform.again": Action("the same task runs twice", ("engine.transform.Transform.__call__",), fault=True),
+    "transform.done": Action("one attempt's files are taken", ("engine.wave.Run._wave",), ("transform.done",)),
+    "redeliver": Action("opens a wave without documents", ("engine.wave.Run._redeliver",)),
+    "commit": Action(
+        "commits the wave", ("ledger.commit.commit_wave",), ("commit.ready", "wave.logged", "wave.synced")
+    ),
+    "commit.synced": Action("syncs and marks the commit", ("storage.tables.Table.commit",), ("wave.marked",)),
+    # 4 deliver
+    "dispatch": Action("starts a task for each lane", ("engine.dispatch.Dispatcher.deliver",)),
+    "dispatch.double": Action("a second task of a lane starts", ("engine.deliver.Pass.__call__",), fault=True),
+    "claim": Action("claims the chunk", (f"{_JOURNAL}.claim",), ("deliver.claimed",)),
+    "look": Action("looks whether its pass is open", (f"{_JOURNAL}.open_for",)),
+    "send": Action("sends, all is well", (f"{_SENDING}._send", f"{_SENDING}._send_once"), ("deliver.sent",)),
+    "send.transient": Action(
+        "sends; one row is answered with transient: nothing took effect",
+        ("destinations.base.Outcome.transient", "engine.outcomes.row_result"),
+        ("deliver.sent",),
+        fault=True,
+    ),
+    "send.refused": Action(
+        "sends; one row is refused for good",
+        ("destinations.base.Outcome.permanent", "engine.outcomes.row_result"),
+        ("deliver.sent",),
+        fault=True,
+    ),
+    "send.raised": Action(
+        "sends; nothing takes effect, an exception comes back",
+        (f"{_SENDING}._write_or_split",),
+        ("deliver.sent",),
+        fault=True,
+    ),
+    "send.half": Action(
+        "sends; some of it takes effect, an exception comes back",
+        (f"{_SENDING}._write_or_split",),
+        ("deliver.sent",),
+        fault=True,
+    ),
+    "send.down": Action(
+        "sends; the destination is down: a universal error", ("engine.sender.universal",), ("deliver.sent",), fault=True
+    ),
+    "send.hung": Action(
+        "sends, and is given up before an answer comes", ("engine.sender.Sender.call",), ("deliver.sent",), fault=True
+    ),
+    "send.landed": Action("what was given up takes effect after all"),
+    "note": Action("notes what came of the chunk", (f"{_JOURNAL}.publish",), ("deliver.noted",)),
+    "publish": Action(
+        "publishes a result that names a ledger file",
+        (f"{_SENDING}._write_part", f"{_SENDING}._publish"),
+        ("deliver.part", "deliver.result"),
+    ),
+    "deliver.done": Action("all lanes have returned", ("engine.wave.Run._deliver_and_settle",), ("deliver.done",)),
+    "deliver.late": Action(
+        "goes on while a worker is still at it", ("engine.dispatch.Dispatcher._deliver_one",), fault=True
+    ),
+    # 5 settle
+    "close": Action("closes the pass", (f"{_JOURNAL}.close",), ("settle.closed",)),
+    "read": Action("reads the journal", (f"{_SETTLE}.read_fold",)),
+    "ledger": Action(
+        "commits the ledger",
+        (f"{_SETTLE}.Repairer.__call__", f"{_SETTLE}._commit_ledger"),
+        ("settle.repair", "settle.repaired", "ledger.logged", "ledger.synced", "ledger.marked"),
+    ),
+    "documents": Action(
+        "commits the documents", (f"{_SETTLE}.settle",), ("documents.logged", "documents.synced", "documents.marked")
+    ),
+    "trim": Action("trims the journal", (f"{_JOURNAL}.trim",), ("settle.trimmed",)),
+    "outbox": Action(
+        "commits the outbox",
+        (f"{_SETTLE}.rewrite", f"{_SETTLE}.settle"),
+        ("settle.rewrite", "settle.rewritten", "outbox.logged", "outbox.synced", "outbox.marked"),
+    ),
+}
+
+NOT_MODELLED: Final[dict[str, str]] = {
+    "create.table": "making a state: nothing is in it yet",
+    "create.state": "making a state: nothing is in it yet",
+    "command.queued": "a person's word is not modelled",
+    "command.staged": "a person's word is not modelled",
+    "command.done": "a person's word is not modelled",
+    **dict.fromkeys(
+        ("compact.written", "compact.logged", "compact.synced", "compact.marked", "compact.removed"),
+        "files are not modelled, only the rows in them: merging files changes no row",
+    ),
+    **dict.fromkeys(
+        ("checkpoint.made", "checkpoint.marked", "checkpoint.trimmed"),
+        "logs are not modelled, only what they come to: a checkpoint changes nothing of that",
+    ),
+}
+"""Crash points that no action names, and why."""

@@ -1,0 +1,132 @@
+"""What is explored: small worlds, each with as many faults as can be looked at in every order within seconds."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tests.model.state import EXACT, GONE, LEAST, ONCE, Budget, Config, Destination
+
+ONE: Final = (("a",),)
+TWO: Final = (("a",), ("b",))
+THREE: Final = (("a",), ("b",), ("c",))
+CHANGES: Final = (("a", "b", GONE),)
+"""One document that changes and then goes."""
+
+CONFIGURATIONS: Final = (
+    # One document, one destination, the most faults: kills, late and doubled workers, two drivers at once.
+    *(
+        Config(f"kills: {guarantee}", ONE, (Destination(guarantee),), Budget(crashes=2, doubles=1, late=1))
+        for guarantee in (ONCE, LEAST, EXACT)
+    ),
+    Config(
+        "two drivers: at-most-once",
+        ONE,
+        (Destination(ONCE),),
+        Budget(crashes=2, rivals=1, doubles=1),
+        lock=False,
+    ),
+    Config(
+        "two drivers: at-least-once",
+        ONE,
+        (Destination(LEAST),),
+        Budget(crashes=1, rivals=1, late=1),
+        lock=False,
+    ),
+    Config(
+        "two drivers: exactly-once",
+        ONE,
+        (Destination(EXACT),),
+        Budget(rivals=1, doubles=1, late=1),
+        lock=False,
+    ),
+    *(
+        Config(
+            f"answers: {guarantee}",
+            ONE,
+            (Destination(guarantee),),
+            Budget(crashes=1, doubles=1, late=1, faults=1),
+            answers=("transient", "refused", "raised", "half", "down", "hung"),
+        )
+        for guarantee in (ONCE, LEAST, EXACT)
+    ),
+    *(
+        Config(
+            f"attempts: {guarantee}",
+            ONE,
+            (Destination(guarantee),),
+            Budget(crashes=1, faults=3),
+            answers=("transient", "raised", "half", "hung"),
+        )
+        for guarantee in (ONCE, LEAST, EXACT)
+    ),
+    Config(
+        "two drivers and a change: at-least-once, compares",
+        (("a", "b"),),
+        (Destination(LEAST, compares=True),),
+        Budget(rivals=1, late=1),
+        lock=False,
+    ),
+    # One document that changes and goes: order, revisions, deletes.
+    Config(
+        "changes: at-least-once, compares",
+        CHANGES,
+        (Destination(LEAST, compares=True),),
+        Budget(crashes=1, faults=1),
+        answers=("half", "hung"),
+    ),
+    Config("changes: at-most-once, compares", CHANGES, (Destination(ONCE, compares=True),), Budget(crashes=1, late=1)),
+    Config("changes: exactly-once", CHANGES, (Destination(EXACT),), Budget(crashes=1, doubles=1)),
+    Config(
+        "order: at-least-once, does not compare",
+        CHANGES,
+        (Destination(LEAST),),
+        Budget(faults=3),
+        answers=("transient", "raised", "half", "down"),
+        attempts=3,
+    ),
+    # Chunks of two rows, of which one fails.
+    *(
+        Config(
+            f"chunks: {guarantee}",
+            TWO,
+            (Destination(guarantee),),
+            Budget(crashes=1, late=0 if guarantee == EXACT else 1, faults=2),
+            answers=("transient", "refused", "raised", "half", "down"),
+            batch=2,
+        )
+        for guarantee in (ONCE, LEAST, EXACT)
+    ),
+    Config("two workers of a file", TWO, (Destination(LEAST),), Budget(crashes=1, doubles=1, late=1)),
+    Config("slices: a wave a document", TWO, (Destination(EXACT), Destination(ONCE)), Budget(crashes=1), slice=1),
+    # Three documents, two destinations, few faults.
+    Config(
+        "three documents, two destinations: a fault",
+        THREE,
+        (Destination(ONCE), Destination(EXACT)),
+        Budget(faults=2),
+        answers=("transient", "raised", "half", "down"),
+    ),
+    Config(
+        "three documents, two destinations: a kill",
+        THREE,
+        (Destination(ONCE), Destination(LEAST)),
+        Budget(crashes=1),
+        batch=2,
+    ),
+    Config(
+        "three documents, two destinations: a kill and a fault",
+        THREE,
+        (Destination(ONCE), Destination(EXACT)),
+        Budget(crashes=1, faults=1),
+        answers=("transient", "half"),
+        batch=3,
+    ),
+    Config(
+        "three documents, two destinations: changes",
+        (("a", "b"), ("c", GONE), ("d",)),
+        (Destination(LEAST, compares=True), Destination(EXACT)),
+        Budget(faults=1),
+        answers=("transient", "down"),
+        batch=3,
+    ),
+)

@@ -1,0 +1,65 @@
+"""Faults put into the protocol on purpose. Each must break a promise, or the model would prove nothing.
+
+A mutation is a name in ``Config.mutation``; the functions of the protocol ask for it where they would do otherwise.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from tests.model.configurations import CHANGES, ONE, TWO
+from tests.model.state import EXACT, LEAST, ONCE, Budget, Config, Destination
+
+
+class Mutation(NamedTuple):
+    """One fault, the smallest world that shows it, and the invariant that it breaks first."""
+
+    name: str
+    breaks: str
+    world: Config
+
+    @property
+    def config(self) -> Config:
+        return self.world._replace(mutation=self.name, name=self.name)
+
+
+def _one(guarantee: str, budget: Budget, answers: tuple[str, ...] = (), *, lock: bool = True) -> Config:
+    return Config("", ONE, (Destination(guarantee),), budget, answers, lock=lock)
+
+
+MUTATIONS: Final = (
+    Mutation("the commit is sent before it is synced", "I1", _one(LEAST, Budget(crashes=1))),
+    Mutation("a commit does not look at the epoch", "I2", _one(LEAST, Budget(rivals=1), lock=False)),
+    Mutation("recovery transforms again", "I3", _one(LEAST, Budget(crashes=1))),
+    Mutation("the hash depends on the attempt", "I3", _one(EXACT, Budget(faults=1), ("half",))),
+    Mutation("documents are published before the commit", "I9", _one(LEAST, Budget(crashes=1))),
+    Mutation("a listing outlives its driver", "I4", _one(LEAST, Budget(crashes=1))),
+    Mutation("the files of both attempts are taken", "I4", _one(LEAST, Budget(doubles=1))),
+    Mutation("the outbox is committed before the ledger", "I4", _one(LEAST, Budget(crashes=1))),
+    Mutation("the outbox follows the journal, not the ledger", "I4", _one(LEAST, Budget(late=1))),
+    Mutation("send before claim", "I5", _one(ONCE, Budget(crashes=1))),
+    Mutation("look before claim", "I5", _one(ONCE, Budget(late=1))),
+    Mutation("the journal is read before the pass is closed", "I5", _one(ONCE, Budget(late=1))),
+    Mutation("the journal is trimmed before the ledger is committed", "I5", _one(ONCE, Budget(crashes=1))),
+    Mutation("an exception means nothing took effect", "I5", _one(ONCE, Budget(faults=1), ("half",))),
+    Mutation("an unknown chunk is sent again", "I5", _one(ONCE, Budget(crashes=1))),
+    Mutation("what was sent counts as delivered", "I6", _one(LEAST, Budget(faults=1), ("hung",))),
+    Mutation("exactly-once without storing hashes", "I7", _one(EXACT, Budget(crashes=1))),
+    Mutation(
+        "a failed chunk is everybody's failure",
+        "I8",
+        Config("", TWO, (Destination(LEAST),), Budget(faults=1), ("raised",), batch=2),
+    ),
+    Mutation("every start opens a wave", "I9", _one(LEAST, Budget())),
+    Mutation("recovery looks at the ledger only", "I4", _one(LEAST, Budget(crashes=1))),
+    Mutation(
+        "nothing is held behind an older row",
+        "order",
+        Config("", CHANGES, (Destination(LEAST),), Budget(faults=1), ("transient",)),
+    ),
+    Mutation(
+        "the sequence is the time of sending",
+        "order",
+        Config("", CHANGES, (Destination(LEAST, compares=True),), Budget(faults=1), ("hung",)),
+    ),
+)

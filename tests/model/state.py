@@ -1,0 +1,252 @@
+"""What the model's world looks like: values without identity, so that two equal worlds are one.
+
+Durable things have the names that they have in ``docs/architecture.md``. A row's place in ``State.rows`` is its
+sequence. What is marked *observed* is not part of the protocol: it is the outside world, or what the invariants must
+remember of the past.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+OUTBOX, DOCUMENTS, LEDGER = range(3)
+"""Tables, in the order in which a starting driver announces its epoch on them."""
+
+ONCE, LEAST, EXACT = "at-most-once", "at-least-once", "exactly-once"
+
+GONE = ""
+"""Version of a document that is not in its source."""
+
+UNTOUCHED = "UNTOUCHED"
+
+
+class Delivery(NamedTuple):
+    """What the delivery hash is made of. Equal ones have equal hashes."""
+
+    document: int
+    destination: int
+    version: str
+    revision: int
+
+    def __str__(self) -> str:
+        return f"revision {self.revision} of document {self.document} for destination {self.destination}"
+
+
+class Row(NamedTuple):
+    """A committed row of the outbox."""
+
+    delivery: Delivery
+    wave: int
+    made: tuple[int, int]
+    """Epoch and number of the transform attempt whose bytes it has."""
+
+
+class Waiting(NamedTuple):
+    """A row that is in the outbox now."""
+
+    sequence: int
+    attempt: int
+    parked: bool
+
+
+class Known(NamedTuple):
+    """A row of ``documents``."""
+
+    version: str
+    revision: int
+
+
+class Said(NamedTuple):
+    """What became of one row: an event of the ledger, if it is not UNTOUCHED."""
+
+    sequence: int
+    status: str
+    attempt: int
+
+
+Tables = tuple[int, int, int]
+"""A number for each table."""
+
+Chunk = tuple[Waiting, ...]
+
+
+class Claim(NamedTuple):
+    """``journal/<pass>/….claim``."""
+
+    pass_: int
+    rows: tuple[int, ...]
+
+
+class Result(NamedTuple):
+    """``journal/<pass>/….sent`` or ``….result``."""
+
+    pass_: int
+    said: tuple[Said, ...]
+    part: bool
+    """Names a ledger file; else it is the bare note of a claimed chunk."""
+
+
+class Fold(NamedTuple):
+    """What a journal comes to."""
+
+    said: tuple[Said, ...] = ()
+    unknown: frozenset[Claim] = frozenset()
+
+
+class Staging(NamedTuple):
+    """What one attempt of the transform task has staged."""
+
+    documents: tuple[tuple[int, Known], ...]
+    made: tuple[int, int]
+
+
+class Lane(NamedTuple):
+    """Due chunks of one outbox file: what one task delivers."""
+
+    destination: int
+    chunks: tuple[Chunk, ...]
+
+
+class Driver(NamedTuple):
+    """A driver's memory. All of it is lost in a crash."""
+
+    at: str
+    """Name of the step it does next."""
+    epoch: int = 0
+    wave: int = 0
+    overtaken: Tables = (0, 0, 0)
+    """Tables that somebody else has committed to since this driver has read them."""
+    taken_up: tuple[int, ...] = ()
+    """Documents of the judged listing that no wave has taken yet."""
+    staged: tuple[Staging, ...] = ()
+    work: tuple[Lane, ...] = ()
+    fold: Fold = Fold()
+    then: str = ""
+    """Where recovery will take it, by what it has loaded."""
+
+
+class Worker(NamedTuple):
+    """A task that delivers a lane; it outlives its driver."""
+
+    pass_: int
+    destination: int
+    at: str
+    chunks: tuple[Chunk, ...]
+    """The first one is what it is at."""
+    said: tuple[Said, ...] = ()
+    """What the destination has answered about this chunk, not yet noted."""
+    pending: tuple[tuple[Said, ...], ...] = ()
+    """What is to be noted of earlier ones (there is no claim, so a note may wait)."""
+    orphan: bool = False
+    """Its driver does not wait for it: dead, or the worker hangs or has lost to another one."""
+
+
+class Told(NamedTuple):
+    """Observed: what a destination has seen of a delivery."""
+
+    seen: bool = False
+    sends: int = 0
+    """At-most-once: how often it was sent, less how often the destination has said that nothing took effect."""
+    effects: int = 0
+    """No more than two are counted, and no more than one where two are allowed."""
+    bad: int = 0
+    """How often this very row, alone, was answered with anything but ok."""
+    done: bool = False
+    """It took effect, or was refused as stale."""
+    names: frozenset[tuple[int, tuple[int, int]]] = frozenset()
+    """Every (hash, bytes) that it came under; the hash is 0 unless it changes."""
+
+
+class Budget(NamedTuple):
+    """How much may still go wrong. A run of the model is finite because this is."""
+
+    crashes: int = 0
+    """Of drivers (alone, or all power gone) and of workers."""
+    rivals: int = 0
+    """Drivers that start while another one lives."""
+    doubles: int = 0
+    """Second attempts of a task while the first one runs."""
+    late: int = 0
+    """Workers that the driver does not wait for."""
+    faults: int = 0
+    """Answers that are not ok."""
+
+
+def put(numbers: Tables, table: int, number: int) -> Tables:
+    """The same with another number for this table."""
+    outbox, documents, ledger = (number if t == table else n for t, n in enumerate(numbers))
+    return outbox, documents, ledger
+
+
+class State(NamedTuple):
+    """Everything."""
+
+    source: tuple[int, ...]
+    """Observed: how far each document is in its history, ``Config.histories``."""
+    known: tuple[Known | None, ...]
+    outbox: tuple[Waiting, ...]
+    told: tuple[Told, ...]
+    """Observed, a row each: rows of one delivery share what is told of it."""
+    there: tuple[int, ...]
+    """Observed: the last sequence that took effect, for each destination and document; -1 before the first."""
+    rows: tuple[Row, ...] = ()
+    wave: int = 0
+    staged: tuple[tuple[int, Known], ...] = ()
+    """``documents`` rows that the last wave's commit has named."""
+    unsynced: bool = False
+    """That commit is in the log, and a power cut would undo it."""
+    epochs: Tables = (0, 0, 0)
+    settled: Tables = (0, 0, 0)
+    ledger: tuple[str, ...] = ()
+    """The latest status of each row; empty: none."""
+    fold: Fold = Fold()
+    """What the last commit of the ledger says that the journal came to."""
+    claims: frozenset[Claim] = frozenset()
+    results: frozenset[Result] = frozenset()
+    closed: int = 0
+    drivers: tuple[Driver, ...] = ()
+    workers: tuple[Worker, ...] = ()
+    budget: Budget = Budget()
+    kept: tuple[int, ...] = ()
+    """Only under a mutation: a listing that outlived its driver."""
+    remembered: tuple[str, ...] = ()
+    """Observed: what was done that no rule allows, in words that the invariants know."""
+
+
+class Destination(NamedTuple):
+    """How a destination is, and what it was promised."""
+
+    guarantee: str
+    compares: bool = False
+    """It refuses what has a lower sequence than what it has."""
+
+
+class Config(NamedTuple):
+    """What is explored."""
+
+    name: str
+    histories: tuple[tuple[str, ...], ...]
+    """The versions that each document goes through; ``GONE``: not there."""
+    destinations: tuple[Destination, ...]
+    budget: Budget = Budget()
+    answers: tuple[str, ...] = ()
+    """What a fault may be: transient, refused, raised, half, down, hung."""
+    lock: bool = True
+    """A second driver cannot start while the first one lives."""
+    batch: int = 1
+    slice: int = 9
+    """Documents a wave."""
+    attempts: int = 2
+    mutation: str = ""
+
+    def first(self) -> State:
+        """The world before the first start."""
+        documents, destinations = len(self.histories), len(self.destinations)
+        return State(
+            source=(0,) * documents,
+            known=(None,) * documents,
+            outbox=(),
+            told=(),
+            there=(-1,) * documents * destinations,
+            budget=self.budget,
+        )
