@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import os
 import random
 import shutil
@@ -19,9 +20,18 @@ import pytest
 from ferryman import settings
 from ferryman.destinations import Outcome
 from ferryman.document import Document
-from ferryman.engine.preview import Preview
+from ferryman.engine.preview import Preview, scratch
 from ferryman.engine.wave import Run
-from ferryman.errors import Dropped, PermanentError, PlanError, StateDamaged, StateForeign, TransientError, UsageError
+from ferryman.errors import (
+    Dropped,
+    EngineError,
+    PermanentError,
+    PlanError,
+    StateDamaged,
+    StateForeign,
+    TransientError,
+    UsageError,
+)
 from ferryman.ledger import versions
 from ferryman.ledger.state import State
 from ferryman.observe.progress import Silent
@@ -336,6 +346,15 @@ def test_scratch_files_are_removed_after_an_error_too(net: Network) -> None:
     with pytest.raises(ConnectionError):
         previewed(plan, net.state)
     assert not net.state.exists()
+
+
+def test_a_full_disk_is_told_by_its_folder() -> None:
+    """Whose it is: the scratch folder's, which TMPDIR says."""
+    with pytest.raises(EngineError, match=r"ferryman-preview-.*: the disk is full\. .*set TMPDIR"), scratch() as folder:
+        raise OSError(errno.ENOSPC, "No space left on device")
+    assert not folder.exists()
+    with pytest.raises(OSError, match="denied"), scratch():
+        raise OSError(errno.EACCES, "Permission denied")
 
 
 # --- it says what the run does -------------------------------------------------------------------------------------

@@ -218,7 +218,7 @@ class Previewing:
 
     def of(self, limit: int, document: str | None = None) -> Preview:
         """The first documents, or this one."""
-        found = Preview(self._plan.name, self._plan.version, None if document else limit, document)
+        found = Preview(self._plan.name, self._plan.version, limit if document is None else None, document)
         listed = self._folder / "listed"
         listed.mkdir()
         listings = list_sources(self._plan, self._shipped, listed, Patient(self._runner))
@@ -311,7 +311,7 @@ class Previewing:
         pairs = zip(picked.judged, sampled, strict=True)
         draws = [Draw(cut.source, one.drawn, one.staged) for cut, one in pairs if one.drawn]
         taken_up = {each.source for each in draws}
-        left = [(source, *found) for source, found in picked.anyway.items() if source not in taken_up]
+        left = [(source, *row) for source, row in picked.anyway.items() if source not in taken_up]
         sampled = self._sample(found, task, [(cut, 1) for _, _, cut in left])
         for (source, why, _), one in zip(left, sampled, strict=True):
             draws.append(Draw(source, [d._replace(reason=why) for d in one.drawn], one.staged))
