@@ -35,8 +35,9 @@ def names(module_name: str) -> str:
 
 
 def answers() -> str:
-    """What ``run`` and ``retry`` return, and what is raised."""
+    """What ``run``, ``preview`` and ``retry`` return, and what is raised."""
     from ferryman import errors
+    from ferryman.engine.preview import Expected, Preview
     from ferryman.engine.wave import Summary
     from ferryman.ledger.commands import Retried
     from ferryman.plan import Handle
@@ -47,6 +48,8 @@ def answers() -> str:
     pieces = [
         entry("Handle", Handle, call=False),
         entry("Summary", Summary, call=False),
+        entry("Preview", Preview, call=False),
+        entry("Expected", Expected, call=False),
         entry("Retried", Retried, call=False),
     ]
     return "\n\n".join([*pieces, "### Errors\n\nAll in `ferryman.errors`.", f"```text\n{tree}\n```"])

@@ -15,6 +15,7 @@ from ferryman.errors import Dropped, PermanentError, TransientError
 from ferryman.plan import Plan
 
 if TYPE_CHECKING:
+    from ferryman.engine.preview import Preview
     from ferryman.engine.wave import Summary
     from ferryman.ledger.commands import Retried
 
@@ -27,6 +28,7 @@ __all__ = [
     "Plan",
     "TransientError",
     "history",
+    "preview",
     "resolve",
     "retry",
     "run",
@@ -79,6 +81,34 @@ def run(
         accept_changes=accept_changes,
         from_version=from_version,
     )
+
+
+def preview(
+    plan: Plan,
+    *,
+    state: str | Path | None = None,
+    spark: Any = None,
+    master: str = "local[*]",
+    conf: Mapping[str, str] | None = None,
+    limit: int = 20,
+    document: str | None = None,
+) -> Preview:
+    """What the next run would do with its first documents, or with one. Writes nothing, calls no destination.
+
+    Args:
+        state: directory of states, as for ``run``; it need not be there, and a run may hold it.
+        spark, master, conf: as for ``run``.
+        limit: how many documents are transformed, at most.
+        document: id of the only one that is, also if the run would leave it alone.
+
+    Raises:
+        PlanError, UsageError: the plan cannot run; a limit below 1; no source has this document.
+        StateError: the state is damaged or foreign.
+        EngineError: Spark failed, or there is no room for scratch files: they go where TMPDIR says.
+    """
+    from ferryman.engine import preview
+
+    return preview.preview(plan, state=state, spark=spark, master=master, conf=conf, limit=limit, document=document)
 
 
 def status(plan: Plan, *, state: str | Path | None = None) -> dict[str, Any]:

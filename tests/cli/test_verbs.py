@@ -20,7 +20,7 @@ def test_help_is_there_at_once() -> None:
     """`ferryman --help` loads nothing that takes its time: it is there in a quarter of a second."""
     out, loaded = told_and_loaded("--help")
 
-    for verb in ("init", "demo", "run", "status", "docs", "history", "retry", "search", "fsck", "plan"):
+    for verb in ("init", "demo", "run", "preview", "status", "docs", "history", "retry", "search", "fsck", "plan"):
         assert f"\n  {verb} " in out
     assert not {"pyspark", "pandas", "pyarrow", "duckdb", "deltalake", "sqlalchemy", "rich"} & loaded
 

@@ -47,7 +47,7 @@ def serve(path: str) -> None:
     def in_process(*_: Any) -> Iterator[InProcess]:
         yield InProcess(fork=True, failures=1)  # like local[*], where a task whose worker dies is not tried again
 
-    wave._session = in_process  # type: ignore[assignment]
+    wave.session_for = in_process  # type: ignore[assignment]
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those that answer
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(path)

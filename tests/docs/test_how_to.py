@@ -95,14 +95,15 @@ def is_held(lock: Path) -> bool:
         return False
 
 
-def test_recover(shell: Shell) -> None:
+@pytest.mark.parametrize(("name", "least"), [("recover", 15), ("preview-a-plan", 12)])
+def test_the_page_is_true(shell: Shell, name: str, least: int) -> None:
     """Each command of the page is run in a shell; each line that the page shows is a line of its output."""
-    page = HOW_TO / "recover.md"
+    page = HOW_TO / f"{name}.md"
     files = re.compile(r"`(\w+\.py)`:\n\n```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
     for name, text in files.findall(page.read_text("utf-8")):
         (shell.folder / name).write_text(text)
     commands = console(page)
-    assert len(commands) > 15
+    assert len(commands) > least
 
     for line, shown in commands:
         came = shell.run(line)

@@ -9,7 +9,7 @@ from typing import Annotated, cast
 
 import typer
 
-from ferryman.cli import demo, documents, fsck, init, plan, resolve, retry, run, search, status
+from ferryman.cli import demo, documents, fsck, init, plan, preview, resolve, retry, run, search, status
 from ferryman.cli.options import Asked
 from ferryman.cli.terminal import error, tolerate_any_text
 from ferryman.errors import FerrymanError, PlanError
@@ -51,6 +51,7 @@ def ferryman(
 app.command()(init.init)
 app.command()(demo.demo)
 app.command()(run.run)
+app.command()(preview.preview)
 app.command()(status.status)
 app.command()(documents.docs)
 app.command()(documents.history)

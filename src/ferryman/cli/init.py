@@ -61,7 +61,12 @@ def init(
     _write(file, template().replace(f'"{PLAN_NAME}"', f'"{plan_name(directory)}"'))
     say(f"{file}: a plan that indexes the files of {documents}{' (3 samples)' if with_samples else ''}.")
     say("Next:")
-    for words in (["run", str(file)], ["search", str(directory / "index.db"), "kill"], ["status", str(file)]):
+    for words in (
+        ["preview", str(file)],
+        ["run", str(file)],
+        ["search", str(directory / "index.db"), "kill"],
+        ["status", str(file)],
+    ):
         say(f"  {program()} {shlex.join(words)}")
 
 

@@ -64,8 +64,9 @@ class CarefulFeed:
         """Calls that are not made again -> why."""
         self._children = 0
 
-    def take_up(self, block: Block, contents: _Contents) -> None:
-        """Read, walk and stage each document of the block."""
+    def take_up(self, block: Block, contents: _Contents) -> list[int]:
+        """Read, walk and stage each document of the block; which rows were not as they were."""
+        taken_up = []
         reader = _Reader(self._plan, self._cut, block, contents)
         child = Child(reader.read, reader.begin)
         reader.note = child.note
@@ -74,14 +75,19 @@ class CarefulFeed:
             for i in range(len(block)):
                 told = self._ask(child, reader, i)
                 block.versions[i], block.fingerprints[i] = told.version, told.fingerprint
+                if told.taken is Taken.KNOWN:
+                    continue
                 if told.walked is not None:
                     go = partial(_replay, told.calls, self._stager)
                     self._stager.walked(i, told.walked, go, retry=told.taken is Taken.AGAIN)
-                elif told.taken is not Taken.KNOWN:
+                else:
                     self._stager.unwalked(i, gone=told.taken is Taken.GONE)
+                if told.taken is not Taken.TOUCHED:
+                    taken_up.append(i)
         finally:
             child.end()
         self._stager.end()
+        return taken_up
 
     def _ask(self, child: Child, reader: _Reader, i: int) -> Told:
         """What the child says of row ``i``; after a death another child is asked."""

@@ -6,6 +6,7 @@ say of a single row, and the tasks take the listing's files as they are.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -65,6 +66,27 @@ class TaskCut(NamedTuple):
     @property
     def rows(self) -> int:
         return sum(p.end - p.first for p in self.pieces)
+
+    def after(self, rows: int) -> TaskCut:
+        """The same without its first rows."""
+        pieces = []
+        for path, first, end in self.pieces:
+            passed = min(rows, end - first)
+            rows -= passed
+            if first + passed < end:
+                pieces.append(Piece(path, first + passed, end))
+        return self._replace(pieces=pieces)
+
+    def reasons(self) -> Counter[str]:
+        """How many rows are taken up for which reason."""
+        found: Counter[str] = Counter()
+        if not self.judged:
+            found["new"] = self.rows
+        for path, first, end in self.pieces if self.judged else ():
+            with RowGroups(path, ["reason"]) as file:
+                for rows in file.between(first, end):
+                    found.update(rows["reason"].to_pylist())
+        return found
 
     def tables(self) -> Iterator[pa.Table]:
         """The rows in JUDGED's columns, a row group or less at a time."""

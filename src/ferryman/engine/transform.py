@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
 
 from ferryman.engine.block import Block
 from ferryman.engine.careful import CarefulFeed
@@ -34,33 +34,51 @@ class Transform:
     """A worker died over it: each document in a child process."""
 
     def __call__(self, cut: TaskCut) -> Staged:
-        plan = self.shipped.plan()
-        stager = Stager(plan, cut.source, Path(self.root), self.wave, self.now_us)
-        feed = Feed(plan, cut, stager)
-        careful = CarefulFeed(plan, cut, stager) if self.careful else None
-        try:
+        with Uptake(self, cut) as uptake:
             for rows in cut.tables():
                 for at in range(0, rows.num_rows, _BLOCK):
-                    block = Block(rows.slice(at, _BLOCK))
-                    if careful is None:
-                        _take_up(block, feed, stager)
-                    else:
-                        careful.take_up(block, feed.contents(block))
-        finally:
-            feed.close()
-        return stager.finish()
+                    uptake.take_up(Block(rows.slice(at, _BLOCK)))
+        return uptake.finish()
 
 
-def _take_up(block: Block, feed: Feed, stager: Stager) -> None:
-    """Read, walk and stage each document of the block."""
-    stager.begin(block)
-    for i, (fields, raw) in enumerate(zip(*feed.contents(block), strict=True)):
-        taken, go = feed.take(block, i, fields, raw)
-        if go is not None:
-            stager.walked(i, feed.walk, go, retry=taken is Taken.AGAIN)
-        elif taken is not Taken.KNOWN:
-            stager.unwalked(i, gone=taken is Taken.GONE)
-    stager.end()
+class Uptake:
+    """A task at work: takes up the documents of one cut, block by block."""
+
+    def __init__(self, task: Transform, cut: TaskCut) -> None:
+        plan = task.shipped.plan()
+        self._stager = Stager(plan, cut.source, Path(task.root), task.wave, task.now_us)
+        self._feed = Feed(plan, cut, self._stager)
+        self._careful = CarefulFeed(plan, cut, self._stager) if task.careful else None
+
+    def take_up(self, block: Block) -> list[int]:
+        """Read, walk and stage each document of the block; which rows were not as they were."""
+        if self._careful is not None:
+            return self._careful.take_up(block, self._feed.contents(block))
+        taken_up = []
+        feed, stager = self._feed, self._stager
+        stager.begin(block)
+        for i, (fields, raw) in enumerate(zip(*feed.contents(block), strict=True)):
+            taken, go = feed.take(block, i, fields, raw)
+            if taken is Taken.KNOWN:
+                continue
+            if go is not None:
+                stager.walked(i, feed.walk, go, retry=taken is Taken.AGAIN)
+            else:
+                stager.unwalked(i, gone=taken is Taken.GONE)
+            if taken is not Taken.TOUCHED:
+                taken_up.append(i)
+        stager.end()
+        return taken_up
+
+    def finish(self) -> Staged:
+        """What was staged, once there are no more blocks."""
+        return self._stager.finish()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._feed.close()
 
 
 def now_us() -> int:

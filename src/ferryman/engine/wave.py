@@ -103,7 +103,7 @@ def run(
         State.take(root, plan) as taken,
         _plain_errors(taken),
         _followed(taken, accept_changes),
-        _session(plan, spark, master, conf or {}) as runner,
+        session_for(plan, spark, master, conf or {}) as runner,
     ):
         return Run(taken, runner, observer or Silent(), wait=wait, allow_deletes=allow_deletes).go(every)
 
@@ -362,7 +362,8 @@ def _followed(state: State, accept_changes: bool) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _session(plan: Plan, spark: Any, master: str, conf: Mapping[str, str]) -> Iterator[Runner]:
+def session_for(plan: Plan, spark: Any, master: str, conf: Mapping[str, str]) -> Iterator[Runner]:
+    """A runner on the given session, on the program's own, or on a new one, which is stopped at the end."""
     from ferryman.engine import session  # Spark is started only once the state is known to be sound
 
     theirs = spark if spark is not None else session.running()

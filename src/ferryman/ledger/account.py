@@ -20,6 +20,7 @@ from ferryman.ledger.schemas import LEDGER_COLUMNS
 from ferryman.ledger.state import State
 from ferryman.ledger.view import View
 from ferryman.plan import Plan
+from ferryman.storage.files import disk_full
 from ferryman.storage.query import connect
 
 _LOOKS: Final = 5
@@ -93,26 +94,49 @@ def view(root: Path, plan: Plan | None) -> Iterator[View]:
     state.verify()
     with (
         tempfile.TemporaryDirectory(prefix="ferryman-", ignore_cleanup_errors=True) as spill,
+        named_damage(state, Path(spill)),
         connect(Path(spill)) as db,
     ):
-        try:
-            yield View(db, state)
-        except FileNotFoundError as e:
-            raise StateDamaged(str(e.filename or e), "the file is missing") from e
-        except duckdb.OutOfMemoryException as e:
+        yield View(db, state)
+
+
+@contextlib.contextmanager
+def named_damage(state: State, spill: Path) -> Iterator[None]:
+    """A query of the state's files that fails says over which; DuckDB does not.
+
+    Args:
+        spill: where it puts what does not fit into memory.
+
+    Raises:
+        StateDamaged: names the file.
+        EngineError: no file is damaged, there is too little room for the query.
+    """
+    try:
+        yield
+    except FileNotFoundError as e:
+        raise StateDamaged(str(e.filename or e), "the file is missing") from e
+    except duckdb.Error as e:
+        if isinstance(e, duckdb.OutOfMemoryException) or disk_full(e):
             raise EngineError(
-                f"{root}: a question needs more than {settings.QUERY_MEMORY} of memory, and there is no room for the "
-                f"rest in {spill}: make room there, or set TMPDIR."
+                f"{state.root}: a question needs more than {settings.QUERY_MEMORY} of memory, and there is no room for "
+                f"the rest in {spill}: make room there, or set TMPDIR."
             ) from e
-        except duckdb.Error as e:
-            found = state.damage()  # DuckDB does not say over which file it stumbled
-            raise found or StateDamaged(str(root), f"cannot be queried ({str(e).splitlines()[0]})") from e
+        found = state.damage() if state.exists else None
+        raise found or StateDamaged(str(state.root), f"cannot be queried ({str(e).splitlines()[0]})") from e
+
+
+def looking_again(look: Callable[[], _T]) -> _T:
+    """What a look at a state finds; it looks again if a running driver replaced files under its eyes, which looks like
+    damage."""
+    for _ in range(_LOOKS - 1):
+        with contextlib.suppress(StateDamaged):
+            return look()
+    return look()
 
 
 def _reading(root: Path, plan: Plan | None, ask: Callable[[View], _T]) -> _T:
-    """Ask; again if a running driver replaced files under our eyes, which looks like damage."""
-    for _ in range(_LOOKS - 1):
-        with contextlib.suppress(StateDamaged), view(root, plan) as seen:
+    def look() -> _T:
+        with view(root, plan) as seen:
             return ask(seen)
-    with view(root, plan) as seen:
-        return ask(seen)
+
+    return looking_again(look)

@@ -136,6 +136,21 @@ class State:
             raise
         return state
 
+    def look(self) -> bool:
+        """Find what ``take`` would find, as a reader; False: there is no state yet. Changes nothing.
+
+        Raises:
+            StateDamaged, StateForeign: where ``take`` would; or, beside a driver, because it replaces files.
+        """
+        self._refuse_foreign_folder()
+        self._refuse_if_moved(None)
+        if not self.exists:
+            self._refuse_headless_tables()
+            return False
+        self.verify()
+        self.load()
+        return True
+
     @staticmethod
     def plan_of(root: Path) -> Plan:
         """An empty plan of the name and version that a state says it is of: enough to read it.
@@ -292,6 +307,11 @@ class State:
                 "Nothing was touched. Give another --state."
             )
 
+    def _refuse_headless_tables(self) -> None:
+        for table in self.tables:
+            if table.folder.exists() and any(table.log.versions()):  # more than the making of an empty table
+                raise StateDamaged(str(self.root / "state.json"), "the file is missing, and the tables are not empty")
+
     def _strange(self) -> Iterator[str]:
         """What is here and is not a part of a state in the making, nor half written."""
         expected = {
@@ -331,9 +351,7 @@ class State:
             more: kept in state.json too.
             remembered: what the plan was when it ran last, if it was not as now.
         """
-        for table in self.tables:
-            if table.folder.exists() and any(table.log.versions()):  # more than the making of an empty table
-                raise StateDamaged(str(self.root / "state.json"), "the file is missing, and the tables are not empty")
+        self._refuse_headless_tables()
         for name in ("commands", "staging"):
             files.make_folder(self.root / name)
         self.journal.create()

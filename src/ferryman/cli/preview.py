@@ -1,0 +1,197 @@
+"""``ferryman preview``: what a run would do, on a few documents, before it does it."""
+
+from __future__ import annotations
+
+import json as json_text
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ferryman.cli import terminal
+from ferryman.cli.interrupt import CODE, Interrupt
+from ferryman.cli.options import Conf, Json, Master, PlanSpec, StateDir, Verbose, spark_settings
+from ferryman.observe.progress import one_line
+
+if TYPE_CHECKING:
+    from ferryman.engine.preview import Expected, Preview
+    from ferryman.plan import Plan
+
+LIMIT = 20
+"""Documents that are transformed, unless another number is asked for: what a person reads."""
+
+REASONS = {
+    "new": "new",
+    "changed": "changed",
+    "retry": "to be tried again",
+    "forced": "asked for by `retry --force`",
+    "again": "taken up in every run",
+    "gone": "gone",
+    "unchanged": "unchanged",
+    "later": "failed, not due yet",
+}
+
+
+def preview(
+    plan: PlanSpec,
+    limit: Annotated[
+        int, typer.Option("--limit", metavar="N", min=1, help="Transform at most so many documents.")
+    ] = LIMIT,
+    document: Annotated[
+        str | None,
+        typer.Option(
+            "--doc",
+            metavar="ID",
+            show_default=False,
+            help="Transform only the document of this id, also if a run would leave it alone.",
+        ),
+    ] = None,
+    state: StateDir = None,
+    master: Master = "local[*]",
+    conf: Conf = None,
+    json: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """Show what a run would do, on a few documents.
+
+    Lists the sources and runs the steps. Says of each destination what it would get, what would be dropped, refused or
+    fail, and why. Writes nothing, calls no destination, and may be used beside a run. Its scratch files go where TMPDIR
+    says (on a cluster: a folder that executors see, too) and are removed.
+
+    With --json the output is one JSON object:
+
+    \b
+    plan, version    of the plan
+    limit, document  as asked for; limit is null with --doc
+    documents        those that were transformed: source, document (the id), and
+                     reason: new, changed, retry, forced, again, gone; with
+                     --doc, if a run would leave it alone, unchanged or later
+    destinations     by name: the lists gets, dropped, refused, errors; and
+                     waiting, how many rows of earlier waves it gets first
+    more             how many more documents the run would take up, by reason
+    unread           how many more it would read, to see if they have changed
+    stopped          why it would stop: the plan has changed, or too much is
+                     gone; the rest is what it would do if told to go on
+    complete         false if a listing is incomplete
+    messages         what else a person should know
+
+    \b
+    Each row of the lists has source, document, parent, origin, version,
+    revision, operation, route, branches, delivery_hash and attempt, as the
+    ledger would. What a destination gets has fields, text (null if there is
+    none, or if it is not UTF-8) and bytes (its size), too; the others have
+    status and message, and errors have attempts, the most that there can be.
+    """
+    from ferryman.plan.load import load_plan, plan_file
+
+    settings = spark_settings(conf)
+    loaded = load_plan(plan)
+    found = _previewed(
+        loaded, plan_file(plan), state, verbose=verbose, limit=limit, document=document, master=master, conf=settings
+    )
+    if json:
+        terminal.json_line(found.as_dict())
+    else:
+        _tell(found)
+        terminal.say(f"Nothing was written. To do it: {terminal.command('run', plan, state=state)}")
+
+
+def _previewed(plan: Plan, file: Path | None, state: Path | None, *, verbose: bool = False, **options: Any) -> Preview:
+    """The preview, with progress on stderr.
+
+    Raises:
+        typer.Exit: with 130, when a person interrupts.
+    """
+    from ferryman.ledger.state import state_root
+    from ferryman.observe import watching
+    from ferryman.observe.log import logging_to
+
+    for warning in plan.check():
+        if verbose:
+            terminal.note(f"warning: {warning}")
+    root = state_root(plan, state, file)
+    with Interrupt() as interrupt:
+        try:
+            with watching(sys.stderr, verbose) as observer, logging_to(observer, verbose):
+                from ferryman.engine import preview as engine  # loads Spark: after all that can be refused without it
+
+                return engine.preview(plan, state=root.parent, observer=interrupt.heeding(observer), **options)
+        except BaseException:
+            if not interrupt.asked:
+                raise
+            terminal.note("interrupted: nothing was written.")
+            raise typer.Exit(CODE) from None
+
+
+def _tell(found: Preview) -> None:
+    """All of it, for people."""
+    line = _drawn if sys.stdout.isatty() else terminal.say
+    terminal.say(_heading(found))
+    for name, expected in found.destinations.items():
+        for text in _of_destination(name, expected):
+            line(text)
+    if found.more:
+        more = ", ".join(f"{count} {REASONS[reason]}" for reason, count in found.more.items())
+        terminal.say(f"A run would take up {sum(found.more.values())} more: {more}")
+    if found.unread:
+        terminal.say(f"It would read {found.unread} more known documents, to see whether they have changed.")
+
+
+def _heading(found: Preview) -> str:
+    """``3 documents: 2 new, 1 changed``."""
+    if not found.documents:
+        return "A run would take up nothing: nothing has changed since the last one, and nothing is due."
+    counts: dict[str, int] = {}
+    for each in found.documents:
+        counts[each["reason"]] = counts.get(each["reason"], 0) + 1
+    what = ", ".join(f"{count} {REASONS[reason]}" for reason, count in counts.items())
+    number = len(found.documents)
+    return f"{number} {'document' if number == 1 else 'documents'}: {what}"
+
+
+def _of_destination(name: str, expected: Expected) -> Iterator[str]:
+    """What a destination would get, and what not, a line each."""
+    if expected.waiting:
+        yield f"{name} first gets what waits for it: {expected.waiting} of earlier waves"
+    deliveries = "1 delivery" if len(expected.gets) == 1 else f"{len(expected.gets)} deliveries"
+    yield f"{name} would get {deliveries}{':' if expected.gets else ''}"
+    for row in expected.gets:
+        yield f"  {row['operation']} {_which(row)}"
+        if row["fields"]:
+            yield f"    fields: {json_text.dumps(row['fields'], ensure_ascii=False)}"
+        if row["text"]:
+            yield f"    text: {row['text']}"
+        elif row["bytes"]:
+            yield f"    {row['bytes']} bytes that are no UTF-8 text"
+    for rows, what in ((expected.dropped, "dropped"), (expected.refused, "refused")):
+        if rows:
+            yield f"{name}: {len(rows)} {what}:"
+            for row in rows:
+                yield f"  {_which(row)}: {_why(row)}"
+    if expected.errors:
+        yield f"{name}: {len(expected.errors)} would fail, and be tried again:"
+        for row in expected.errors:
+            yield f"  {_which(row)} (attempt {row['attempt']} of {row['attempts']}): {_why(row)}"
+
+
+def _which(row: dict[str, Any]) -> str:
+    """A delivery's document, and its route if it has one."""
+    return f"{row['document']} by {row['route']}" if row["route"] else str(row["document"])
+
+
+def _why(row: dict[str, Any]) -> str:
+    return str(row["message"] or "no reason was given").removeprefix(f"{row['document']}: ")
+
+
+def _drawn(text: str) -> None:
+    """A line on a terminal: content is cut at its edge; headings stand out."""
+    from rich.console import Console
+    from rich.text import Text
+
+    drawn = Text(one_line(text), style="" if text.startswith(" ") else "bold")
+    of_content = text.startswith("    ")
+    if of_content:
+        drawn.stylize("dim")
+    Console().print(drawn, no_wrap=of_content, overflow="ellipsis" if of_content else "fold", crop=of_content)

@@ -1,0 +1,102 @@
+"""One document out of a judged scan, whether or not the scan takes it up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import duckdb
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from ferryman.engine.cut import JUDGED, LISTED, Piece, TaskCut
+from ferryman.engine.listing import Listing
+from ferryman.ledger.events import table_of
+from ferryman.ledger.schemas import DOCUMENTS
+from ferryman.storage.groups import RowGroups
+from ferryman.storage.query import connect, register
+
+_UNSURE = ("look", "unchanged")
+"""A document of which the content decides whether it is taken up; one that is not taken up."""
+
+
+class Picked(NamedTuple):
+    """A document's row of each source that has it, as cuts of one row."""
+
+    id: str
+    judged: list[TaskCut]
+    """As the scan takes it up, if it does once it has read it."""
+    anyway: dict[str, tuple[str, TaskCut]]
+    """Source -> (why the scan does not take it up, a cut that takes it up all the same): "unchanged", or "later", when
+    failed steps are due."""
+
+
+def pick(id: str, cuts: Iterable[TaskCut], listings: Iterable[Listing], documents: list[Path], folder: Path) -> Picked:
+    """Find it among what is taken up, else in the listing.
+
+    Args:
+        documents: files of the state's table.
+        folder: for the rows.
+    """
+    found: dict[str, tuple[pa.Table, int]] = {}
+    for cut in cuts:
+        for rows in cut.tables():
+            mine = rows.filter(pc.equal(rows["id"], id))
+            if mine.num_rows:
+                found[cut.source] = mine, cut.number
+    judged = [_cut(source, rows, number, folder / f"picked-{source}") for source, (rows, number) in found.items()]
+    anyway = {}
+    with connect(folder) as db:
+        register(db, "documents", documents, DOCUMENTS)
+        for listing in listings:
+            name = listing.source.name
+            rows = found[name][0] if name in found else _listed(id, listing)
+            if rows is None or rows["reason"][0].as_py() not in _UNSURE:
+                continue
+            known = _known(db, name, id)
+            retry = known.get("due") is not None
+            rows = _with(rows, reason="retry" if retry else "forced", **known)
+            cut = _cut(name, rows, 0, folder / f"anyway-{name}")
+            anyway[name] = ("later" if retry else "unchanged", cut)
+    return Picked(id, judged, anyway)
+
+
+def _listed(id: str, listing: Listing) -> pa.Table | None:
+    """Its last row in the listing, in JUDGED's columns."""
+    found = None
+    for part in listing.parts:
+        if not part.rows:
+            continue
+        with RowGroups(part.path, LISTED) as file:
+            for rows in file.all():
+                mine = rows.filter(pc.equal(rows["id"], id))
+                if mine.num_rows:
+                    last = mine.slice(mine.num_rows - 1)
+                    columns = {name: last[name] for name in LISTED}
+                    found = table_of(JUDGED, 1, part=part.path, reason="unchanged", **columns)
+    return found
+
+
+def _known(db: duckdb.DuckDBPyConnection, source: str, id: str) -> dict[str, Any]:
+    """What ``documents`` has of it, in JUDGED's columns; {} if it is not there."""
+    row = db.execute(
+        "SELECT version AS known_version, revision AS known_revision, fingerprint AS known_fingerprint, "
+        "operation AS known_operation, given, due, failed FROM documents "
+        "WHERE source = $source AND document = $id ORDER BY wave DESC LIMIT 1",
+        {"source": source, "id": id},
+    )
+    names = [column[0] for column in row.description or []]
+    found = row.fetchone()
+    return {} if found is None else dict(zip(names, found, strict=True))
+
+
+def _with(rows: pa.Table, **values: Any) -> pa.Table:
+    """The row with other values in these columns."""
+    return pa.Table.from_pylist([{**rows.to_pylist()[-1], **values}], schema=JUDGED)
+
+
+def _cut(source: str, rows: pa.Table, number: int, path: Path) -> TaskCut:
+    pq.write_table(rows.cast(JUDGED), f"{path}.parquet")
+    return TaskCut(source, [Piece(f"{path}.parquet", 0, rows.num_rows)], True, number)

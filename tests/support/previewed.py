@@ -1,0 +1,34 @@
+"""``ferryman.preview`` without Spark."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ferryman
+from ferryman.engine import wave
+from ferryman.engine.preview import Preview
+from ferryman.engine.runner import Runner
+from ferryman.plan import Plan
+from ferryman.testing.inprocess import InProcess
+
+
+def previewed(plan: Plan, state: Path, *, runner: Runner | None = None, **options: Any) -> Preview:
+    """A preview on this runner. Its scratch folder must be gone afterwards."""
+
+    @contextlib.contextmanager
+    def session_for(*_: Any) -> Iterator[Runner]:
+        yield runner or InProcess()
+
+    with tempfile.TemporaryDirectory(prefix="ferryman-test-scratch-") as scratch, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(wave, "session_for", session_for)
+        patch.setattr(tempfile, "tempdir", scratch)
+        try:
+            return ferryman.preview(plan, state=state, **options)
+        finally:
+            assert list(Path(scratch).iterdir()) == []
