@@ -12,7 +12,7 @@ import pytest
 from tests.crash.zygote import Zygote
 
 MEMORY = Path("/dev/shm")
-"""A kill -9 is the same in memory, and 250 cases × 100 fsyncs are not."""
+"""A kill -9 is the same in memory, and 400 cases × 100 fsyncs are not."""
 
 
 @pytest.fixture(scope="module")
