@@ -217,7 +217,7 @@ def build_rejoin(root: Path, stage: int, guarantee: Callable[[int], str]) -> Pla
     times = {"d3": 1} if stage == 0 else {"d1": 1, "d5": 2}
     for n, name in enumerate(("east", "south", "west")):
         step = spread.step(f"{name}ward", failing(root, f"{name}-{stage}", times))
-        step.destination(name, Shelf(root, name), guarantee=guarantee(n), batch=BATCH, backoff=0)
+        step.destination(name, Shelf(root, name, {"d6": "first"}), guarantee=guarantee(n), batch=BATCH, backoff=0)
     return plan
 
 
