@@ -50,7 +50,7 @@ def main(job: child.Job) -> None:
     wave_bytes = 1 << 30 if job.shape == "slow" else 30
     if job.shape in SHAPES:
         shape = SHAPES[job.shape]
-        plan, wave_bytes = shape.plan(root, job.stage % shape.stages, job.guarantee), shape.wave_bytes
+        plan, wave_bytes = shape.plan(root, job.stage % shape.stages, job.guarantee), 8 * shape.wave_bytes
     else:
         plan = slow_plan(root, job.guarantee) if job.shape == "slow" else scenario.make_plan(root, job.guarantee)
     for spec, seen in job.arm:
