@@ -8,24 +8,34 @@ from typing import Any
 import msgspec
 
 from ferryman import settings
+from ferryman.engine import wave
 from ferryman.engine.wave import Run
-from ferryman.ledger import account, commands
+from ferryman.ledger import account, commands, versions
 from ferryman.ledger.fsck import fsck
 from ferryman.ledger.state import State, state_root
 from ferryman.observe.progress import Silent
 from ferryman.testing import crash
 from ferryman.testing.inprocess import InProcess
-from tests.crash import scenario
+from tests.crash import scenario, shapes
+from tests.crash.shapes import SHAPES
+from tests.support import invariants
 
 
 class Job(msgspec.Struct):
-    """What a child does. ``verb``: run | retry | check | run and check | late."""
+    """What a child does.
+
+    ``verb``: run | retry | check | run and check | late; of one of ``shapes`` also: resolve | reference.
+    """
 
     verb: str
     root: str
     guarantee: str
     shape: str = "first"
     arm: list[tuple[str, str | None]] = []
+    stage: int = -1
+    """Of one of ``shapes``, from 0; -1: the last."""
+    killed: str = ""
+    """What was killed before: driver, executor."""
 
 
 class Spoken(Silent):
@@ -38,6 +48,9 @@ def work(job: Job) -> None:
     settings.COMPACT_FILES = 2  # type: ignore[misc]  # so that three waves meet every kind of maintenance
     settings.CHECKPOINT_COMMITS = 4  # type: ignore[misc]
     root = Path(job.root)
+    if job.shape in SHAPES:
+        of_shape(job)
+        return
     plan = scenario.make_plan(root, job.guarantee)
     for spec, seen in job.arm:
         crash.arm(spec, seen)
@@ -60,6 +73,69 @@ def run(plan: Any, root: Path, *, fork: bool = False) -> None:
     with State.take(state_root(plan, root / "state"), plan) as state:
         summary = Run(state, InProcess(fork=fork), Spoken(), wait=5, wave_bytes=30).go()
     assert summary.exit == 3, summary  # one document is bad, one refused
+
+
+def of_shape(job: Job) -> None:
+    """The same for one of the shapes."""
+    shape, root = SHAPES[job.shape], Path(job.root)
+    plan = shape.plan(root, job.stage % shape.stages, job.guarantee)
+    executor = any(crash.POINTS[spec.partition(":")[0]] == crash.EXECUTOR for spec, _ in job.arm)
+    for spec, seen in job.arm:
+        crash.arm(spec, seen)
+    match job.verb:
+        case "retry":
+            commands.retry(plan, state=root / "state", why="a test says so")
+        case "resolve":
+            commands.resolve(plan, "owed", state=root / "state", why="a test says so")
+        case "run":
+            run_shape(job, plan, fork=executor)
+        case "reference":
+            status = account.status(state_root(plan, root / "state"), plan)
+            (root / "reference.json").write_bytes(msgspec.json.encode(status["destinations"]))
+        case _:
+            summary = run_shape(job, plan) if job.verb == "run and check" else None
+            check_shape(job, plan, summary)
+            before = {path.name: path.stat().st_size for path in root.glob("*.jsonl")}
+            again = run_shape(job, plan)
+            assert again.waves == 0, "there was nothing to do, and it did something"
+            assert not [m for m in again.messages if "recovered" in m], "a clean end leaves nothing to recover"
+            assert before == {path.name: path.stat().st_size for path in root.glob("*.jsonl")}
+
+
+def run_shape(job: Job, plan: Any, *, fork: bool = False) -> wave.Summary:
+    shape, root = SHAPES[job.shape], Path(job.root)
+    last = job.stage in (-1, shape.stages - 1)
+    plan.freeze()
+    where = state_root(plan, root / "state")
+    if last and shape.from_version is not None:
+        versions.carry_over(where, plan, shape.from_version)
+    runner = InProcess(fork=fork or shape.failures == 1, failures=shape.failures)
+    with State.take(where, plan) as state, wave._followed(state, False):
+        summary = Run(state, runner, Spoken(), wait=5, wave_bytes=shape.wave_bytes).go()
+    if last:
+        assert summary.exit == (3 if summary.unknown else shape.left), summary
+    return summary
+
+
+def check_shape(job: Job, plan: Any, summary: wave.Summary | None) -> None:
+    """Destinations against the oracle, the account against a run that nobody killed."""
+    root = Path(job.root)
+    where = state_root(plan, root / "state")
+    invariants.check(where, plan, summary)
+    unknown = {
+        (d["destination"], d["operation"], d["document"], d["route"]) for d in account.docs(where, status="indexing")
+    }
+    shapes.check(root, job.shape, job.guarantee, unknown, invariants.rows(where, "ledger"), job.killed)
+    stray = [p for p in (root / "state").rglob("*") if p.name.startswith(".tmp")]
+    assert not stray, stray
+    shapes.check_account(
+        account.status(where, plan)["destinations"], msgspec.json.decode((root / "reference.json").read_bytes())
+    )
+    for older in (root / "state").iterdir():
+        if older != where:
+            old = State.plan_of(older)
+            assert account.status(older, old)["balanced"]
+            assert fsck(older) == []
 
 
 def check_late(plan: Any, root: Path, job: Job) -> None:

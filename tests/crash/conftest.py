@@ -1,15 +1,40 @@
-"""Counts the crash matrix for whoever reads the end of a test run."""
+"""Where the crash matrix works, and its count for whoever reads the end of a test run."""
 
 from __future__ import annotations
 
+import tempfile
 from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+
+from tests.crash.zygote import Zygote
+
+MEMORY = Path("/dev/shm")
+"""A kill -9 is the same in memory, and 400 cases × 100 fsyncs are not."""
+
+
+@pytest.fixture(scope="module")
+def folder() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None) as made:
+        yield Path(made)
+
+
+@pytest.fixture(scope="module")
+def zygote(folder: Path) -> Iterator[Zygote]:
+    made = Zygote(folder)
+    yield made
+    made.close()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Say how many (point, guarantee, shape) cases ran, in process and on Spark."""
-    for where, test in (("in process", "test_matrix.py::test_killed"), ("on Spark", "test_spark.py::test_killed")):
+    for where, test in (
+        ("in process", "test_matrix.py::test_killed"),
+        ("in process, plans that branch", "test_branching.py::test_killed"),
+        ("on Spark", "test_spark.py::test_killed"),
+    ):
         ended = Counter(
             outcome
             for outcome in ("passed", "failed")

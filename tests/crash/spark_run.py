@@ -12,10 +12,12 @@ import msgspec
 from ferryman import settings
 from ferryman.destinations.base import Delivery, Outcome
 from ferryman.engine import session, wave
+from ferryman.ledger import versions
 from ferryman.ledger.state import State, state_root
 from ferryman.plan import Plan
 from ferryman.sources import Files
 from tests.crash import child, scenario
+from tests.crash.shapes import SHAPES
 
 CONF = {"spark.driver.memory": "512m"}
 
@@ -45,16 +47,22 @@ def main(job: child.Job) -> None:
     settings.COMPACT_FILES = 2  # type: ignore[misc]
     settings.CHECKPOINT_COMMITS = 4  # type: ignore[misc]
     root = Path(job.root)
-    plan = slow_plan(root, job.guarantee) if job.shape == "slow" else scenario.make_plan(root, job.guarantee)
+    wave_bytes = 1 << 30 if job.shape == "slow" else 30
+    if job.shape in SHAPES:
+        shape = SHAPES[job.shape]
+        plan, wave_bytes = shape.plan(root, job.stage % shape.stages, job.guarantee), 8 * shape.wave_bytes
+    else:
+        plan = slow_plan(root, job.guarantee) if job.shape == "slow" else scenario.make_plan(root, job.guarantee)
     for spec, seen in job.arm:
         child.crash.arm(spec, seen)
         os.environ[child.crash.ENVIRONMENT] = f"{spec}@{seen}"  # workers are started with it
     plan.freeze()
-    with State.take(state_root(plan, root / "state"), plan) as state:
+    where = state_root(plan, root / "state")
+    if job.shape in SHAPES and (older := SHAPES[job.shape].from_version) is not None:
+        versions.carry_over(where, plan, older)
+    with State.take(where, plan) as state, wave._followed(state, accept_changes=False):
         spark = session.start("local[2,4]", CONF, "crash")
-        summary = wave.Run(
-            state, session.SparkRunner(spark), child.Spoken(), wait=5, wave_bytes=30 if job.shape != "slow" else 1 << 30
-        ).go()
+        summary = wave.Run(state, session.SparkRunner(spark), child.Spoken(), wait=5, wave_bytes=wave_bytes).go()
         print(summary, flush=True)
 
 

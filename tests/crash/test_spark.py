@@ -10,6 +10,9 @@ import pytest
 
 from ferryman.testing.crash import EXECUTOR, POINTS
 from tests.crash import scenario, spark
+from tests.crash.shapes import MIXED, SHAPES
+from tests.crash.test_branching import CASES as BRANCHING
+from tests.crash.test_branching import prepare
 from tests.crash.test_matrix import BEFORE, CASES
 from tests.crash.zygote import Zygote
 
@@ -91,4 +94,42 @@ def test_killed_there_on_spark(
         code, said = spark.run(root, guarantee, shape=shape)
         assert code == 0, said
     code, said = zygote.run(verb="check", root=str(root), guarantee=guarantee, shape=shape)
+    assert code == 0, said
+
+
+SHORT_SHAPES = {
+    "join": "wave.marked",
+    "rejoin": "transform.staged",
+    "family": "deliver.sent",
+    "retries": "settle.rewrite",
+    "version": "version.built",
+    "deadly": "transform.outbox",
+}
+"""Shape -> the point that is tried on Spark in every CI run."""
+
+
+def _shapes() -> Iterator[object]:
+    for point, guarantee, shape in BRANCHING:
+        if guarantee != MIXED or point in BEFORE or point.startswith("command."):
+            continue  # a person's word needs no Spark
+        short = SHORT_SHAPES[shape] == point
+        yield pytest.param(point, shape, marks=[] if short else [pytest.mark.slow], id=f"{point}-{shape}")
+
+
+@pytest.mark.parametrize(("point", "shape"), list(_shapes()))
+def test_killed_there_with_a_plan_that_branches(zygote: Zygote, tmp_path: Path, point: str, shape: str) -> None:
+    """As in test_branching, where each destination is under another guarantee."""
+    root = prepare(zygote, tmp_path, shape, MIXED)
+    job = {"root": str(root), "guarantee": MIXED, "shape": shape}
+    for verb in SHAPES[shape].verbs[:-1]:
+        code, said = zygote.run(verb=verb, **job)
+        assert code == 0, said
+    seen = root / "killed"
+    code, said = spark.run(root, MIXED, shape=shape, arm=((point, str(seen)),))
+    assert code == (0 if POINTS[point] == EXECUTOR else -9), said
+    assert seen.exists(), f"{point} was never reached: {said}"
+    if code == -9:
+        code, said = spark.run(root, MIXED, shape=shape)
+        assert code == 0, said
+    code, said = zygote.run(verb="check", killed=POINTS[point], **job)
     assert code == 0, said

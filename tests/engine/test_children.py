@@ -7,14 +7,17 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
+from ferryman import settings
 from ferryman.destinations import Outcome
 from ferryman.document import Document
 from ferryman.errors import Dropped, PermanentError, TransientError
 from ferryman.ledger import account
 from ferryman.plan import Handle
 from ferryman.routers import ByField, Duplicate
+from ferryman.storage.parquet import PartWriter
 from tests.support.invariants import rows
 from tests.support.network import Network
 
@@ -77,6 +80,25 @@ def test_children_may_have_children(net: Network) -> None:
     net.run()
     assert set(net.arrived("out")) == {"a#to", "a#to#0", "a#to#1", "a#be", "a#be#0", "a#be#1"}
     assert {line["id"]: line["parent"] for line in net.out("out").lines()}["a#to#1"] == "a#to"
+
+
+def test_a_large_family_is_written_in_large_pieces(net: Network, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it passes the size of a part, it is written piece by piece: not row by row from there on."""
+    pieces: list[int] = []
+    write = PartWriter.write
+
+    def noted(writer: PartWriter, table: pa.Table) -> None:
+        if "delivery_hash" in table.schema.names and "row" in table.schema.names:
+            pieces.append(table.num_rows)
+        write(writer, table)
+
+    monkeypatch.setattr(PartWriter, "write", noted)
+    monkeypatch.setattr(settings, "PART_BYTES", 500)
+    end(net.source().step("letters", letters), net)
+    net.put("a", text="x" * 200)
+    assert net.run().delivered == 201
+    assert sum(pieces) == 201
+    assert len(pieces) <= 5
 
 
 def test_keys_are_encoded(net: Network) -> None:

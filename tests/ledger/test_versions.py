@@ -299,3 +299,35 @@ def test_a_kill_on_the_way_over_loses_nothing(many: Versions, point: str, monkey
     assert not list(root.parent.glob(".tmp*"))
     with State.take(root, many.plan(2)) as state:
         assert state.outbox.transactions[SEQUENCE] > 0
+
+
+def test_a_state_that_was_only_begun_is_in_nobodys_way(many: Versions, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A first run without --from-version that was killed while it made its state: nothing can be in it."""
+
+    class Killed(BaseException):
+        pass
+
+    def kill(name: str) -> None:
+        if name == "create.table":
+            raise Killed
+
+    many.run(many.plan(1))
+    with monkeypatch.context() as patched:
+        patched.setattr(crash, "point", kill)
+        with pytest.raises(Killed):
+            many.run(many.plan(2))
+    assert state_root(many.plan(2), many.state).exists()
+    assert many.run(many.plan(2), from_version=1).exit == 0
+    assert many.out("out").counted() == {"a": 1, "b": 1, "c": 1}
+
+
+def test_a_folder_that_is_no_state_is_refused_before_the_older_one_is_fenced(many: Versions) -> None:
+    """Nothing was touched: the older version still runs."""
+    many.run(many.plan(1))
+    root = state_root(many.plan(2), many.state)
+    root.mkdir()
+    (root / "letter.txt").write_text("dear")
+    with pytest.raises(StateForeign, match=r"letter\.txt"):
+        many.run(many.plan(2), from_version=1)
+    assert many.run(many.plan(1)).exit == 0
+    assert (root / "letter.txt").read_text() == "dear"

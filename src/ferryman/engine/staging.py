@@ -78,6 +78,9 @@ class Stager:
         """Its failures that are tried again; they share a due time."""
         self._sendings: dict[tuple[_End, str, Operation], _Sending] = {}
         self._bytes = 0
+        """Content of the outbox rows since the last flush."""
+        self._waiting = 0
+        """Of these, what is not written yet."""
         self._writers: dict[str, PartWriter] = {}
         self._documents: list[pa.Table] = []
         self._events: list[pa.Table] = []
@@ -124,8 +127,10 @@ class Stager:
             self._given.append(Given(doc.id[len(origin) :], end[1], end[0]))
         if attempts_before:
             sending.attempts[len(sending.rows) - 1] = attempts_before
-        self._bytes += len(fields) if doc.raw is None else len(fields) + len(doc.raw)
-        if self._bytes >= settings.PART_BYTES:
+        size = len(fields) if doc.raw is None else len(fields) + len(doc.raw)
+        self._bytes += size
+        self._waiting += size
+        if self._waiting >= settings.PART_BYTES:
             self._gather_outbox()
 
     def dropped(self, doc: Document, end: _End, branches: str, why: str, attempt: int) -> None:
@@ -381,6 +386,7 @@ class Stager:
             if sending.rows:
                 self._send(sending)
                 sending.clear()
+        self._waiting = 0
 
     def _send(self, sending: _Sending) -> None:
         """Append rows to their destination's file, which stays open until the family is through."""

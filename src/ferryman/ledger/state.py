@@ -114,7 +114,7 @@ class State:
             EngineError: the disk is full.
         """
         state = cls(root, plan)
-        state._refuse_foreign_folder()
+        state.refuse_foreign_folder()
         try:
             files.make_folder(root)
             state._lock = Lock.take(root / "lock")  # 1
@@ -296,7 +296,7 @@ class State:
         """Disk that waiting rows take."""
         return sum(f.size for f in self.outbox.files.values())
 
-    def _refuse_foreign_folder(self) -> None:
+    def refuse_foreign_folder(self) -> None:
         """Never make a state inside something else's folder: whatever is there must be a state in the making."""
         if not self.root.exists() or self.exists or any(t.log.marks.is_dir() for t in self.tables):
             return

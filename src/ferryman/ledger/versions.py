@@ -32,6 +32,7 @@ from ferryman.ledger.state import SEQUENCE, SETTLED, TAKEOVER, WAVE, State
 from ferryman.ledger.statuses import Status
 from ferryman.plan import Plan, changed_sources, structure
 from ferryman.storage import files
+from ferryman.storage.lock import Lock
 from ferryman.storage.parquet import read_part, write_part
 from ferryman.storage.query import connect, quoted_list, register
 from ferryman.testing import crash
@@ -42,7 +43,7 @@ def carry_over(root: Path, plan: Plan, from_version: int) -> None:
 
     Raises:
         UsageError: there is no such state, it is no older one, or this version has a state of its own.
-        StateHeld, StateDamaged, StateForeign: of the older state.
+        StateHeld, StateDamaged, StateForeign: of the older state, or what is there instead of the new one is no state.
     """
     older = Plan(plan.name, from_version)
     older_root = root.with_name(older.key)
@@ -56,6 +57,7 @@ def carry_over(root: Path, plan: Plan, from_version: int) -> None:
         return
     if not (older_root / "state.json").exists():
         raise UsageError(f"{older_root}: there is no state of version {from_version}. Give the version that ran here.")
+    State(root, plan).refuse_foreign_folder()
     with State.take(older_root, older, successor=plan.version) as old:  # 1
         if old.wave > old.settled:
             settle(old, old.wave, _here)
@@ -67,6 +69,8 @@ def carry_over(root: Path, plan: Plan, from_version: int) -> None:
         shutil.rmtree(temporary, ignore_errors=True)
         _build(old, State(temporary, plan), from_version)  # 3
     crash.point("version.built")
+    if root.exists():
+        _clear(root, temporary / "staging" / "begun", plan)
     os.rename(temporary, root)  # 4
     files.fsync_folder(root.parent)
 
@@ -122,6 +126,22 @@ def _build(old: State, new: State, from_version: int) -> None:
     )
     new.journal.close(wave)
     files.replace(new.root / TAKEOVER, files.sealed({"from": from_version}))
+
+
+def _clear(root: Path, scratch: Path, plan: Plan) -> None:
+    """Out of the way with what a run of this version left that was killed while it made a state of its own.
+
+    Raises:
+        StateHeld: it is not killed.
+        UsageError: it has made it.
+    """
+    lock = Lock.take(root / "lock")
+    try:
+        if (root / "state.json").exists():
+            raise UsageError(f"{root}: version {plan.version} has just been given a state of its own by another run.")
+        os.rename(root, scratch)  # every start empties that folder
+    finally:
+        lock.release()
 
 
 def _link(source: Path, target: Path, paths: Any) -> None:

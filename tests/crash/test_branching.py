@@ -1,0 +1,107 @@
+"""Every crash point × plans that branch, join, tap, make children, retry and change version; compared with the oracle.
+
+With each destination under another guarantee in one plan. Every point with every shape, also with all destinations
+under one guarantee, is the long proof.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from ferryman.testing.crash import EXECUTOR, POINTS
+from tests.crash import scenario
+from tests.crash.shapes import MIXED, SHAPES, applies
+from tests.crash.test_matrix import BEFORE
+from tests.crash.zygote import Zygote
+
+CASES = [(p, g, s) for s in SHAPES for g in (MIXED, *scenario.GUARANTEES) for p in POINTS if applies(p, g, s)]
+
+SECOND_PASSES = [
+    ("plan.kept:2", MIXED, "version"),
+    ("epoch.table:4", MIXED, "version"),
+    ("epoch.table:7", MIXED, "version"),
+]
+"""Points that one start passes for the older state, for the new one while it is built, and when that is taken."""
+
+
+EVERYWHERE = (
+    *(p for p, who in POINTS.items() if who == EXECUTOR),
+    *("transform.done", "wave.logged", "deliver.done", "settle.repaired", "ledger.marked", "documents.marked"),
+    *("settle.rewritten", "settle.trimmed", "outbox.marked"),
+)
+"""Points tried with every shape in each CI run; the others with one shape each, in turns."""
+
+
+def is_short(point: str, guarantee: str, shape: str) -> bool:
+    """Is the case a part of each CI run?"""
+    possible = [s for s in SHAPES if s != "deadly" and applies(point, MIXED, s)]
+    turn = list(POINTS).index(point) % len(possible)
+    return guarantee == MIXED and (point in EVERYWHERE or shape == possible[turn])
+
+
+@pytest.fixture(scope="module")
+def prepared(folder: Path, zygote: Zygote) -> dict[tuple[str, str], Path]:
+    """(shape, guarantee) -> a folder in which all stages but the last have run; made when it is first asked for."""
+    return {}
+
+
+def prepare(zygote: Zygote, folder: Path, shape: str, guarantee: str) -> Path:
+    """A folder in which all stages but the last have run, with what ``status`` says if nobody is killed in the last."""
+    stages, prepare = SHAPES[shape].stages, SHAPES[shape].prepare
+    place = folder / f"{shape}-{guarantee}"
+    place.mkdir()
+    job = {"root": str(place), "guarantee": guarantee, "shape": shape}
+    for stage in range(stages - 1):
+        for verb, _, point in (v.partition("@") for v in (prepare[stage] if prepare else ()) or ("run",)):
+            arm = [(point, str(place / "prepared"))] if point else []
+            code, said = zygote.run(verb=verb, stage=stage, arm=arm, **job)
+            assert code == (-9 if point else 0), said
+            (place / "prepared").unlink(missing_ok=True)
+    quiet = folder / f"{shape}-{guarantee}-quiet"
+    shutil.copytree(place, quiet)
+    for verb in (*SHAPES[shape].verbs, "reference", "check"):
+        code, said = zygote.run(verb=verb, **{**job, "root": str(quiet)})
+        assert code == 0, said
+    shutil.copy(quiet / "reference.json", place)
+    return place
+
+
+@pytest.mark.parametrize(
+    ("point", "guarantee", "shape"),
+    [
+        *(
+            pytest.param(*case, marks=[] if is_short(*case) else [pytest.mark.slow], id="-".join(case))
+            for case in CASES
+        ),
+        *(pytest.param(*case, id="-".join(case)) for case in SECOND_PASSES),
+    ],
+)
+def test_killed_there_and_started_again(
+    zygote: Zygote, folder: Path, prepared: dict[tuple[str, str], Path], point: str, guarantee: str, shape: str
+) -> None:
+    """A kill -9 at this point loses nothing, doubles only what the guarantee allows, and moves no copy elsewhere."""
+    if (shape, guarantee) not in prepared:
+        prepared[shape, guarantee] = prepare(zygote, folder, shape, guarantee)
+    root = folder / f"{point}-{guarantee}-{shape}"
+    shutil.copytree(prepared[shape, guarantee], root)
+    job = {"root": str(root), "guarantee": guarantee, "shape": shape}
+    seen = root / "killed"
+    arm = [(point, str(seen))]
+    if point in BEFORE:
+        arm.append((BEFORE[point], str(root / "killed-before")))
+    who = POINTS[point.partition(":")[0]]
+    for verb in SHAPES[shape].verbs:
+        was_seen = seen.exists()
+        code, said = zygote.run(verb=verb, arm=[] if was_seen else arm, **job)
+        assert code in (0, -9), said
+        if code == -9:
+            assert seen.exists(), said
+            assert who != EXECUTOR, "the driver was killed at a point of the executors"
+    assert seen.exists(), f"{point} was never reached"
+    job["killed"] = EXECUTOR if point in BEFORE else who
+    code, said = zygote.run(verb="check" if code == 0 else "run and check", **job)
+    assert code == 0, said
+    shutil.rmtree(root)
