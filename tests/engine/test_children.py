@@ -410,3 +410,18 @@ def test_a_delete_that_waits_may_still_die(net: Network) -> None:
     net.out("out").answer = None
     assert net.run(wait=0).exit == 0
     assert net.arrived("out") == {"a#x": 3, "a#y": 1, "-a#y": 2, "a#z": 1}
+
+
+def test_each_member_is_of_its_own_family(net: Network) -> None:
+    """Also where a task has as many rows for a destination as documents, but not one of each."""
+
+    def one_has_all(doc: Document) -> Iterable[Document] | None:
+        return None if doc.id == "a" else [doc, *words(doc)]
+
+    end(net.source().step("step", one_has_all), net)
+    net.put("a", text="other")
+    net.put("b", text="x")
+    assert net.run().exit == 0
+    versions = {row["document"]: row["version"] for row in rows(net.root, "documents")}
+    told = {line["id"]: (line["origin"], line["version"]) for line in net.out("out").lines()}
+    assert told == {"b": ("b", versions["b"]), "b#x": ("b", versions["b"])}
