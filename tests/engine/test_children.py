@@ -393,3 +393,57 @@ def test_deletes_wait_for_the_familys_upserts(net: Network) -> None:
 
 def down(delivery: Any) -> Outcome:
     return Outcome.transient("down", universal=True)
+
+
+@pytest.mark.parametrize("later", ["x z", None])
+def test_a_delete_that_was_refused_is_not_forgotten(net: Network, later: str | None) -> None:
+    """The next version, or the end of the document, takes it up again; once it is confirmed nothing more is sent."""
+
+    def refuse_deletes(delivery: Any) -> Outcome:
+        return Outcome.permanent("no deletes today") if delivery.operation == "delete" else Outcome.ok()
+
+    end(net.source().step("words", words), net)
+    net.put("a", text="x y")
+    net.run()
+    net.out("out").answer = refuse_deletes
+    net.put("a", text="x")
+    assert net.run().dead == 1
+    net.out("out").answer = None
+    net.drop("a")
+    if later:
+        net.put("a", text=later)
+    assert net.run().exit == 0
+    assert net.arrived("out")["-a#y"] == 1
+    net.drop("a")
+    net.run()
+    assert net.arrived("out")["-a#y"] == 1
+
+
+def test_a_delete_that_waits_may_still_die(net: Network) -> None:
+    """After a newer version it would belong to nobody: that version sends one of its own."""
+    end(net.source().step("words", words), net, backoff=3600)
+    net.put("a", text="x y")
+    net.run()
+    net.out("out").answer = down
+    net.put("a", text="x")
+    assert net.run(wait=0).exit == 4
+    net.put("a", text="x z")
+    assert net.run(wait=0).exit == 4
+    net.out("out").answer = None
+    assert net.run(wait=0).exit == 0
+    assert net.arrived("out") == {"a#x": 3, "a#y": 1, "-a#y": 2, "a#z": 1}
+
+
+def test_each_member_is_of_its_own_family(net: Network) -> None:
+    """Also where a task has as many rows for a destination as documents, but not one of each."""
+
+    def one_has_all(doc: Document) -> Iterable[Document] | None:
+        return None if doc.id == "a" else [doc, *words(doc)]
+
+    end(net.source().step("step", one_has_all), net)
+    net.put("a", text="other")
+    net.put("b", text="x")
+    assert net.run().exit == 0
+    versions = {row["document"]: row["version"] for row in rows(net.root, "documents")}
+    told = {line["id"]: (line["origin"], line["version"]) for line in net.out("out").lines()}
+    assert told == {"b": ("b", versions["b"]), "b#x": ("b", versions["b"])}

@@ -19,6 +19,7 @@ import pyarrow as pa
 from ferryman import settings
 from ferryman.engine.cut import JUDGED, Cutter, Slice
 from ferryman.engine.listing import LISTING, Listing
+from ferryman.engine.undone import Undone
 from ferryman.errors import TooManyDeletes
 from ferryman.ledger.schemas import DOCUMENTS
 from ferryman.storage.query import connect, quoted, quoted_list, register
@@ -42,6 +43,7 @@ class Verdict(NamedTuple):
 def judge(
     listings: list[Listing],
     documents: Table,
+    outbox: Table,
     folder: Path,
     *,
     now_us: int,
@@ -71,7 +73,7 @@ def judge(
         judges: dict[str, _SourceJudge] = {}
         for i, listing in enumerate(listings):
             others = {name: judges.get(name) for name in rivals.get(listing.source.name, ())}
-            judges[listing.source.name] = _SourceJudge(db, f"verdict_{i}", listing, now_us, only_owed, others)
+            judges[listing.source.name] = _SourceJudge(db, f"verdict_{i}", listing, outbox, now_us, only_owed, others)
         for j in judges.values():
             if j.duplicates:
                 notes.append(
@@ -98,6 +100,7 @@ class _SourceJudge:
         db: duckdb.DuckDBPyConnection,
         verdict: str,
         listing: Listing,
+        outbox: Table,
         now_us: int,
         only_owed: bool,
         rivals: Mapping[str, _SourceJudge | None],
@@ -106,6 +109,7 @@ class _SourceJudge:
         self._source = listing.source.source
         self.name = listing.source.name
         self._now_us = now_us
+        self._outbox = outbox
         self._only_owed = only_owed
         self._guards = not only_owed and not listing.failures
         """May what is not listed be gone?"""
@@ -149,6 +153,10 @@ class _SourceJudge:
         if self._all_new:
             return 0
         return self._one(f"SELECT count(*) FROM {self._verdict} WHERE reason = 'gone'")
+
+    @cached_property
+    def _undone(self) -> Undone:
+        return Undone(self._db, self._outbox, self.name, f"SELECT id, known_revision FROM {self._verdict}")
 
     # -- queries -----------------------------------------------------------------------------------
 
@@ -249,10 +257,11 @@ class _SourceJudge:
 
     def _batches(self, query: str) -> Iterator[pa.RecordBatch]:
         """Rows of a query in JUDGED's columns."""
+        undone = self._undone  # asked first: a connection answers one query at a time
         for batch in self._db.sql(query).to_arrow_reader(65_536):
             if batch.num_rows:
                 columns = [batch.column(f.name).cast(f.type) for f in JUDGED]
-                yield pa.RecordBatch.from_arrays(columns, schema=JUDGED)
+                yield undone.added_to(pa.RecordBatch.from_arrays(columns, schema=JUDGED))
 
     def _one(self, query: str) -> int:
         [(value,)] = self._db.execute(query).fetchall()

@@ -493,4 +493,6 @@ def is_last(attempt: int, policy: Policy) -> bool:
 
 
 def _picked(column: list[Any], rows: list[int]) -> list[Any]:
-    return column if len(rows) == len(column) else [column[i] for i in rows]
+    if len(rows) == len(column) and rows == list(range(len(column))):  # a family has several rows, another has none
+        return column
+    return [column[i] for i in rows]

@@ -185,6 +185,7 @@ class Run:
         verdict: Verdict = judge(
             listings,
             self._state.documents,
+            self._state.outbox,
             folder,
             now_us=now_us(),
             rivals=rivals(self._plan.nodes),
