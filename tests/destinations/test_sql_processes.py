@@ -101,6 +101,7 @@ def write_versions(url: str, start: Any, own: int) -> None:
     sql.close()
 
 
+@pytest.mark.rule("destination.stale")
 def test_of_two_writers_the_newer_sequence_wins(tmp_path: Path) -> None:
     """Two processes write versions of the same ids at once: of each id the newest is in force, deletes included."""
     start = SPAWN.Barrier(2)
