@@ -254,6 +254,7 @@ def test_a_destination_that_keeps_gets_no_deletes(net: Network) -> None:
     assert net.events("a#to", "out") == ["INDEXED", "-DROPPED"]
 
 
+@pytest.mark.rule("child.kept")
 def test_what_failed_keeps_its_old_version(net: Network) -> None:
     """Nothing is deleted for which the new version may still come; once it has come, what it has not is."""
 
@@ -284,6 +285,7 @@ def _fresh(net: Network, early: Callable[[Document], Document]) -> Any:
     return plan
 
 
+@pytest.mark.rule("child.kept")
 def test_a_document_that_ends_as_error_keeps_its_old_children(net: Network) -> None:
     """ERROR_DOC: the new version is bad, the old one stays."""
 
@@ -363,6 +365,89 @@ def test_a_dead_child_is_opened_alone(net: Network) -> None:
     assert net.run().exit == 0
     assert net.arrived("out") == {"a#x": 1, "a#y": 1}
     assert net.events("a#x", "out") == ["ERROR", "ERROR", "DEAD", "RESTART", "INDEXED"]
+
+
+def by_route(net: Network, step: Callable[[Document], Document]) -> Network:
+    """left | right, which make copies → one destination."""
+    fork = net.source().route("fork", Either())
+    sides = [fork.step("left", lambda doc: doc), fork.step("right", step)]
+    net.plan.destination("right-out", net.out("right-out"), after=sides, backoff=3600)
+    return net
+
+
+def by_node(net: Network, step: Callable[[Document], Document]) -> Network:
+    """left → a destination, right → another one, in one place."""
+    fork = net.source().route("fork", Either())
+    for out in (net.out("left-out"), net.out("right-out")):
+        out.place = "one place"
+    fork.step("left", lambda doc: doc).destination("left-out", net.out("left-out"), backoff=3600)
+    fork.step("right", step).destination("right-out", net.out("right-out"), backoff=3600)
+    return net
+
+
+@pytest.mark.rule("child.kept", "child.replaced")
+@pytest.mark.parametrize("end", ["made", "dropped", "dead"])
+@pytest.mark.parametrize("build", [by_route, by_node])
+def test_the_old_one_stays_until_the_new_one_comes_by_another_way(
+    net: Network, build: Callable[..., Network], end: str
+) -> None:
+    """While it is owed nothing is deleted there; then it is replaced, or deleted if it will not come."""
+    mark = net.folder / "mark"
+    mark.write_text("fail")
+
+    def step(doc: Document) -> Document | None:
+        if mark.read_text() == "fail":
+            raise TransientError("not yet")
+        if mark.read_text() == "dead":
+            raise PermanentError("never")
+        return doc if mark.read_text() == "made" else None
+
+    build(net, step)
+    net.put("a", text="left")
+    net.run()
+    net.put("a", text="right")
+    assert net.run(wait=0).exit == 4
+    mark.write_text(end)
+    assert sum(n for name in ("left-out", "right-out") for id, n in net.arrived(name).items() if id[0] == "-") == 0
+    assert net.retry().count == 1
+    net.run()
+    gone = sum(n for name in ("left-out", "right-out") for id, n in net.arrived(name).items() if id[0] == "-")
+    assert gone == (1 if end == "dropped" else 0)
+    assert net.arrived("right-out")["a by right"] == (1 if end == "made" else 0)
+    net.drop("a")
+    assert net.run().exit == 0
+    gone = sum(n for name in ("left-out", "right-out") for id, n in net.arrived(name).items() if id[0] == "-")
+    assert gone == 1
+
+
+@pytest.mark.rule("child.kept")
+def test_copies_in_one_place_are_cleaned_up_when_both_are_through(net: Network) -> None:
+    """What the one copy brought is not taken for old when the other one is tried again."""
+    left, right = net.out("left"), net.out("right")
+    left.place = right.place = "one place"
+    mark = net.folder / "mark"
+
+    def late(doc: Document) -> Document:
+        if mark.exists():
+            raise TransientError("not yet")
+        return doc
+
+    fork = net.source().route("fork", Duplicate())
+    end(fork.step("words", words), net, "left")
+    end(fork.step("late", late).step("more-words", words), net, "right", backoff=3600)
+    net.put("a", text="x y")
+    net.run()
+    mark.touch()
+    net.put("a", text="y z")
+    net.run(wait=0)
+    mark.unlink()
+    assert left.arrived()[2:] == ["a#y", "a#z"]
+    net.retry()
+    assert net.run().exit == 0
+    assert (left.arrived()[4:], right.arrived()[2:]) == ([], ["a#y", "a#z", "-a#x"])
+    net.drop("a")
+    net.run()
+    assert Counter(left.arrived()[4:]) == Counter(right.arrived()[5:]) == {"-a#y": 1, "-a#z": 1}
 
 
 @pytest.mark.rule("child.after")

@@ -605,6 +605,7 @@ def test_a_step_error_is_superseded_by_a_delete(trial: Trial) -> None:
     assert trial.out.counted() == {"b": 1}
 
 
+@pytest.mark.rule("child.kept")
 def test_a_failing_new_version_leaves_the_old_one_where_it_is(trial: Trial) -> None:
     """The destination keeps what it has until something better comes; when the document goes, it is deleted there."""
     trial.build(fragile, attempts=1)
