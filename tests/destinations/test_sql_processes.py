@@ -42,6 +42,7 @@ DYING = textwrap.dedent(
 )
 
 
+@pytest.mark.rule("guarantee.hash")
 @pytest.mark.parametrize("mode", ["upsert", "append"])
 @pytest.mark.parametrize(
     ("moment", "there"), [("in the middle", 0), ("before commit", 0), ("after commit", 100)], ids=str

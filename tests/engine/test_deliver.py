@@ -240,7 +240,7 @@ def test_a_permanent_error_for_a_chunk_ends_only_the_row_that_it_is_about(place:
 
 
 @pytest.mark.rule("destination.at-most-once")
-@pytest.mark.parametrize("error", [ValueError, PermanentError, TransientError])
+@pytest.mark.parametrize("error", [ValueError, PermanentError, TransientError, ConnectionError, TimeoutError])
 def test_under_at_most_once_a_chunk_that_raises_is_unknown(place: Path, error: type[Exception]) -> None:
     """It is not split, not sent again, and listed with the reason."""
     out = kept(place, "at-most-once", before=poison("d1", error=error))

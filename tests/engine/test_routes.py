@@ -18,6 +18,7 @@ from ferryman.plan import StepNode
 from ferryman.routers import ByField, Duplicate, RoundRobin, Router
 from tests.support.invariants import rows
 from tests.support.network import Network
+from tests.support.trial import Interrupted, Until
 
 
 @pytest.fixture
@@ -339,6 +340,21 @@ def test_a_retry_below_round_robin_takes_the_branch_it_took(net: Network) -> Non
     last = {e["document"]: e["branches"] for e in rows(net.root, "ledger") if e["status"] == "INDEXED"}
     assert first == last
     assert sum(net.arrived("one").values()) + sum(net.arrived("two").values()) == 7
+
+
+@pytest.mark.rule("router.committed")
+def test_what_was_committed_goes_its_way_after_a_kill(net: Network) -> None:
+    """The router is not asked again: each document comes where the wave had it, once."""
+    turns = net.source().route("turns", RoundRobin())
+    for name in ("one", "two"):
+        turns.destination(name, net.out(name))
+    net.put(*map(str, range(9)))
+    with pytest.raises(Interrupted):
+        net.run(observer=Until(1, "deliver"), checked=False)
+    chosen = {(r["document"], r["destination"]) for r in rows(net.root, "outbox")}
+    assert net.run().exit == 0
+    assert {(id, name) for name in ("one", "two") for id in net.arrived(name)} == chosen
+    assert len(chosen) == 9
 
 
 class Both(Router):
