@@ -44,6 +44,7 @@ def refusal(spec: object) -> str:
     return str(refused.value)
 
 
+@pytest.mark.rule("plan.file")
 def test_a_file_that_makes_one_plan_is_that_plan(write: Write) -> None:
     """A plan file needs no naming convention: its one Plan is found, also under two names."""
     file = write("some-plan.py", ONE + "same = plan\n")
@@ -52,6 +53,7 @@ def test_a_file_that_makes_one_plan_is_that_plan(write: Write) -> None:
     assert plan_file(str(file)) == file
 
 
+@pytest.mark.rule("plan.file")
 def test_the_name_after_the_colon_chooses(write: Write) -> None:
     """Of several plans in a file, one is chosen by name."""
     file = write("many.py", 'from ferryman import Plan\na = Plan("alpha")\nb = Plan("beta")\n')
@@ -64,6 +66,7 @@ def test_the_name_after_the_colon_chooses(write: Write) -> None:
     assert "no Plan named 'c'; it has: a, b" in refusal(f"{file}:c")
 
 
+@pytest.mark.rule("plan.file")
 def test_a_module_is_found_in_the_current_folder(write: Write) -> None:
     """package.module:name needs no installation; there is no plan file then."""
     write("shop/__init__.py", "")

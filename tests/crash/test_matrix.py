@@ -62,6 +62,7 @@ def test_the_matrix_names_every_point() -> None:
     assert {p for p, _, _ in CASES} == {p for p in POINTS if not p.startswith(ELSEWHERE)}
 
 
+@pytest.mark.rule("guarantee.kill")
 @pytest.mark.parametrize(("point", "guarantee", "shape"), CASES, ids=["-".join(c) for c in CASES])
 def test_killed_there_and_started_again(
     zygote: Zygote, folder: Path, after_first_run: dict[str, Path], point: str, guarantee: str, shape: str

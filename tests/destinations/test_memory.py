@@ -52,6 +52,7 @@ def test_it_keeps_deliveries_by_node_in_the_order_of_arrival() -> None:
     assert back.fields == {"n": [1]}
 
 
+@pytest.mark.rule("guarantee.hash")
 def test_exactly_once_keeps_a_hash_once() -> None:
     """Whoever wrote it, and whenever: another object, or the same one before."""
     first, second = opened("node"), opened("node")

@@ -42,6 +42,7 @@ DYING = textwrap.dedent(
 )
 
 
+@pytest.mark.rule("guarantee.hash")
 @pytest.mark.parametrize("mode", ["upsert", "append"])
 @pytest.mark.parametrize(
     ("moment", "there"), [("in the middle", 0), ("before commit", 0), ("after commit", 100)], ids=str
@@ -101,6 +102,7 @@ def write_versions(url: str, start: Any, own: int) -> None:
     sql.close()
 
 
+@pytest.mark.rule("destination.stale")
 def test_of_two_writers_the_newer_sequence_wins(tmp_path: Path) -> None:
     """Two processes write versions of the same ids at once: of each id the newest is in force, deletes included."""
     start = SPAWN.Barrier(2)

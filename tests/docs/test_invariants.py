@@ -57,6 +57,7 @@ def at_third(delivery: Delivery) -> Outcome:
     return Outcome.ok() if delivery.attempt == 3 else Outcome.transient("not yet")
 
 
+@pytest.mark.rule("guarantee.hash")
 def test_a_delivery_is_the_same_on_every_attempt(trial: Trial) -> None:
     """I3: same bytes, same hash, same sequence, though the step draws lots."""
     trial.put("a", "b")

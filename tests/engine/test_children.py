@@ -16,7 +16,8 @@ from ferryman.document import Document
 from ferryman.errors import Dropped, PermanentError, TransientError
 from ferryman.ledger import account
 from ferryman.plan import Handle
-from ferryman.routers import ByField, Duplicate
+from ferryman.routers import ByField, Duplicate, Router
+from ferryman.sources import Listed, Source
 from ferryman.storage.parquet import PartWriter
 from tests.support.invariants import rows
 from tests.support.network import Network
@@ -55,6 +56,7 @@ def end(handle: Handle, net: Network, name: str = "out", **policy: Any) -> None:
     handle.destination(name, net.out(name), **{"backoff": 0, **policy})
 
 
+@pytest.mark.rule("step.several", "child.version", "child.history")
 def test_a_step_may_make_children(net: Network) -> None:
     """Each goes on as a document of its own: with its parent, its origin, and the origin's version."""
     end(net.source().step("words", words), net)
@@ -73,6 +75,7 @@ def test_a_step_may_make_children(net: Network) -> None:
     }
 
 
+@pytest.mark.rule("step.several", "child.default-key", "child.nested")
 def test_children_may_have_children(net: Network) -> None:
     """Ids nest; the default key is the number among its siblings."""
     end(net.source().step("words", words).step("letters", letters), net)
@@ -101,6 +104,7 @@ def test_a_large_family_is_written_in_large_pieces(net: Network, monkeypatch: py
     assert len(pieces) <= 5
 
 
+@pytest.mark.rule("child.id")
 def test_keys_are_encoded(net: Network) -> None:
     """So that none can look like another's descendant, or like a path."""
 
@@ -147,6 +151,7 @@ def lets_go(doc: Document) -> Iterator[Document]:
     raise Dropped("a draft")
 
 
+@pytest.mark.rule("child.twins")
 @pytest.mark.parametrize(
     ("step", "status", "says"),
     [
@@ -190,6 +195,7 @@ def test_two_steps_may_not_make_one_child(net: Network) -> None:
     assert net.events("a#k", "out") == ["INDEXED"]
 
 
+@pytest.mark.rule("child.default-key")
 def test_the_default_key_goes_on_counting(net: Network) -> None:
     """Over the steps of a path."""
 
@@ -202,6 +208,7 @@ def test_the_default_key_goes_on_counting(net: Network) -> None:
     assert set(net.arrived("out")) == {"a", "a#0", "a#1"}
 
 
+@pytest.mark.rule("child.read-once", "child.filtered")
 def test_a_retry_reads_the_origin_once_and_drops_what_is_done(net: Network) -> None:
     """Children that were delivered are let go as soon as they are made: no step is called for them."""
     made = net.source().step("origin", net.counting("origin")).step("words", words)
@@ -236,6 +243,7 @@ def test_a_parent_that_failed_before_its_children_is_superseded_by_them(net: Net
     assert net.arrived("out") == {"a#x": 1, "a#y": 1}
 
 
+@pytest.mark.rule("child.gone", "delete.given")
 def test_children_that_a_new_version_has_not_are_deleted(net: Network) -> None:
     """After the upserts, at every destination that had them; grandchildren too."""
     twice = net.source().step("words", words).route("twice", Duplicate())
@@ -268,6 +276,7 @@ def test_a_destination_that_keeps_gets_no_deletes(net: Network) -> None:
     assert net.events("a#to", "out") == ["INDEXED", "-DROPPED"]
 
 
+@pytest.mark.rule("child.kept")
 def test_what_failed_keeps_its_old_version(net: Network) -> None:
     """Nothing is deleted for which the new version may still come; once it has come, what it has not is."""
 
@@ -298,6 +307,7 @@ def _fresh(net: Network, early: Callable[[Document], Document]) -> Any:
     return plan
 
 
+@pytest.mark.rule("child.kept")
 def test_a_document_that_ends_as_error_keeps_its_old_children(net: Network) -> None:
     """ERROR_DOC: the new version is bad, the old one stays."""
 
@@ -316,6 +326,7 @@ def test_a_document_that_ends_as_error_keeps_its_old_children(net: Network) -> N
     assert net.arrived("out") == {"a#x": 2, "a#y": 1, "-a#y": 1}
 
 
+@pytest.mark.rule("child.gone")
 def test_children_change_branches(net: Network) -> None:
     """Deleted at one destination, inserted at the other; the same target by another node gets no delete."""
     kind = net.source().step("words", words).route("by-first", ByField("first", default="rest"))
@@ -331,6 +342,7 @@ def test_children_change_branches(net: Network) -> None:
     assert net.arrived("rest") == {"a#yb": 2}
 
 
+@pytest.mark.rule("child.replaced")
 def test_one_target_by_another_way_is_replaced_not_deleted(net: Network) -> None:
     """Two nodes, one physical place: the delete would take out what the upsert put there."""
     left, right = net.out("left"), net.out("right")
@@ -375,6 +387,180 @@ def test_a_dead_child_is_opened_alone(net: Network) -> None:
     assert net.run().exit == 0
     assert net.arrived("out") == {"a#x": 1, "a#y": 1}
     assert net.events("a#x", "out") == ["ERROR", "ERROR", "DEAD", "RESTART", "INDEXED"]
+
+
+def by_route(net: Network, step: Callable[[Document], Document]) -> Network:
+    """left | right, which make copies → one destination."""
+    fork = net.source().route("fork", Either())
+    sides = [fork.step("left", lambda doc: doc), fork.step("right", step)]
+    net.plan.destination("right-out", net.out("right-out"), after=sides, backoff=3600)
+    return net
+
+
+def by_node(net: Network, step: Callable[[Document], Document]) -> Network:
+    """left → a destination, right → another one, in one place."""
+    fork = net.source().route("fork", Either())
+    for out in (net.out("left-out"), net.out("right-out")):
+        out.place = "one place"
+    fork.step("left", lambda doc: doc).destination("left-out", net.out("left-out"), backoff=3600)
+    fork.step("right", step).destination("right-out", net.out("right-out"), backoff=3600)
+    return net
+
+
+@pytest.mark.rule("child.kept", "child.replaced")
+@pytest.mark.parametrize("end", ["made", "dropped", "dead"])
+@pytest.mark.parametrize("build", [by_route, by_node])
+def test_the_old_one_stays_until_the_new_one_comes_by_another_way(
+    net: Network, build: Callable[..., Network], end: str
+) -> None:
+    """While it is owed nothing is deleted there; then it is replaced, or deleted if it will not come."""
+    mark = net.folder / "mark"
+    mark.write_text("fail")
+
+    def step(doc: Document) -> Document | None:
+        if mark.read_text() == "fail":
+            raise TransientError("not yet")
+        if mark.read_text() == "dead":
+            raise PermanentError("never")
+        return doc if mark.read_text() == "made" else None
+
+    build(net, step)
+    net.put("a", text="left")
+    net.run()
+    net.put("a", text="right")
+    assert net.run(wait=0).exit == 4
+    mark.write_text(end)
+    assert sum(n for name in ("left-out", "right-out") for id, n in net.arrived(name).items() if id[0] == "-") == 0
+    assert net.retry().count == 1
+    net.run()
+    gone = sum(n for name in ("left-out", "right-out") for id, n in net.arrived(name).items() if id[0] == "-")
+    assert gone == (1 if end == "dropped" else 0)
+    assert net.arrived("right-out")["a by right"] == (1 if end == "made" else 0)
+    net.drop("a")
+    assert net.run().exit == 0
+    gone = sum(n for name in ("left-out", "right-out") for id, n in net.arrived(name).items() if id[0] == "-")
+    assert gone == 1
+
+
+@pytest.mark.rule("child.kept")
+def test_copies_in_one_place_are_cleaned_up_when_both_are_through(net: Network) -> None:
+    """What the one copy brought is not taken for old when the other one is tried again."""
+    left, right = net.out("left"), net.out("right")
+    left.place = right.place = "one place"
+    mark = net.folder / "mark"
+
+    def late(doc: Document) -> Document:
+        if mark.exists():
+            raise TransientError("not yet")
+        return doc
+
+    fork = net.source().route("fork", Duplicate())
+    end(fork.step("words", words), net, "left")
+    end(fork.step("late", late).step("more-words", words), net, "right", backoff=3600)
+    net.put("a", text="x y")
+    net.run()
+    mark.touch()
+    net.put("a", text="y z")
+    net.run(wait=0)
+    mark.unlink()
+    assert left.arrived()[2:] == ["a#y", "a#z"]
+    net.retry()
+    assert net.run().exit == 0
+    assert (left.arrived()[4:], right.arrived()[2:]) == ([], ["a#y", "a#z", "-a#x"])
+    net.drop("a")
+    net.run()
+    assert Counter(left.arrived()[4:]) == Counter(right.arrived()[5:]) == {"-a#y": 1, "-a#z": 1}
+
+
+@pytest.mark.rule("child.after")
+def test_a_familys_deletes_are_in_the_wave_of_its_upserts(net: Network) -> None:
+    """And come after them, by their sequences too."""
+    end(net.source().step("words", words), net)
+    net.put("a", text="x y")
+    net.run()
+    net.out("out").forget()
+    net.put("a", text="y z")
+    assert net.run().waves == 1
+    *upserts, delete = net.out("out").lines()
+    assert ({line["id"] for line in upserts}, delete["id"], delete["op"]) == ({"a#y", "a#z"}, "a#x", "delete")
+    assert delete["seq"] > max(line["seq"] for line in upserts)
+    assert {e["wave"] for e in account.history(net.root, "a", net.plan)[-3:]} == {2}
+
+
+@pytest.mark.rule("child.stable")
+def test_the_same_input_makes_the_same_children(net: Network) -> None:
+    """Fed again they are the same documents: nothing is deleted, nothing is new."""
+    end(net.source(detect="none").step("letters", letters).step("words", lambda doc: [doc, doc.child("k")]), net)
+    net.put("a", text="xy")
+    for _ in range(3):
+        net.run()
+    ids = ["a", "a#0", "a#1", "a#k", "a#0#k", "a#1#k"]
+    assert net.arrived("out") == dict.fromkeys(ids, 3)
+
+
+@pytest.mark.rule("child.complete")
+def test_a_family_is_done_when_all_its_members_are(net: Network) -> None:
+    """While one child is owed the run is not complete, though all the others are there."""
+    end(net.source().step("letters", letters).step("late", failing(1, "a#1")), net, backoff=3600)
+    net.put("a", text="xyz")
+    summary = net.run(wait=0)
+    assert (summary.exit, summary.delivered, summary.owed) == (4, 3, 1)
+    assert account.status(net.root, net.plan)["balanced"]
+    net.retry()
+    assert net.run().exit == 0
+
+
+class Shelf(Source):
+    """One document with a word a child; counts how often it is read."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.path = path
+
+    def partitions(self) -> list[int]:
+        return [0]
+
+    def listing(self, partition: int) -> Iterator[Listed]:
+        yield Listed("a", 10)
+
+    def read(self, listed: Listed) -> Document:
+        with self.path.open("a") as file:
+            file.write("read\n")
+        return Document(listed.id, raw=b"v w x y z")
+
+
+@pytest.mark.rule("child.read-once")
+def test_a_retry_wave_reads_the_source_once_for_all_children(net: Network) -> None:
+    """However many of them failed; three waves, three reads."""
+    reads = net.folder / "reads"
+    node = net.plan.source("docs", Shelf(reads)).step("words", words)
+    end(node.step("late", failing(2, "a#w", "a#x", "a#y")), net)
+    summary = net.run()
+    assert (summary.exit, summary.delivered, summary.waves) == (0, 5, 3)
+    assert reads.read_text().splitlines() == ["read"] * 3
+
+
+class Either(Router):
+    copies = True
+
+    def choose(self, document: Document) -> str:
+        return document.text()
+
+
+@pytest.mark.rule("child.replaced")
+def test_one_target_by_another_route_is_replaced_not_deleted(net: Network) -> None:
+    """One destination below two branches that make copies: the new version comes by the other one."""
+    fork = net.source().route("fork", Either())
+    sides = [fork.step("left", lambda doc: doc), fork.step("right", lambda doc: doc)]
+    net.plan.destination("out", net.out("out"), after=sides)
+    net.put("a", text="left")
+    net.run()
+    net.put("a", text="right")
+    assert net.run().exit == 0
+    assert net.arrived("out") == {"a by left": 1, "a by right": 1}
+    net.drop("a")
+    net.run()
+    assert net.arrived("out")["-a by right"] == 1
 
 
 def test_deletes_wait_for_the_familys_upserts(net: Network) -> None:

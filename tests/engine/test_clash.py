@@ -47,6 +47,7 @@ def two(place: Path) -> Two:
     return Two(place)
 
 
+@pytest.mark.rule("doc.clash")
 def test_of_two_new_ones_the_later_source_is_refused(two: Two) -> None:
     """By the order of the plan; all others are delivered, and nothing is asked twice."""
     two.left += [doc("a"), doc("b")]
@@ -64,6 +65,7 @@ def test_of_two_new_ones_the_later_source_is_refused(two: Two) -> None:
     assert (again.waves, again.error_doc) == (0, 1)
 
 
+@pytest.mark.rule("doc.clash")
 @pytest.mark.parametrize("detect", ["content", "fingerprint"])
 def test_who_was_there_first_keeps_the_id(place: Path, detect: str) -> None:
     """Also against a source that the plan names before it; changes go on to be delivered."""
@@ -105,6 +107,7 @@ def test_a_retry_of_a_clash_ends_as_it_did(two: Two) -> None:
     assert two.out.counted() == {"b": 1}
 
 
+@pytest.mark.rule("doc.prefix")
 def test_a_prefix_keeps_them_apart(place: Path) -> None:
     """As ``plan check`` says."""
     two = Two(place, prefix="right/")
@@ -113,6 +116,7 @@ def test_a_prefix_keeps_them_apart(place: Path) -> None:
     assert two.run().delivered == 2
 
 
+@pytest.mark.rule("doc.two-sources")
 def test_a_destination_that_is_not_keyed_takes_both(two: Two) -> None:
     """Two sources may read the same files: they are different documents, and a log of deliveries holds both."""
     two.out.keyed_by_id = False

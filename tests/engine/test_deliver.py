@@ -38,6 +38,7 @@ def sizes(out: Recorder) -> list[int]:
 # --- chunks ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.rule("destination.rows")
 @pytest.mark.parametrize(
     ("documents", "batch", "chunks"), [(1, 3, [1]), (3, 3, [3]), (7, 3, [3, 3, 1]), (7, 1, [1] * 7), (7, 100, [7])]
 )
@@ -53,6 +54,7 @@ def test_a_chunk_closes_at_so_many_rows(
     assert trial.out.arrived() == [f"d{i}" for i in range(documents)]
 
 
+@pytest.mark.rule("destination.bytes")
 @pytest.mark.parametrize(
     ("bytes_each", "limit", "chunks"),
     [(10, 1000, [6]), (10, 35, [3, 3]), (10, 1, [1] * 6), (1000, 10, [1] * 6)],
@@ -65,6 +67,7 @@ def test_a_chunk_closes_at_so_many_bytes(trial: Trial, bytes_each: int, limit: i
     assert sizes(trial.out) == chunks
 
 
+@pytest.mark.rule("destination.calls")
 def test_open_and_close_stand_around_the_chunks_of_a_task(trial: Trial) -> None:
     """``check`` in the driver first; then once a task each."""
     trial.build(batch=1)
@@ -97,6 +100,7 @@ def by_id(**answers: Outcome | None) -> Callable[[Delivery], Outcome | None]:
     return lambda d: answers.get(d.id, Outcome.ok())
 
 
+@pytest.mark.rule("destination.outcomes")
 @pytest.mark.parametrize("guarantee", GUARANTEES)
 def test_each_outcome_ends_in_its_status(place: Path, guarantee: str) -> None:
     """Row by row, within one chunk; the reason is kept."""
@@ -115,6 +119,7 @@ def test_each_outcome_ends_in_its_status(place: Path, guarantee: str) -> None:
     }
 
 
+@pytest.mark.rule("destination.transient")
 @pytest.mark.parametrize("guarantee", GUARANTEES)
 def test_a_transient_outcome_is_tried_again_until_the_last(place: Path, guarantee: str) -> None:
     """Also under at-most-once: it is the destination's word that nothing took effect."""
@@ -137,6 +142,7 @@ MISSING: dict[str, Callable[[Delivery], Any]] = {
 }
 
 
+@pytest.mark.rule("destination.missing", "destination.at-most-once")
 @pytest.mark.parametrize("guarantee", GUARANTEES)
 @pytest.mark.parametrize("what", MISSING)
 def test_a_missing_outcome_is_never_ok(place: Path, guarantee: str, what: str) -> None:
@@ -180,6 +186,7 @@ ODD: dict[str, tuple[Callable[[list[Delivery]], Any], dict[str, int]]] = {
 }
 
 
+@pytest.mark.rule("destination.missing")
 @pytest.mark.parametrize("what", ODD)
 def test_whatever_a_destination_answers_each_row_gets_its_end(place: Path, what: str) -> None:
     """Other people's destinations may answer anything; only an outcome that says ok is ok."""
@@ -203,6 +210,7 @@ def poison(*ids: str, error: type[Exception] = ValueError) -> Callable[[list[Del
     return before
 
 
+@pytest.mark.rule("destination.split")
 @pytest.mark.parametrize("guarantee", ["exactly-once", "at-least-once"])
 @pytest.mark.parametrize("bad", [["d0"], ["d7"], ["d3"], ["d2", "d5"], ["d3", "d4"]])
 def test_a_chunk_that_raises_is_halved_until_the_bad_row_stands_alone(
@@ -231,7 +239,8 @@ def test_a_permanent_error_for_a_chunk_ends_only_the_row_that_it_is_about(place:
     assert trial.counts() == {"indexed": 3, "dead": 1}
 
 
-@pytest.mark.parametrize("error", [ValueError, PermanentError, TransientError])
+@pytest.mark.rule("destination.at-most-once")
+@pytest.mark.parametrize("error", [ValueError, PermanentError, TransientError, ConnectionError, TimeoutError])
 def test_under_at_most_once_a_chunk_that_raises_is_unknown(place: Path, error: type[Exception]) -> None:
     """It is not split, not sent again, and listed with the reason."""
     out = kept(place, "at-most-once", before=poison("d1", error=error))
@@ -441,6 +450,7 @@ def beside_a_hanging_one(place: Path, runner: Any, guarantee: str) -> tuple[floa
     return Path(healthy.path).stat().st_mtime - began, healthy, summary
 
 
+@pytest.mark.rule("destination.at-most-once", "destination.hangs")
 @pytest.mark.parametrize("guarantee", ["at-least-once", "at-most-once"])
 def test_a_destination_that_hangs_is_given_up(place: Path, guarantee: str) -> None:
     """After ``send_timeout_s`` its chunk has no result: owed, or unknown; the others were not delayed."""
@@ -454,6 +464,7 @@ def test_a_destination_that_hangs_is_given_up(place: Path, guarantee: str) -> No
     )
 
 
+@pytest.mark.rule("destination.hangs")
 @pytest.mark.spark
 def test_a_destination_that_hangs_delays_no_other_on_spark(place: Path, spark: Any) -> None:
     """With two slots: it never holds both."""
@@ -508,6 +519,7 @@ def test_a_newer_version_waits_for_the_older_one(trial: Trial) -> None:
     assert trial.counts() == {"indexed": 1}
 
 
+@pytest.mark.rule("delete.undelivered", "delete.order")
 def test_a_delete_waits_for_the_upsert_before_it(trial: Trial) -> None:
     """Else the upsert would bring back what was deleted."""
     trial.build(answer=lambda d: Outcome.ok() if d.attempt > 1 else Outcome.transient("busy"), backoff=3600)

@@ -66,6 +66,7 @@ HOW: list[tuple[Callable[[], object], str]] = [
 ]
 
 
+@pytest.mark.rule("kill.named", "kill.others")
 @pytest.mark.parametrize("failures", [1, 4])
 @pytest.mark.parametrize("ids", [("d07",), ("d00", "d01", "d20", "d39")], ids=["one", "several"])
 @pytest.mark.parametrize(("how", "says"), HOW, ids=[name.__name__ for name, _ in HOW])
@@ -85,6 +86,7 @@ def test_a_document_that_kills_its_step_is_named(
     assert run(net, failures).waves == 0
 
 
+@pytest.mark.rule("kill.others")
 def test_a_step_that_kills_takes_only_its_own_branch(net: Network) -> None:
     """What does not pass it is delivered, of the same document too."""
     twice = net.plan.route("twice", Duplicate(), after="docs")
@@ -95,6 +97,7 @@ def test_a_step_that_kills_takes_only_its_own_branch(net: Network) -> None:
     assert len(net.arrived("two")) == len(IDS)
 
 
+@pytest.mark.rule("kill.others")
 def test_a_child_that_kills_takes_not_its_family(net: Network) -> None:
     """Its siblings are delivered. A generator's own death is its document's."""
 
@@ -116,6 +119,7 @@ def test_a_child_that_kills_takes_not_its_family(net: Network) -> None:
     }
 
 
+@pytest.mark.rule("kill.tries")
 def test_who_kills_once_is_not_accused(net: Network) -> None:
     """It may have been chance: as many tries as a delivery has attempts."""
     marks = [net.folder / f"mark-{n}" for n in range(3)]
@@ -182,6 +186,7 @@ class Reading(Memory):
         return Document(listed.id, raw=b"read")
 
 
+@pytest.mark.rule("kill.named")
 def test_a_document_may_kill_while_it_is_read(place: Path) -> None:
     """It ends as one that cannot be read; changed, it is taken up again."""
     net = Network(place)
@@ -192,6 +197,7 @@ def test_a_document_may_kill_while_it_is_read(place: Path) -> None:
     assert bad["message"] == "reading it: PermanentError: it ended its process in each of 3 tries: signal 11 (SIGSEGV)"
 
 
+@pytest.mark.rule("timeout.interrupted")
 def test_a_call_that_hangs_is_interrupted(net: Network) -> None:
     """TransientError: tried again; in a generator too."""
 
@@ -208,6 +214,7 @@ def test_a_call_that_hangs_is_interrupted(net: Network) -> None:
     assert (first["status"], last["status"]) == ("ERROR", "DEAD")
 
 
+@pytest.mark.rule("timeout.stuck")
 def test_a_call_that_hangs_in_c_loses_its_process(net: Network, monkeypatch: pytest.MonkeyPatch) -> None:
     """It cannot be interrupted: its process is ended, and it is found as one that kills."""
     from ferryman.engine import feed
@@ -262,6 +269,7 @@ def kills(*ids: str) -> Callable[[list[Any]], object]:
     return before
 
 
+@pytest.mark.rule("kill.named")
 @pytest.mark.parametrize("failures", [1, 4])
 @pytest.mark.parametrize("ids", [("d07",), ("d00", "d20", "d39")], ids=["one", "several"])
 def test_a_row_that_kills_its_sender_is_named(net: Network, ids: tuple[str, ...], failures: int) -> None:

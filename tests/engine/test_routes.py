@@ -10,12 +10,15 @@ from typing import Any
 
 import pytest
 
+from ferryman.destinations import Effect
 from ferryman.document import Document
 from ferryman.errors import TransientError
 from ferryman.ledger import account
+from ferryman.plan import StepNode
 from ferryman.routers import ByField, Duplicate, RoundRobin, Router
 from tests.support.invariants import rows
 from tests.support.network import Network
+from tests.support.trial import Interrupted, Until
 
 
 @pytest.fixture
@@ -47,6 +50,7 @@ def kinds(net: Network, default: str | None = "other") -> Any:
     return kind
 
 
+@pytest.mark.rule("router.branches", "router.by-field", "router.untaken")
 def test_a_document_takes_the_branch_that_its_field_names(net: Network) -> None:
     """Where it does not go it is DROPPED, so that every destination adds up."""
     kinds(net)
@@ -66,6 +70,7 @@ def test_a_document_takes_the_branch_that_its_field_names(net: Network) -> None:
     assert event["branches"] == "by-kind=comedy"
 
 
+@pytest.mark.rule("router.no-branch")
 def test_what_matches_no_branch_is_an_error_of_that_document(net: Network) -> None:
     """Permanent, and of no other document."""
     kinds(net, default=None)
@@ -85,6 +90,7 @@ def test_what_matches_no_branch_is_an_error_of_that_document(net: Network) -> No
     }
 
 
+@pytest.mark.rule("router.by-field")
 def test_values_are_mapped_to_branches(net: Network) -> None:
     """Numbers and truth values too."""
     kind = net.source().route("by-year", ByField("year", {1599: "old", "new": "young", True: "young"}, default="old"))
@@ -100,6 +106,7 @@ def test_values_are_mapped_to_branches(net: Network) -> None:
     assert net.arrived("young") == {"b": 1, "c": 1, "d": 1}
 
 
+@pytest.mark.rule("child.gone")
 def test_a_changed_field_moves_the_document(net: Network) -> None:
     """Deleted where it was, inserted where it is now; where it never was nothing happens."""
     kinds(net)
@@ -117,6 +124,7 @@ def test_a_changed_field_moves_the_document(net: Network) -> None:
     assert net.arrived("other") == {"a": 1, "-a": 1}
 
 
+@pytest.mark.rule("delete.given")
 def test_a_document_that_is_gone_is_deleted_only_where_it_was(net: Network) -> None:
     kinds(net)
     net.put("a", kind="comedy")
@@ -129,6 +137,19 @@ def test_a_document_that_is_gone_is_deleted_only_where_it_was(net: Network) -> N
     assert net.arrived("other") == {}
 
 
+@pytest.mark.rule("router.untaken")
+def test_what_a_taken_branch_leads_to_as_well_is_not_dropped(net: Network) -> None:
+    """Both branches come to one destination; only what lies on the other branch alone counts as DROPPED."""
+    kind = net.source().route("by-kind", ByField("kind"))
+    taps = [kind.tap(name, net.out(name)) for name in ("comedy", "tragedy")]
+    net.plan.destination("all", net.out("all"), after=taps)
+    net.put("a", kind="comedy")
+    assert net.run().exit == 0
+    assert (net.events("a", "all"), net.counts("all")) == (["INDEXED"], {"indexed": 1})
+    assert (net.events("a", "comedy"), net.events("a", "tragedy")) == (["INDEXED"], ["DROPPED"])
+
+
+@pytest.mark.rule("router.copies")
 def test_copies_go_down_every_branch_and_are_apart(net: Network) -> None:
     """What one branch does to its copy, deep down too, the other does not see."""
 
@@ -156,6 +177,7 @@ def diamond(net: Network, *steps: Callable[..., Any]) -> None:
     net.plan.destination("out", net.out("out"), after="join", backoff=0)
 
 
+@pytest.mark.rule("router.routes")
 def test_two_routes_to_one_destination_are_two_deliveries(net: Network) -> None:
     """With hashes of their own, in one wave."""
     diamond(net)
@@ -169,6 +191,7 @@ def test_two_routes_to_one_destination_are_two_deliveries(net: Network) -> None:
     assert net.arrived("out")["-a by left"] == net.arrived("out")["-a by right"] == 1
 
 
+@pytest.mark.rule("router.retry", "retry.way", "retry.others")
 def test_a_retry_goes_only_by_the_route_that_failed(net: Network) -> None:
     """The other copy gets no new event and no second call."""
     diamond(net, failing(2, "a"), net.counting("right"))
@@ -186,6 +209,7 @@ def test_a_retry_goes_only_by_the_route_that_failed(net: Network) -> None:
     assert attempts == {"left": 3, "right": 1}
 
 
+@pytest.mark.rule("retry.below")
 def test_a_failure_above_a_duplicator_is_one_of_both_routes(net: Network) -> None:
     """An attempt of every delivery below is spent."""
     below = net.source().step("early", failing(1)).route("twice", Duplicate())
@@ -199,6 +223,7 @@ def test_a_failure_above_a_duplicator_is_one_of_both_routes(net: Network) -> Non
     ]  # fmt: skip
 
 
+@pytest.mark.rule("retry.below")
 def test_each_destination_has_its_own_number_of_attempts(net: Network) -> None:
     """One dies of an error above both, the other goes on; a person may open the dead one again, alone."""
     twice = net.source().step("early", failing(1)).route("twice", Duplicate())
@@ -216,6 +241,7 @@ def test_each_destination_has_its_own_number_of_attempts(net: Network) -> None:
     assert net.events("a", "often") == ["ERROR", "INDEXED"]
 
 
+@pytest.mark.rule("tap.unchanged")
 def test_a_tap_gets_the_document_as_it_is_there(net: Network) -> None:
     """It goes on whether or not it is delivered to the tap, whose failure is its own."""
 
@@ -247,6 +273,35 @@ def refuse_b(delivery: Any) -> Any:
     return Outcome.permanent("no") if delivery.id == "b" else Outcome.ok()
 
 
+@pytest.mark.rule("effect.potent")
+def test_a_potent_tap_is_not_repeated_with_the_steps_below_it(net: Network) -> None:
+    """Nor with those above it, which run again for what failed below."""
+    net.out("mail").effect = Effect.POTENT  # type: ignore[misc]
+    tap = net.source().step("above", net.counting("above")).tap("mail", net.out("mail"))
+    tap.step("below", failing(2)).destination("out", net.out("out"), backoff=0)
+    net.put("a")
+    assert net.run().exit == 0
+    assert net.calls("above") == {"a": 3}
+    assert net.arrived("mail") == {"a": 1}
+
+
+@pytest.mark.rule("effect.safe", "effect.idempotent")
+@pytest.mark.parametrize("effect", [None, Effect.IDEMPOTENT])
+def test_steps_are_not_tracked(net: Network, effect: Effect | None) -> None:
+    """A retry calls them again; the ledger speaks of destinations only."""
+    options = {} if effect is None else {"effect": effect}
+    node = net.source().step("first", net.counting("first"), **options)
+    node.step("late", failing(1)).destination("out", net.out("out"), backoff=0)
+    net.put("a")
+    assert net.run().exit == 0
+    assert net.calls("first") == {"a": 2}
+    assert {e["destination"] for e in rows(net.root, "ledger")} == {"out"}
+    assert {n.effect for n in net.plan.nodes if isinstance(n, StepNode) and n.name == "first"} == {
+        effect or Effect.SAFE
+    }
+
+
+@pytest.mark.rule("router.retry", "retry.others")
 def test_a_tap_that_was_delivered_is_not_called_again(net: Network) -> None:
     """A step below it fails and is tried again."""
     tap = net.source().tap("seen", net.out("seen"))
@@ -258,6 +313,7 @@ def test_a_tap_that_was_delivered_is_not_called_again(net: Network) -> None:
     assert net.events("a", "out") == ["ERROR", "ERROR", "INDEXED"]
 
 
+@pytest.mark.rule("router.turns")
 def test_round_robin_spreads_evenly(net: Network) -> None:
     """±1 a task, and tasks begin at different branches."""
     turns = net.source().route("turns", RoundRobin())
@@ -270,6 +326,7 @@ def test_round_robin_spreads_evenly(net: Network) -> None:
     assert max(counts) - min(counts) <= 4  # as many as tasks
 
 
+@pytest.mark.rule("router.same-branch")
 def test_a_retry_below_round_robin_takes_the_branch_it_took(net: Network) -> None:
     """Not the next one's turn: what was chosen is kept."""
     turns = net.source().route("turns", RoundRobin())
@@ -285,6 +342,21 @@ def test_a_retry_below_round_robin_takes_the_branch_it_took(net: Network) -> Non
     assert sum(net.arrived("one").values()) + sum(net.arrived("two").values()) == 7
 
 
+@pytest.mark.rule("router.committed")
+def test_what_was_committed_goes_its_way_after_a_kill(net: Network) -> None:
+    """The router is not asked again: each document comes where the wave had it, once."""
+    turns = net.source().route("turns", RoundRobin())
+    for name in ("one", "two"):
+        turns.destination(name, net.out(name))
+    net.put(*map(str, range(9)))
+    with pytest.raises(Interrupted):
+        net.run(observer=Until(1, "deliver"), checked=False)
+    chosen = {(r["document"], r["destination"]) for r in rows(net.root, "outbox")}
+    assert net.run().exit == 0
+    assert {(id, name) for name in ("one", "two") for id in net.arrived(name)} == chosen
+    assert len(chosen) == 9
+
+
 class Both(Router):
     copies = True
 
@@ -293,6 +365,7 @@ class Both(Router):
         return answer
 
 
+@pytest.mark.rule("router.own")
 @pytest.mark.parametrize(
     ("go", "delivered", "says"),
     [
@@ -334,6 +407,7 @@ def test_a_router_that_raises_is_tried_again(net: Network) -> None:
     assert first["message"] == "router moody: RuntimeError: in a mood"
 
 
+@pytest.mark.rule("plan.join")
 def test_a_skip_edge_is_a_branch(net: Network) -> None:
     """A → B, A → C, B → C: two copies come to C, by routes of their own."""
     fork = net.source().route("fork", Duplicate())
@@ -345,6 +419,7 @@ def test_a_skip_edge_is_a_branch(net: Network) -> None:
     assert net.arrived("out") == {"a by near": 1, "a by far": 1}
 
 
+@pytest.mark.rule("plan.join")
 def test_several_sources_join(net: Network) -> None:
     """They are different documents, also under one id."""
     left, right = net.source("left"), net.source("right")

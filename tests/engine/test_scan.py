@@ -49,6 +49,7 @@ def seen(trial: Trial) -> dict[str, int]:
 # --- change detection -----------------------------------------------------------------------------------
 
 
+@pytest.mark.rule("change.content")
 def test_content_finds_an_edit_that_leaves_size_and_time_as_they_were(place: Path) -> None:
     """The hash decides, not the file's date."""
     trial, folder = over_files(place)
@@ -57,6 +58,7 @@ def test_content_finds_an_edit_that_leaves_size_and_time_as_they_were(place: Pat
     assert seen(trial) == {}
 
 
+@pytest.mark.rule("change.content")
 def test_content_is_not_fooled_by_a_new_date(place: Path) -> None:
     """Touched and unchanged is unchanged."""
     trial, folder = over_files(place)
@@ -65,6 +67,7 @@ def test_content_is_not_fooled_by_a_new_date(place: Path) -> None:
     assert trial.statuses("b") == ["INDEXED"]
 
 
+@pytest.mark.rule("change.fingerprint")
 @pytest.mark.parametrize(
     ("text", "mtime", "found"),
     [
@@ -82,6 +85,7 @@ def test_fingerprint_looks_at_size_and_time(place: Path, text: str, mtime: float
     assert seen(trial) == found
 
 
+@pytest.mark.rule("change.fingerprint")
 def test_fingerprint_reads_nothing_that_has_not_changed(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not even once, also after a touch was looked at."""
     trial, folder = over_files(place, detect="fingerprint")
@@ -95,6 +99,7 @@ def test_fingerprint_reads_nothing_that_has_not_changed(place: Path, monkeypatch
     assert read == ["b"]
 
 
+@pytest.mark.rule("change.trust")
 def test_fingerprint_does_not_trust_a_file_that_was_just_written(place: Path) -> None:
     """It may be written again within the tick of its clock: it is read, this time and the next."""
     folder = place / "corpus"
@@ -106,6 +111,7 @@ def test_fingerprint_does_not_trust_a_file_that_was_just_written(place: Path) ->
     assert seen(trial) == {"a": 1}
 
 
+@pytest.mark.rule("change.none")
 def test_none_feeds_everything_again(place: Path) -> None:
     """Each scan is a new revision of each document, with a hash of its own."""
     trial, _ = over_files(place, detect="none")
@@ -137,6 +143,7 @@ def test_back_to_what_it_was_is_a_revision_of_its_own(trial: Trial) -> None:
     assert [e["revision"] for e in trial.history("doc")] == [1, 2, 3]
 
 
+@pytest.mark.rule("retry.indexed")
 def test_nothing_changed_is_no_wave(trial: Trial) -> None:
     """A run that finds nothing to do commits nothing."""
     trial.put("a")
@@ -177,6 +184,7 @@ def test_what_returns_is_a_new_revision(trial: Trial) -> None:
     assert trial.counts() == {"indexed": 1, "deleted": 1}
 
 
+@pytest.mark.rule("delete.guard")
 @pytest.mark.parametrize("allowed", [0.5, 0.3, 0.0])
 def test_too_many_deletes_stop_before_anything_is_committed(trial: Trial, allowed: float) -> None:
     """Exit 2, how many and of which source are told; with --allow-deletes it goes on."""
@@ -210,6 +218,7 @@ def test_as_many_as_allowed_are_deleted(trial: Trial) -> None:
     assert seen(trial) == {"-c": 1}, "of what is there now, not of what ever was"
 
 
+@pytest.mark.rule("delete.guard")
 def test_the_guard_is_per_source(trial: Trial) -> None:
     """One source that is emptied stops the run, however much the other one has."""
     plan = trial.build(max_deleted=0.5).plan
@@ -237,6 +246,7 @@ class Broken(Memory):
             yield entry
 
 
+@pytest.mark.rule("delete.incomplete")
 def test_an_incomplete_listing_deletes_nothing(trial: Trial) -> None:
     """What was listed is delivered; the rest is left alone; the run says so and exits 4."""
     flag = trial.folder / "broken"
@@ -288,6 +298,7 @@ def test_a_source_that_is_not_there_is_a_mistake(place: Path) -> None:
 # --- duplicates -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.rule("doc.duplicates")
 def test_of_duplicate_ids_the_last_is_kept_and_told(trial: Trial) -> None:
     """By the source's own order, over its pieces too; the run goes on."""
     trial.documents += [{"id": "a", "n": 1}, {"id": "b", "n": 1}, {"id": "a", "n": 2}]
@@ -311,6 +322,7 @@ def test_duplicates_are_stable(trial: Trial) -> None:
     assert trial.out.lines()[0]["fields"] == {"n": 1}
 
 
+@pytest.mark.rule("doc.two-sources")
 def test_the_same_id_of_two_sources_is_two_documents(trial: Trial) -> None:
     """Each with its own history."""
     plan = trial.build().plan
@@ -384,6 +396,7 @@ def test_a_crash_between_two_waves_of_a_scan_loses_nothing(trial: Trial) -> None
     assert trial.out.counted() == {f"d{i}": 1 for i in range(4)}
 
 
+@pytest.mark.rule("doc.prefix")
 def test_ids_with_a_prefix(place: Path) -> None:
     """The prefix is part of the id, everywhere."""
     trial = Trial(place)
@@ -458,6 +471,7 @@ def counting(path: Path, name: str) -> Callable[[Document], Document]:
     return step
 
 
+@pytest.mark.rule("retry.calls")
 def test_every_step_sees_every_document_once(place: Path) -> None:
     """In the plan's order, over several waves."""
     calls = place / "calls"
@@ -493,6 +507,7 @@ def fragile(doc: Document) -> Document:
     return doc
 
 
+@pytest.mark.rule("step.raises")
 def test_a_step_error_names_step_type_and_message(trial: Trial) -> None:
     """And harms only its own document."""
     trial.build(fragile, backoff=3600)
@@ -506,6 +521,7 @@ def test_a_step_error_names_step_type_and_message(trial: Trial) -> None:
     assert event["attempt"] == 1
 
 
+@pytest.mark.rule("retry.calls")
 def test_a_step_error_is_tried_again_when_due_and_dead_at_the_end(place: Path) -> None:
     """Each attempt calls the step once; the last one says so."""
     calls = place / "calls"
@@ -522,6 +538,7 @@ def test_a_step_error_is_tried_again_when_due_and_dead_at_the_end(place: Path) -
     assert len(trial.history("a")) == 3, "dead is not tried again by itself"
 
 
+@pytest.mark.rule("retry.due")
 def test_a_step_error_is_not_tried_before_it_is_due(trial: Trial) -> None:
     """Its due time outlives the run; other scans leave it alone."""
     trial.build(fragile, backoff=3600)
@@ -551,6 +568,7 @@ def test_a_step_that_recovers_delivers_the_same_delivery(trial: Trial) -> None:
     assert trial.out.lines()[0]["attempt"] == 2
 
 
+@pytest.mark.rule("retry.way")
 def test_only_what_is_owed_is_fed_again(place: Path) -> None:
     """A retry within a run looks for its documents only: what was delivered is not walked again."""
     calls = place / "calls"
@@ -587,6 +605,7 @@ def test_a_step_error_is_superseded_by_a_delete(trial: Trial) -> None:
     assert trial.out.counted() == {"b": 1}
 
 
+@pytest.mark.rule("child.kept")
 def test_a_failing_new_version_leaves_the_old_one_where_it_is(trial: Trial) -> None:
     """The destination keeps what it has until something better comes; when the document goes, it is deleted there."""
     trial.build(fragile, attempts=1)
@@ -623,6 +642,7 @@ RETURNS: dict[str, tuple[Any, dict[str, int], str]] = {
 }
 
 
+@pytest.mark.rule("step.returns")
 @pytest.mark.parametrize("what", RETURNS)
 def test_what_a_step_may_return(trial: Trial, what: str) -> None:
     """The document, or nothing; all else is this document's error, in words."""
@@ -680,6 +700,7 @@ EVIL: dict[str, Any] = {
 }
 
 
+@pytest.mark.rule("step.raises")
 @pytest.mark.parametrize("what", EVIL)
 def test_whatever_a_step_raises_harms_only_its_document(trial: Trial, what: str) -> None:
     """The others go on (I8)."""
@@ -730,6 +751,7 @@ def test_whatever_a_step_leaves_in_a_document_harms_only_this_one(trial: Trial, 
     assert sum(counts.values()) == 3
 
 
+@pytest.mark.rule("timeout.interrupted")
 def test_a_step_that_takes_too_long_is_interrupted(trial: Trial) -> None:
     """``timeout=``: a transient error of its document, in words."""
 
@@ -750,6 +772,7 @@ def test_a_step_that_takes_too_long_is_interrupted(trial: Trial) -> None:
     assert "step sleepy took longer than timeout=0.2 s" in trial.history("a")[0]["message"]
 
 
+@pytest.mark.rule("doc.version")
 def test_a_document_reaches_the_destination_as_the_steps_left_it(trial: Trial) -> None:
     """Fields and bytes; its version stays that of the source."""
 

@@ -100,6 +100,7 @@ def test_deletes_are_counted_apart(trial: Trial) -> None:
     assert trial.status()["sources"] == {"docs": {"documents": 3, "deleted": 0}}
 
 
+@pytest.mark.rule("delete.given")
 def test_a_document_that_never_arrived_and_is_gone_needs_no_delete(trial: Trial) -> None:
     """It was dropped or refused before anything was given; when it vanishes, nothing is owed, and it adds up."""
     trial.build(step, answer=answer)
@@ -112,6 +113,7 @@ def test_a_document_that_never_arrived_and_is_gone_needs_no_delete(trial: Trial)
     assert trial.out.lines() == []
 
 
+@pytest.mark.rule("delete.undelivered")
 def test_a_dead_document_that_is_gone_is_deleted(trial: Trial) -> None:
     """It was given: nobody knows what the destination has of it."""
     trial.build(answer=answer)
@@ -122,6 +124,7 @@ def test_a_dead_document_that_is_gone_is_deleted(trial: Trial) -> None:
     assert trial.counts() == {"deleted": 1}
 
 
+@pytest.mark.rule("delete.kept")
 def test_a_destination_that_keeps_what_is_gone(trial: Trial) -> None:
     """``deletes=False``: the delete ends DROPPED, in words."""
     trial.build(deletes=False)
@@ -335,6 +338,7 @@ def test_rows_have_the_public_columns(two_ways: tuple[Trial, Plan]) -> None:
 # --- history --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.rule("retry.counted")
 def test_history_is_in_the_order_of_what_happened(trial: Trial) -> None:
     """Every attempt of every revision, the oldest first."""
 
@@ -386,6 +390,7 @@ def test_an_empty_source_adds_up(trial: Trial) -> None:
     assert trial.counts() == {}
 
 
+@pytest.mark.rule("plan.state")
 def test_the_state_of_a_plan_has_its_name_and_version(place: Path) -> None:
     """Beside each other in one folder, each its own."""
     plans = [Plan("a", 1), Plan("a", 2), Plan("b", 1)]

@@ -85,6 +85,7 @@ def test_the_filters_narrow_it_down(mixed: Trial, filters: dict[str, Any], ids: 
     assert sent >= set(ids)
 
 
+@pytest.mark.rule("retry.restart")
 def test_parked_and_waiting_rows_become_due_with_attempts_from_zero(mixed: Trial) -> None:
     """The same deliveries, by the same hashes, as a first attempt."""
     before = {r["document"]: (r["delivery_hash"], r["first_sequence"]) for r in table_rows(mixed.root, "outbox")}
@@ -125,6 +126,7 @@ def test_a_bad_document_is_read_again(mixed: Trial) -> None:
     assert {e["revision"] for e in mixed.history("bad")} == {1}
 
 
+@pytest.mark.rule("retry.restart")
 def test_a_dead_step_error_is_fed_again(trial: Trial) -> None:
     """What no outbox row waits for is taken up by the next scan, unchanged as it is."""
     broken = trial.folder / "broken"
@@ -146,6 +148,7 @@ def test_a_dead_step_error_is_fed_again(trial: Trial) -> None:
     assert trial.statuses("a") == ["ERROR", "ERROR", "DEAD", "RESTART", "INDEXED"]
 
 
+@pytest.mark.rule("retry.told")
 def test_who_when_and_why_are_written_down(mixed: Trial) -> None:
     """In the event's message; without a reason only who."""
     mixed.retry(document="dead1", why="the index has room again")
@@ -186,6 +189,7 @@ def test_deletes_that_failed_are_sent_again(trial: Trial) -> None:
 # --- retry --force --------------------------------------------------------------------------------------
 
 
+@pytest.mark.rule("retry.force")
 def test_force_makes_a_new_revision(mixed: Trial) -> None:
     """Unchanged, and read again all the same: a new hash, a higher sequence."""
     before = mixed.history("fine")[0]
@@ -255,6 +259,7 @@ def test_force_on_a_waiting_delivery_leaves_it_one_end(mixed: Trial) -> None:
 # --- queued ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.rule("retry.queued")
 def test_a_word_while_a_run_holds_the_state_is_queued(mixed: Trial) -> None:
     """And taken up by the next wave, told with who said it."""
     with mixed.take():
@@ -268,6 +273,7 @@ def test_a_word_while_a_run_holds_the_state_is_queued(mixed: Trial) -> None:
     assert list(State(mixed.root, mixed.plan).commands.iterdir()) == []
 
 
+@pytest.mark.rule("retry.queued")
 def test_a_run_that_goes_on_takes_up_what_is_queued(mixed: Trial) -> None:
     """`run --every`: between two scans."""
 

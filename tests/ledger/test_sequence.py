@@ -22,6 +22,7 @@ def by_id(lines: list[dict[str, Any]]) -> dict[str, list[int]]:
     return found
 
 
+@pytest.mark.rule("destination.sequence")
 def test_sequences_grow_over_waves_and_restarts(trial: Trial) -> None:
     """Later deliveries of an id have higher ones, no two have the same; each commit's are above the last's."""
     highest = 0
@@ -38,6 +39,7 @@ def test_sequences_grow_over_waves_and_restarts(trial: Trial) -> None:
     assert all(a < b for seqs in by_id(lines).values() for a, b in itertools.pairwise(seqs))
 
 
+@pytest.mark.rule("destination.sequence")
 def test_a_delete_has_a_higher_sequence_than_what_it_deletes(trial: Trial) -> None:
     """And what comes back after it a higher one still."""
     trial.put("a", "b")

@@ -337,6 +337,7 @@ def test_a_late_answer_of_an_old_version_does_no_harm(doubtful: Trial) -> None:
     assert sorted(e["status"] for e in doubtful.history("c")) == ["INDEXED", "INDEXED", "INDEXING"]
 
 
+@pytest.mark.rule("destination.transient")
 def test_only_an_explicit_transient_outcome_is_sent_again(place: Path) -> None:
     """Under at-most-once: what raised, or has no outcome, is unknown."""
 

@@ -75,6 +75,7 @@ def test_an_end_is_left_only_by_a_person_a_change_or_a_newer_version(status: Sta
     assert MOVES[status] <= {Status.FORCE, Status.RESTART, Status.DIRTY, Status.DROPPED}
 
 
+@pytest.mark.rule("retry.indexed")
 def test_what_was_delivered_is_never_delivered_again_by_itself() -> None:
     """From INDEXED only by way of a person's FORCE or a change, which are new revisions."""
     assert Status.INDEXED not in MOVES[Status.INDEXED]

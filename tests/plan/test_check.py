@@ -39,6 +39,7 @@ def findings(plan: Plan) -> list[str]:
 # --- what is refused ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.rule("check.cycle")
 def test_a_cycle() -> None:
     """The ring is told from its first node on, on the way that documents take."""
     plan = Plan("p")
@@ -52,6 +53,7 @@ def test_a_cycle() -> None:
     ]
 
 
+@pytest.mark.rule("check.cycle")
 def test_a_node_that_follows_itself() -> None:
     """The shortest ring."""
     plan = Plan("p")
@@ -71,6 +73,7 @@ def test_rings_that_share_a_node_are_all_told() -> None:
     assert cycles(plan.nodes) == [["a", "fork", "b"], ["a", "fork", "c"]]
 
 
+@pytest.mark.rule("plan.unique")
 def test_two_nodes_of_one_name() -> None:
     """One mistake is one finding: that edges of twins look like forks and rings is not told."""
     plan = Plan("p")
@@ -79,6 +82,7 @@ def test_two_nodes_of_one_name() -> None:
     assert findings(plan) == ["b: 3 nodes have this name: names are unique in a plan, rename all but one."]
 
 
+@pytest.mark.rule("plan.names")
 @pytest.mark.parametrize("name", ["", "1st", "two words", "-x", "é", "a\n", "a/b", 7, None, ["a"]], ids=repr)
 def test_bad_names(name: Any) -> None:
     """Of nodes and plans; also what is no text at all."""
@@ -104,6 +108,7 @@ def test_bad_versions(version: Any) -> None:
     assert findings(plan) == [f"plan p: version {version!r}: give a whole number from 0."]
 
 
+@pytest.mark.rule("check.orphan")
 def test_a_node_that_follows_nothing() -> None:
     """Only sources may."""
     plan = Plan("p")
@@ -113,6 +118,7 @@ def test_a_node_that_follows_nothing() -> None:
     assert findings(plan) == ["c: follows no node and is no source: give it after=[…], or make it from another node."]
 
 
+@pytest.mark.rule("check.source")
 def test_a_source_that_follows_something() -> None:
     """Nothing that builds plans makes one; a plan is data and may come from elsewhere."""
     nodes = [
@@ -124,6 +130,7 @@ def test_a_source_that_follows_something() -> None:
     assert graph.check("p", 0, nodes)[0] == ["a: a source follows nothing: take its after= away."]
 
 
+@pytest.mark.rule("check.end")
 @pytest.mark.parametrize("kind", ["source", "step", "router"])
 def test_a_path_that_ends_in_no_destination(kind: str) -> None:
     """Whatever stands at its end, but for a tap, which is a destination too."""
@@ -142,6 +149,7 @@ def test_a_path_that_ends_in_no_destination(kind: str) -> None:
     assert findings(plan) == []
 
 
+@pytest.mark.rule("check.potent")
 @pytest.mark.parametrize("mutates", [True, False])
 def test_a_potent_step(mutates: bool) -> None:
     """Steps run before the commit; where it changes the document too, the two are to be taken apart."""
@@ -154,6 +162,7 @@ def test_a_potent_step(mutates: bool) -> None:
     assert ("take the two apart" in found) == mutates
 
 
+@pytest.mark.rule("check.fork")
 @pytest.mark.parametrize("kind", ["source", "step", "tap"])
 def test_several_successors_without_a_router(kind: str) -> None:
     """Who is there twice must be told how."""
@@ -196,6 +205,7 @@ def test_a_name_that_is_not_there() -> None:
     ]
 
 
+@pytest.mark.rule("check.branch")
 def test_a_branch_that_does_not_exist() -> None:
     """Each branch that the router can name."""
     plan = Plan("p")
@@ -217,6 +227,7 @@ def unequal(on_unequal: Any) -> Plan:
     return plan
 
 
+@pytest.mark.rule("check.unequal")
 def test_unequal_branches_of_a_router_that_is_not_deterministic() -> None:
     """A warning, or a refusal where the router says so."""
     told = "fork: is not deterministic, and its branches lead to different destinations (left → b; right → c, right). "
@@ -229,6 +240,7 @@ def test_unequal_branches_of_a_router_that_is_not_deterministic() -> None:
     ]
 
 
+@pytest.mark.rule("check.unequal")
 def test_equal_branches_of_a_router_that_is_not_deterministic() -> None:
     """They meet again: nothing to say."""
     plan = Plan("p")
@@ -238,6 +250,7 @@ def test_equal_branches_of_a_router_that_is_not_deterministic() -> None:
     assert plan.check() == []
 
 
+@pytest.mark.rule("check.exactly-once")
 def test_an_unknown_effect_or_guarantee() -> None:
     """What a destination must declare, and what it cannot keep."""
 
@@ -299,6 +312,7 @@ def test_what_is_not_what_it_should_be() -> None:
     assert [text.partition(":")[0] for text in findings(plan)] == ["a", "b", "c", "d"]
 
 
+@pytest.mark.rule("check.all")
 def test_all_mistakes_are_found_in_one_go() -> None:
     """Nobody has to mend a plan a mistake at a time."""
     wrong: Any = "x"
@@ -345,6 +359,7 @@ def test_all_mistakes_are_found_in_one_go() -> None:
 # --- what is warned of --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.rule("check.routes")
 def test_two_routes_into_one_target_keyed_by_id() -> None:
     """All that meet there are named, in the plan's order; what is not keyed by id may be met."""
     plan = Plan("p")
@@ -361,6 +376,7 @@ def test_two_routes_into_one_target_keyed_by_id() -> None:
     ]
 
 
+@pytest.mark.rule("check.routes")
 def test_copies_that_meet_at_one_destination() -> None:
     """It has the name of its own target."""
     plan = Plan("p")
@@ -381,6 +397,7 @@ def test_one_of_several_ways_into_one_target() -> None:
     assert plan.check() == []
 
 
+@pytest.mark.rule("check.prefixes")
 def test_sources_without_distinct_prefixes() -> None:
     """Warned of where they come to one target keyed by id; not where each has its own, nor with distinct prefixes."""
 
@@ -531,6 +548,7 @@ MUTATIONS: list[Mutation] = [
 ]  # fmt: skip
 
 
+@pytest.mark.rule("check.all")
 @pytest.mark.parametrize("mutate", MUTATIONS, ids=lambda m: m.__name__)
 @given(plan=good_plans(), data=st.data())
 def test_one_mistake_is_found_and_its_node_is_named(mutate: Mutation, plan: Plan, data: st.DataObject) -> None:

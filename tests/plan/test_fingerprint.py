@@ -64,6 +64,7 @@ def fingerprint(step: Callable[..., Any]) -> str:
     return plan.fingerprint
 
 
+@pytest.mark.rule("plan.fingerprint")
 @pytest.mark.parametrize(
     ("this", "that"),
     [

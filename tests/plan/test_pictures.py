@@ -53,6 +53,7 @@ def having(root: ElementTree.Element, look: str) -> list[ElementTree.Element]:
 # --- text ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.rule("plan.pictures")
 def test_a_tree_of_taps_branches_joins_and_copies() -> None:
     """A tap stands in its path, a branch says when it is taken, a join is drawn where its first path meets it."""
     assert picture.text(plays()).splitlines()[2:] == [
@@ -93,6 +94,7 @@ def test_a_very_long_path() -> None:
 # --- Mermaid ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.rule("plan.pictures")
 def test_a_flowchart_has_a_line_a_node_and_a_line_an_edge() -> None:
     """Shapes by kind, classes by effect, dashed edges where one of several is taken, labels where there are any."""
     assert picture.mermaid(plays()).splitlines()[:20] == [
@@ -209,6 +211,7 @@ def test_the_same_plan_gives_the_same_bytes_in_every_process() -> None:
     assert told == {ascii(picture.svg(plays())) + "\n"}
 
 
+@pytest.mark.rule("plan.pictures")
 @given(any_plans())
 @settings(deadline=None)
 def test_a_picture_of_any_plan(plan: Plan) -> None:

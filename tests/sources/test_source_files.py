@@ -24,6 +24,7 @@ AsNobody = Callable[[Callable[[], Any]], Any]
 # --- plain files ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.rule("doc.relative")
 def test_files_are_listed_with_size_and_read_whole(tmp_path: Path) -> None:
     """A file is listed by its path relative to the root, and read as its bytes."""
     tree(tmp_path, "histories/henryv.txt", "a b.txt", ".hidden", ".git/config")
@@ -166,6 +167,7 @@ def set_mtime(path: Path, seconds_from_now: float) -> None:
     os.utime(path, ns=(mtime_ns, mtime_ns))
 
 
+@pytest.mark.rule("change.trust")
 @pytest.mark.parametrize(
     ("age_s", "trusted"), [(60, True), (0, False), (-60, False), (settings.FINGERPRINT_TRUST_S + 0.5, True)]
 )
@@ -394,6 +396,7 @@ def test_what_cannot_be_meant_is_refused(bad: dict[str, Any]) -> None:
         Files(**{"root": "corpus", **bad})
 
 
+@pytest.mark.rule("plan.no-io")
 def test_making_a_source_looks_at_no_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     """Building a plan does no I/O."""
     for name in ("stat", "scandir", "open", "lstat", "readlink"):

@@ -30,12 +30,14 @@ def test_every_name_survives(raw: bytes) -> None:
     assert "#" not in id
 
 
+@pytest.mark.rule("doc.uri")
 @given(any_name, any_name)
 def test_two_names_have_two_ids(one: bytes, other: bytes) -> None:
     """No two names share an id."""
     assert (id_of(os.fsdecode(one)) == id_of(os.fsdecode(other))) is (one == other)
 
 
+@pytest.mark.rule("doc.uri")
 @pytest.mark.parametrize(
     ("name", "id"),
     [

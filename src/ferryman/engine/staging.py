@@ -207,23 +207,37 @@ class Stager:
                     stale.append(old)
                 else:
                     given.append(old)
-            given += self._clean_up(stale, given)
+            given += self._clean_up(stale, given, walk.failures)
         self._failed = []
         self._remember(i, given=encode_given(tuple(given)), due=due, failures=walk.failures)
 
-    def _clean_up(self, stale: list[Given], given: list[Given]) -> list[Given]:
+    def _clean_up(self, stale: list[Given], given: list[Given], failures: list[Failure]) -> list[Given]:
         """Take out what the new version has not; what stays given all the same."""
         there = {(g.member, self._target(g.destination)) for g in given}
         kept = []
         for old in stale:
             if (old.member, self._target(old.destination)) in there:
-                why = "replaced: the new version comes to the same place by another way"
-                self._event(
-                    self._relative(old.member), (old.destination, old.route), "", Status.DROPPED, why, 0, None, "delete"
-                )
+                self._replaced(old, "replaced: the new version comes to the same place by another way")
+            elif (heir := self._heir(old, failures)) is not None:
+                self._replaced(old, "kept: the new version may still come to the same place by another way")
+                kept += [] if heir in given or heir in kept else [heir]
             elif not self._delete(old):
                 kept.append(old)
         return kept
+
+    def _heir(self, old: Given, failures: list[Failure]) -> Given | None:
+        """A missing delivery that would overwrite this one; if it never comes, deleting is its business."""
+        for failure in failures:
+            if descends(old.member, failure.member):
+                for owed in failure.owed:
+                    if self._target(owed.destination) == self._target(old.destination):
+                        return Given(old.member, owed.route, owed.destination)
+        return None
+
+    def _replaced(self, old: Given, why: str) -> None:
+        """A delete that is not sent."""
+        doc = self._relative(old.member)
+        self._event(doc, (old.destination, old.route), "", Status.DROPPED, why, 0, None, "delete")
 
     def _delete(self, given: Given) -> bool:
         """Send a delete, unless the destination keeps what it has; is it settled?"""

@@ -1,0 +1,117 @@
+"""The tables of docs/reference/guarantees.md: every rule, and the tests that prove it, by their markers.
+
+Rules are data, docs/reference/rules.toml. A test names those that it proves: ``@pytest.mark.rule("router.no-branch")``.
+Test files are parsed, not imported.
+"""
+
+from __future__ import annotations
+
+import ast
+import tomllib
+from collections import defaultdict
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[2]
+RULES = ROOT / "docs" / "reference" / "rules.toml"
+
+
+class Proof(NamedTuple):
+    """A test that names rules."""
+
+    path: str
+    """From the repository's root."""
+    name: str
+    """``function``, ``Class`` or ``Class::function``."""
+    rules: tuple[str, ...]
+    marks: frozenset[str]
+    """Names of its other markers."""
+
+
+def groups() -> dict[str, dict[str, str]]:
+    """Heading -> id -> sentence, in the order of the file."""
+    found: dict[str, dict[str, str]] = tomllib.loads(RULES.read_text("utf-8"))
+    return found
+
+
+@cache
+def proofs() -> tuple[Proof, ...]:
+    """Every test that names a rule."""
+    files = sorted((ROOT / "tests").rglob("*.py"))
+    return tuple(proof for file in files for proof in proofs_in(file.read_text("utf-8"), _shown(file)))
+
+
+def proofs_in(text: str, path: str) -> Iterator[Proof]:
+    """The marked tests of one file.
+
+    Raises:
+        ValueError: a marker that does not stand on a function or class, or of which the ids are no literal texts.
+    """
+    tree = ast.parse(text)
+    used = sum(_is_marker(node) == "rule" for node in ast.walk(tree))
+    of_all = {mark for node in tree.body if _sets_marks(node) for each in ast.walk(node) if (mark := _is_marker(each))}
+    for name, node in _definitions(tree.body, ""):
+        rules: list[str] = []
+        marks = set(of_all)
+        for decorator in node.decorator_list:
+            called = decorator.func if isinstance(decorator, ast.Call) else decorator
+            mark = _is_marker(called)
+            if mark == "rule":
+                used -= 1
+                rules += _ids(decorator, f"{path}::{name}")
+            elif mark is not None:
+                marks.add(mark)
+        if rules:
+            yield Proof(path, name, tuple(rules), frozenset(marks))
+    if used:
+        raise ValueError(f"{path}: a rule is named where no test begins: put the marker on a test")
+
+
+def tables() -> str:
+    """A table a group: id, sentence, links to the tests."""
+    proved: dict[str, list[Proof]] = defaultdict(list)
+    for proof in proofs():
+        for rule in proof.rules:
+            proved[rule].append(proof)
+    lines = []
+    for heading, rules in groups().items():
+        lines += [f"## {heading}", "", "| rule | what it says | proved by |", "|---|---|---|"]
+        for rule, sentence in rules.items():
+            links = ", ".join(f"[`{p.name}`](../../{p.path})" for p in proved[rule])
+            lines.append(f"| `{rule}` | {sentence} | {links} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+_Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+
+
+def _definitions(body: list[ast.stmt], above: str) -> Iterator[tuple[str, _Definition]]:
+    for node in body:
+        if isinstance(node, _Definition):
+            yield above + node.name, node
+        if isinstance(node, ast.ClassDef):
+            yield from _definitions(node.body, f"{above}{node.name}::")
+
+
+def _sets_marks(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "pytestmark"
+
+
+def _is_marker(node: ast.AST) -> str | None:
+    """The X of ``pytest.mark.X``."""
+    return node.attr if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "pytest.mark" else None
+
+
+def _ids(decorator: ast.expr, where: str) -> list[str]:
+    given = decorator.args if isinstance(decorator, ast.Call) and not decorator.keywords else []
+    ids = [each.value for each in given if isinstance(each, ast.Constant) and isinstance(each.value, str)]
+    if not ids or len(ids) < len(given):
+        raise ValueError(f'{where}: name rules by their ids: @pytest.mark.rule("router.no-branch")')
+    return ids
+
+
+def _shown(file: Path) -> str:
+    return file.relative_to(ROOT).as_posix()

@@ -1,0 +1,89 @@
+"""docs/reference/guarantees.md: every rule has a test that names it, and every link leads to a test that is run."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from scripts.docs import guarantees
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "reference" / "guarantees.md").read_text("utf-8")
+RULES = Counter(rule for rules in guarantees.groups().values() for rule in rules)
+
+
+def test_every_rule_has_a_test() -> None:
+    """If this fails: mark the test that proves it with ``@pytest.mark.rule(id)``, or write one."""
+    assert set(RULES) - {rule for proof in guarantees.proofs() for rule in proof.rules} == set()
+
+
+def test_every_marker_names_a_rule() -> None:
+    """If this fails: correct the marker, or add the rule to docs/reference/rules.toml."""
+    unknown = [(p.path, p.name, rule) for p in guarantees.proofs() for rule in p.rules if rule not in RULES]
+
+    assert unknown == []
+
+
+def test_ids_and_sentences() -> None:
+    """An id is there once and short, a sentence is one."""
+    assert set(RULES.values()) == {1}
+    for rules in guarantees.groups().values():
+        for rule, sentence in rules.items():
+            assert re.fullmatch(r"[a-z]+\.[a-z-]+", rule)
+            assert re.fullmatch(r"[^|\n]+\.", sentence), rule
+
+
+def test_every_link_leads_to_a_test_that_is_run() -> None:
+    """By pytest's rules of names; skipped and expected to fail is no proof."""
+    links = re.findall(r"\[`([^`]+)`\]\(\.\./\.\./(tests/[^)]+)\)", PAGE)
+    assert len(links) >= len(RULES)
+    for name, path in set(links):
+        assert Path(path).name.startswith("test_"), path
+        body = ast.parse((ROOT / path).read_text("utf-8")).body
+        for part in name.split("::"):
+            assert part.startswith(("test_", "Test")), name
+            [node] = [n for n in body if isinstance(n, (ast.FunctionDef, ast.ClassDef)) and n.name == part]
+            body = node.body
+    assert not [p for p in guarantees.proofs() if p.marks & {"skip", "skipif", "xfail"}]
+
+
+def test_every_rule_is_proved_by_make_test() -> None:
+    """Not only by tests that take minutes, nor only where there is a Java runtime."""
+    quick = {rule for p in guarantees.proofs() if not p.marks & {"slow", "spark"} for rule in p.rules}
+
+    assert set(RULES) - quick == set()
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("pytestmark = pytest.mark.rule('a.b')", "put the marker on a test"),
+        ("CASES = [pytest.param(1, marks=pytest.mark.rule('a.b'))]", "put the marker on a test"),
+        ("def test():\n    @pytest.mark.rule('a.b')\n    def inner(): ...", "put the marker on a test"),
+        ("@pytest.mark.rule\ndef test_x(): ...", "name rules by their ids"),
+        ("@pytest.mark.rule()\ndef test_x(): ...", "name rules by their ids"),
+        ("@pytest.mark.rule(NAME)\ndef test_x(): ...", "name rules by their ids"),
+    ],
+)
+def test_a_marker_that_would_not_be_seen_is_refused(text: str, says: str) -> None:
+    """No rule is thought to have a test that it has not."""
+    with pytest.raises(ValueError, match=says):
+        list(guarantees.proofs_in(text, "tests/test_x.py"))
+
+
+def test_markers_are_found() -> None:
+    """On functions and classes, several at once; other markers of the test are known."""
+    text = (
+        "pytestmark = [pytest.mark.spark]\n"
+        "@pytest.mark.slow\n@pytest.mark.rule('a.b', 'a.c')\ndef test_x(): ...\n"
+        "@pytest.mark.rule('a.d')\nclass TestY:\n    @pytest.mark.rule('a.e')\n    def test_z(self): ...\n"
+    )
+
+    assert [(p.name, p.rules, p.marks) for p in guarantees.proofs_in(text, "tests/test_x.py")] == [
+        ("test_x", ("a.b", "a.c"), {"slow", "spark"}),
+        ("TestY", ("a.d",), {"spark"}),
+        ("TestY::test_z", ("a.e",), {"spark"}),
+    ]
