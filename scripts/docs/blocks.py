@@ -50,6 +50,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "sqlite errors": ports.sqlite_errors,
     "python: ferryman": partial(signatures.module, "ferryman"),
     "python: answers": signatures.answers,
+    "python: routers": signatures.routers,
     "python: sources": partial(signatures.names, "ferryman.sources"),
     "python: steps": partial(signatures.names, "ferryman.steps"),
     "python: destinations": partial(signatures.names, "ferryman.destinations"),

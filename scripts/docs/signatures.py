@@ -55,6 +55,14 @@ def answers() -> str:
     return "\n\n".join([*pieces, "### Errors\n\nAll in `ferryman.errors`.", f"```text\n{tree}\n```"])
 
 
+def routers() -> str:
+    """The router port in full, and how the shipped ones are made."""
+    from ferryman import routers as found
+
+    shipped = [n for n in found.__all__ if n != "Router"]
+    return "\n\n".join([entry("Router", found.Router), *(entry(n, getattr(found, n), of=()) for n in shipped)])
+
+
 def testing() -> str:
     """The shipped means to test parts of one's own."""
     from ferryman.testing import destinations, inprocess, sources

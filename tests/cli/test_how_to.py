@@ -15,13 +15,18 @@ HOW_TO = Path(__file__).parents[2] / "docs" / "how-to"
 
 def console(page: Path) -> list[tuple[str, list[str]]]:
     """(command, shown lines of its output), in order."""
+    blocks = re.findall(r"^```console\n(.*?)^```", page.read_text("utf-8"), re.DOTALL | re.MULTILINE)
+    return [command for block in blocks for command in commands_of(block)]
+
+
+def commands_of(block: str) -> list[tuple[str, list[str]]]:
+    """(command, shown lines of its output) of one block."""
     commands: list[tuple[str, list[str]]] = []
-    for block in re.findall(r"^```console\n(.*?)^```", page.read_text("utf-8"), re.DOTALL | re.MULTILINE):
-        for line in block.splitlines():
-            if line.startswith("$ "):
-                commands.append((line[2:], []))
-            else:
-                commands[-1][1].append(line)
+    for line in block.splitlines():
+        if line.startswith("$ "):
+            commands.append((line[2:], []))
+        else:
+            commands[-1][1].append(line)
     return commands
 
 

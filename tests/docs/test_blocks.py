@@ -54,10 +54,11 @@ def test_every_public_name_has_a_text() -> None:
     """Nobody has to guess what a public name is."""
     import ferryman
     import ferryman.destinations
+    import ferryman.routers
     import ferryman.sources
     import ferryman.steps
 
-    for module in (ferryman, ferryman.destinations, ferryman.sources, ferryman.steps):
+    for module in (ferryman, ferryman.destinations, ferryman.routers, ferryman.sources, ferryman.steps):
         silent = [name for name in module.__all__ if not getattr(module, name).__doc__]
         assert not silent, f"{module.__name__}: {silent}"
 

@@ -37,6 +37,20 @@ def test_the_plan_of_the_example_is_in_order() -> None:
     assert plan.nodes[-1].policy.guarantee.value == "exactly-once"
 
 
+def test_the_plan_of_the_readme_does_what_it_says() -> None:
+    """It can run; a letter goes one way, the paragraphs of another text the other."""
+    from ferryman import Document
+
+    [text] = python("../README.md")
+    made: dict[str, Any] = {"__name__": "readme"}
+    exec(compile(text, "README.md", "exec"), made)
+
+    assert all("does not compare sequences" in warning for warning in made["plan"].check())
+    letter, other = (made["read"](Document("a", raw=raw)) for raw in (b"Dear Sir", b"One\n\nTwo"))
+    assert {letter["kind"], other["kind"]} == {"letter", "other"}
+    assert [child.id for child in made["paragraphs"](other)] == ["a#0", "a#1"]
+
+
 @pytest.mark.parametrize("page", sorted(p.relative_to(DOCS).as_posix() for p in DOCS.rglob("*.md")))
 def test_every_block_of_python_is_python(page: str) -> None:
     """It can be compiled; signatures, which are no programs, are left out."""

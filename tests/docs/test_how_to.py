@@ -14,12 +14,21 @@ from typing import IO
 
 import pytest
 
-from tests.cli.test_how_to import console, is_shown
+from tests.cli.test_how_to import commands_of, is_shown
 from tests.docs import quick_ferryman
 
 ROOT = Path(__file__).parents[2]
 HOW_TO = ROOT / "docs" / "how-to"
 DONE = "----done----"
+PAGES = [
+    "recover",
+    "preview-a-plan",
+    "route-and-duplicate",
+    "make-children",
+    "what-happens-when-it-fails",
+    "change-a-plan",
+]
+"""Of which all commands are run, in one shell a page."""
 
 
 class Shell:
@@ -95,22 +104,40 @@ def is_held(lock: Path) -> bool:
         return False
 
 
-@pytest.mark.parametrize(("name", "least"), [("recover", 15), ("preview-a-plan", 12)])
-def test_the_page_is_true(shell: Shell, name: str, least: int) -> None:
+FILE = r"`(?P<name>[\w.]+\.py)`[^`\n]*:\n\n```python\n(?P<text>.*?)^```"
+COMMANDS = r"^```console\n(?P<commands>.*?)^```"
+
+
+def parts(page: Path) -> Iterator[tuple[str, str]]:
+    """What a page has one type, in its order: (name, text) of a file, ("", commands with what they show)."""
+    for found in re.finditer(f"{FILE}|{COMMANDS}", page.read_text("utf-8"), re.DOTALL | re.MULTILINE):
+        yield (found["name"], found["text"]) if found["name"] else ("", found["commands"])
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_the_page_is_true(shell: Shell, name: str) -> None:
     """Each command of the page is run in a shell; each line that the page shows is a line of its output."""
     page = HOW_TO / f"{name}.md"
-    files = re.compile(r"`(\w+\.py)`:\n\n```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
-    for name, text in files.findall(page.read_text("utf-8")):
-        (shell.folder / name).write_text(text)
-    commands = console(page)
-    assert len(commands) > least
+    for file, text in parts(page):
+        if file:
+            (shell.folder / file).write_text(text)
+            continue
+        for line, shown in commands_of(text):
+            came = shell.run(line)
+            if line.endswith("&"):
+                until(lambda: is_held(shell.folder / "notes/.ferryman/notes-v1/lock"))
+            for wanted in shown:
+                assert is_shown(wanted, came), f"{line}: no line {wanted!r} in:\n" + "\n".join(came)
 
-    for line, shown in commands:
-        came = shell.run(line)
-        if line.endswith("&"):
-            until(lambda: is_held(shell.folder / "notes/.ferryman/notes-v1/lock"))
-        for wanted in shown:
-            assert is_shown(wanted, came), f"{line}: no line {wanted!r} in:\n" + "\n".join(came)
+
+@pytest.mark.parametrize("name", PAGES)
+def test_nothing_is_left_out(name: str) -> None:
+    """Every command and every file of the page is found, so that it can be run."""
+    text = (HOW_TO / f"{name}.md").read_text("utf-8")
+    found = list(parts(HOW_TO / f"{name}.md"))
+
+    assert text.count("```console\n") == sum(not file for file, _ in found)
+    assert text.count("```python\n") == sum(bool(file) for file, _ in found)
 
 
 def test_what_a_full_disk_says() -> None:

@@ -75,6 +75,24 @@ def test_a_step_may_make_children(net: Network) -> None:
     }
 
 
+def test_as_many_children_as_documents(net: Network) -> None:
+    """A block of which some documents give nothing, and another as many children as the block has documents."""
+    end(net.source().step("words", words), net)
+    net.put("a", "b", text="old")
+    net.run()
+    net.put("b", text="to be")
+    net.run()
+    now = {line["id"]: line for line in net.out("out").lines()[2:]}
+    assert {id: line["origin"] for id, line in now.items()} == {"b#to": "b", "b#be": "b", "b#old": "b"}
+    changed = max(rows(net.root, "documents"), key=lambda row: row["wave"])
+    assert {line["version"] for line in now.values()} == {changed["version"]}
+    assert {e["document"] for e in account.history(net.root, "b", net.plan)} == set(now)
+    net.put("c", text="")  # of which no child is made
+    net.put("d", text="not to")
+    net.run()
+    assert {line["origin"] for line in net.out("out").lines() if line["id"].startswith("d#")} == {"d"}
+
+
 @pytest.mark.rule("step.several", "child.default-key", "child.nested")
 def test_children_may_have_children(net: Network) -> None:
     """Ids nest; the default key is the number among its siblings."""

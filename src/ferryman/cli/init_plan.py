@@ -17,6 +17,8 @@ HERE = Path(__file__).parent  # so that it runs from any folder
 def describe(doc: Document) -> Document | None:
     """A step: gets a document, returns it (it goes on) or None (it is dropped on purpose).
 
+    It may return children too, made with doc.child(key, raw=...): pages of a book, attachments of a mail.
+
     An exception is an error of this one document: the others go on, and it is tried again. Steps may run more
     than once (after a kill, say), so they only change the document; what has an effect is a destination.
     """
@@ -29,14 +31,16 @@ def describe(doc: Document) -> Document | None:
     return doc
 
 
-# Name and version decide where the state lives: .ferryman/<name>-v<version>/ beside this file.
+# Name and version decide where the state lives: .ferryman/<name>-v<version>/ beside this file. When you add or remove
+# a node, raise the version and run once with --from-version and the old one.
 plan = Plan("my-documents", version=1)
 
 # Where documents come from. Each file is a document; its id is its path below the folder. What is new, changed or
 # gone since the last run is found out by content.
 files = plan.source("files", Files(HERE / "documents", include=["**/*.txt", "**/*.md"]))
 
-# What is done with each of them. Add steps as you like: described.step("next", another_function)
+# What is done with each of them. Add steps as you like: described.step("next", another_function). Where documents take
+# different ways, put a router: described.route("by-kind", ByField("kind")), and a node for each branch after it.
 described = files.step("describe", describe)
 
 # Where they go. The table has the document's text and all its fields; `columns` copies fields into columns of their

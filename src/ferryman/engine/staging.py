@@ -507,6 +507,6 @@ def is_last(attempt: int, policy: Policy) -> bool:
 
 
 def _picked(column: list[Any], rows: list[int]) -> list[Any]:
-    if len(rows) == len(column) and rows == list(range(len(column))):  # a family has several rows, another has none
-        return column
-    return [column[i] for i in rows]
+    """Values of these rows: some of them, and of a family's origin the same one several times."""
+    whole = len(rows) == len(column) and rows == list(range(len(rows)))
+    return column if whole else [column[i] for i in rows]
