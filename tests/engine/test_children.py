@@ -651,3 +651,21 @@ def test_each_member_is_of_its_own_family(net: Network) -> None:
     versions = {row["document"]: row["version"] for row in rows(net.root, "documents")}
     told = {line["id"]: (line["origin"], line["version"]) for line in net.out("out").lines()}
     assert told == {"b": ("b", versions["b"]), "b#x": ("b", versions["b"])}
+
+
+@pytest.mark.rule("delete.given")
+def test_a_confirmed_delete_is_not_repeated(net: Network) -> None:
+    """A document comes back with fewer children, or is dropped then: what was taken out is out."""
+
+    def split(doc: Document) -> Any:
+        return None if doc.text() == "none" else words(doc)
+
+    end(net.source().step("split", split), net)
+    net.put("a", "b", text="x y")
+    net.run()
+    net.drop("a", "b")
+    net.run()
+    net.put("a", text="x")
+    net.put("b", text="none")
+    assert net.run().exit == 0
+    assert net.arrived("out") == {"a#x": 2, "a#y": 1, "-a#x": 1, "-a#y": 1, "b#x": 1, "b#y": 1, "-b#x": 1, "-b#y": 1}

@@ -27,7 +27,7 @@ from ferryman.storage.tables import Table
 
 _KNOWN = (
     "k.version AS known_version, k.revision AS known_revision, k.fingerprint AS known_fingerprint, "
-    "k.operation AS known_operation, k.given, k.due, k.failed"
+    "k.operation AS known_operation, CASE k.operation WHEN 'upsert' THEN k.given ELSE '' END AS given, k.due, k.failed"
 )
 
 

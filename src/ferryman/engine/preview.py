@@ -248,7 +248,9 @@ class Previewing:
         with named_damage(state, folder):
             seen = Seen.of(state)
             known, too_many = seen.state.documents, None
-            judged = partial(judge, listings, known, folder, now_us=self._now_us, slots=self._runner.slots)
+            judged = partial(
+                judge, listings, known, seen.state.outbox, folder, now_us=self._now_us, slots=self._runner.slots
+            )
             judged = partial(judged, rivals=rivals(self._plan.nodes))
             try:
                 verdict = judged()

@@ -142,7 +142,7 @@ class State:
         Raises:
             StateDamaged, StateForeign: where ``take`` would; or, beside a driver, because it replaces files.
         """
-        self._refuse_foreign_folder()
+        self.refuse_foreign_folder()
         self._refuse_if_moved(None)
         if not self.exists:
             self._refuse_headless_tables()
