@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ferryman.document import Document
-from ferryman.errors import TooManyDeletes, UsageError
+from ferryman.errors import TooManyDeletes, TransientError, UsageError
 from ferryman.plan import Plan
 from ferryman.sources import Files, Listed, Memory, Source
 from tests.support.invariants import rows
@@ -787,3 +787,22 @@ def test_a_document_reaches_the_destination_as_the_steps_left_it(trial: Trial) -
     [line] = trial.out.lines()
     assert (line["text"], line["fields"]) == ("QUIET", {"length": 5})
     assert line["version"] == trial.history("a")[0]["version"]
+
+
+def test_a_source_that_cannot_be_asked_deletes_nothing(trial: Trial) -> None:
+    """Its error is told with its name; the other sources, and what is owed, go on."""
+
+    def documents() -> list[Any]:
+        if (trial.folder / "gone").exists():
+            raise TransientError("the database closed the connection")
+        return [{"id": "a"}]
+
+    trial.build(source=Memory(documents))
+    trial.run()
+    (trial.folder / "gone").touch()
+    summary = trial.run()
+    assert summary.exit == 4
+    assert summary.messages == [
+        "source docs: incomplete listing, nothing of it is deleted: TransientError: the database closed the connection"
+    ]
+    assert trial.counts() == {"indexed": 1}

@@ -163,6 +163,8 @@ def _examples(root: Path, plan: Plan, status: str, heading: str) -> None:
     from ferryman.ledger import account
 
     rows = account.docs(root, status=status_name(status), limit=EXAMPLES, plan=plan)
+    if not rows and status == "error":  # owed, and not tried yet: the destination is down
+        rows = account.docs(root, status="BATCHED", limit=EXAMPLES, plan=plan)
     terminal.say(heading + (", the newest of them:" if rows else ""))
     for row in rows:
         where = f" for {row['destination']}" if row["destination"] else ""

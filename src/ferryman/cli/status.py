@@ -85,4 +85,7 @@ def _told(found: dict[str, Any], waves: list[dict[str, Any]]) -> None:
     if found["balanced"]:
         say("It adds up: every document is accounted for at every destination that its source reaches.")
     else:
-        say("IT DOES NOT ADD UP: some deliveries are unaccounted for. `ferryman fsck` looks for damage.")
+        say(
+            "IT DOES NOT ADD UP: some deliveries are unaccounted for. If a destination came into the plan by "
+            "--accept-changes, `ferryman retry --force` sends it what is done; else `ferryman fsck` looks for damage."
+        )

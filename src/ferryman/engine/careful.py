@@ -102,7 +102,8 @@ class CarefulFeed:
                 self._deaths[step, id] += 1
                 if self._deaths[step, id] >= self._attempts:
                     how = self._how(step, time.monotonic() - float(began), e.how)
-                    self._killers[step, id] = f"it ended its process in each of {self._attempts} tries: {how}"
+                    tries = f" in each of {self._attempts} tries" if self._attempts > 1 else ""
+                    self._killers[step, id] = f"it ended its process{tries}: {how}"
 
     def _how(self, step: str, took_s: float, how: str) -> str:
         timeout_s = self._timeouts.get(step)

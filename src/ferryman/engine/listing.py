@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from ferryman import settings
 from ferryman.document import Document, content_version, encode_fields
 from ferryman.engine.runner import Runner, Shipped
-from ferryman.errors import BadDocument, named
+from ferryman.errors import BadDocument, UsageError, named
 from ferryman.ledger.events import table_of
 from ferryman.plan import Plan, SourceNode
 from ferryman.sources import Listed, Table
@@ -89,19 +89,22 @@ Only = Mapping[str, frozenset[str]]
 def list_sources(plan: Plan, shipped: Shipped, folder: Path, runner: Runner, only: Only | None = None) -> list[Listing]:
     """List every source of the plan, or only these documents, into files in ``folder``."""
     sources = [n for n in plan.nodes if isinstance(n, SourceNode) and (only is None or n.name in only)]
+    pieces: list[tuple[str, Any]] = []
+    parts: list[ListedPart] = []
     for node in sources:
-        node.source.check()
-    pieces = [
-        (node.name, piece)
-        for node in sources
-        if not isinstance(node.source, Table)
-        for piece in node.source.partitions()
-    ]
+        try:
+            node.source.check()
+            if not isinstance(node.source, Table):
+                pieces += [(node.name, piece) for piece in node.source.partitions()]
+        except UsageError:
+            raise
+        except Exception as e:
+            parts.append(ListedPart(node.name, "", 0, 0, named(e)))
     per_task = -(-len(pieces) // (_TASKS_A_SLOT * runner.slots))  # a task costs more than a small folder
     tasks = [pieces[at : at + per_task] for at in range(0, len(pieces), per_task)] if pieces else []
-    parts = list(chain.from_iterable(runner.run(ListPieces(shipped, str(folder), only), tasks)))
+    parts += chain.from_iterable(runner.run(ListPieces(shipped, str(folder), only), tasks))
     for node in sources:
-        if isinstance(node.source, Table):
+        if isinstance(node.source, Table) and all(p.source != node.name for p in parts):
             read = node.source.read if only is None else partial(_read_only, node.source, only[node.name])
             parts += runner.run_frame(read, ListFrame(shipped, str(folder), node.name))
     return [Listing(node, [p for p in parts if p.source == node.name]) for node in sources]

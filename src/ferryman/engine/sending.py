@@ -128,7 +128,8 @@ class Turn:
         self._alike = (before, chunks + 1, rows + len(outcomes or ()))
         if chunks + 1 < settings.ALIKE_CHUNKS or rows + len(outcomes or ()) < settings.ALIKE_ROWS:
             return None
-        return Stop(f"it refused every row of {chunks + 1} chunks in a row: {why}", kind == "permanent")
+        again = "once it is mended, `ferryman retry` sends again what it refused"
+        return Stop(f"it refused every row of {chunks + 1} chunks in a row: {why} ({again})", kind == "permanent")
 
     def end(self) -> None:
         """No more calls. Another's live claim: do not return before its result is there, at most a send's time."""
@@ -270,8 +271,8 @@ class FileDelivery:
             if isinstance(e, Killed) and len(chunk) == 1:
                 if deaths + 1 < self.policy.attempts:
                     return self._write_or_split(chunk, deaths + 1)
-                tries = f"in each of {self.policy.attempts} tries"
-                return [Outcome("killed", f"it ended its sender's process {tries}: {e.how}")]
+                tries = f" in each of {self.policy.attempts} tries" if self.policy.attempts > 1 else ""
+                return [Outcome("killed", f"it ended its sender's process{tries}: {e.how}")]
             if len(chunk) == 1:
                 return [Outcome("permanent" if permanent else "transient", why)]
         outcomes: list[Outcome] = []

@@ -50,7 +50,7 @@ class InProcess:
                 if fine:
                     return value
                 raise value
-        raise WorkerDied(f"a worker died {self._failures} times over the same task")
+        raise WorkerDied(f"a worker died over a task, as often as it may ({self._failures})")
 
 
 def _call(call: bytes) -> Any:
