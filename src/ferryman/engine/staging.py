@@ -6,33 +6,32 @@ import datetime as dt
 import random
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
 from ferryman import settings
 from ferryman.document import Document, Operation
 from ferryman.engine.block import Block
+from ferryman.engine.outgoing import OUTBOX_FILE, Outgoing, picked
+from ferryman.engine.succession import Outcome, succession
 from ferryman.ledger.delivery import DeliveryHash, hasher
 from ferryman.ledger.events import ORDINAL_STEPS, table_of
 from ferryman.ledger.family import (
     Failure,
     Given,
     decode_given,
-    descends,
     encode_failures,
     encode_given,
     open_deliveries,
     parent_of,
 )
-from ferryman.ledger.schemas import DOCUMENTS, LEDGER, OUTBOX, OUTBOX_PARTITION
+from ferryman.ledger.schemas import DOCUMENTS, LEDGER
 from ferryman.ledger.settle import due_stats
 from ferryman.ledger.statuses import Status
 from ferryman.plan import DestinationNode, Plan, Policy, target_of
 from ferryman.storage.parquet import Part, PartWriter, write_part
 from ferryman.testing import crash
-
-_OUTBOX_FILE: Final = pa.schema([f for f in OUTBOX if f.name not in OUTBOX_PARTITION])
 
 _End = tuple[str, str]
 
@@ -45,17 +44,6 @@ class Staged(NamedTuple):
     documents: list[Part]
     ledger: list[Part]
     counts: dict[str, int]
-
-
-class Outcome(Protocol):
-    """What a walk leaves, beside what it said; see ``Walk``."""
-
-    @property
-    def failures(self) -> list[Failure]: ...
-    @property
-    def reached(self) -> list[Failure]: ...
-    @property
-    def kept(self) -> list[str]: ...
 
 
 class Stager:
@@ -76,7 +64,7 @@ class Stager:
         """What the walk has given so far of this document's family."""
         self._failed: list[tuple[Document, _End, str, str, int]] = []
         """Its failures that are tried again; they share a due time."""
-        self._sendings: dict[tuple[_End, str, Operation], _Sending] = {}
+        self._sendings: dict[tuple[_End, str, Operation], Outgoing] = {}
         self._bytes = 0
         """Content of the outbox rows since the last flush."""
         self._waiting = 0
@@ -115,18 +103,11 @@ class Stager:
         sending = self._sendings.get((end, branches, "upsert"))
         if sending is None:
             sending = self._sending(end, branches, "upsert")
-        sending.rows.append(self._i)
-        sending.fields.append(fields)
-        sending.raws.append(doc.raw)
         origin = self._block.ids[self._i]
-        if doc.id == origin:
-            sending.add(origin)
-            self._given.append(sending.given)
-        else:
-            sending.add_child(doc.id)
-            self._given.append(Given(doc.id[len(origin) :], end[1], end[0]))
-        if attempts_before:
-            sending.attempts[len(sending.rows) - 1] = attempts_before
+        child = doc.id != origin
+        sending.add(self._i, doc.id, child=child, attempts=attempts_before)
+        sending.fill(fields, doc.raw)
+        self._given.append(Given(doc.id[len(origin) :], end[1], end[0]) if child else sending.given)
         size = len(fields) if doc.raw is None else len(fields) + len(doc.raw)
         self._bytes += size
         self._waiting += size
@@ -193,51 +174,15 @@ class Stager:
         due = self._due() if self._failed else None
         for doc, end, branches, why, attempt in self._failed:
             self._event(doc, end, branches, Status.ERROR, why, attempt, due)
-        known = self._block.known(i)
-        given = list(made)
-        if known is not None and known.given:
-            new, stale = set(made), []
-            for old in decode_given(known.given):
-                if old in new:
-                    continue
-                again = not retry or (
-                    any(f.covers(old) for f in walk.reached) and not any(descends(old.member, k) for k in walk.kept)
-                )
-                if again and not any(f.covers(old) for f in walk.failures):
-                    stale.append(old)
-                else:
-                    given.append(old)
-            given += self._clean_up(stale, given, walk.failures)
         self._failed = []
+        known, given = self._block.known(i), made
+        if known is not None and known.given:
+            heirs = succession(decode_given(known.given), made, walk, self._target, retry=retry)
+            for old, why in heirs.replaced:
+                end = (old.destination, old.route)
+                self._event(self._relative(old.member), end, "", Status.DROPPED, why, 0, None, "delete")
+            given = heirs.given + [old for old in heirs.gone if not self._delete(old)]
         self._remember(i, given=encode_given(tuple(given)), due=due, failures=walk.failures)
-
-    def _clean_up(self, stale: list[Given], given: list[Given], failures: list[Failure]) -> list[Given]:
-        """Take out what the new version has not; what stays given all the same."""
-        there = {(g.member, self._target(g.destination)) for g in given}
-        kept = []
-        for old in stale:
-            if (old.member, self._target(old.destination)) in there:
-                self._replaced(old, "replaced: the new version comes to the same place by another way")
-            elif (heir := self._heir(old, failures)) is not None:
-                self._replaced(old, "kept: the new version may still come to the same place by another way")
-                kept += [] if heir in given or heir in kept else [heir]
-            elif not self._delete(old):
-                kept.append(old)
-        return kept
-
-    def _heir(self, old: Given, failures: list[Failure]) -> Given | None:
-        """A missing delivery that would overwrite this one; if it never comes, deleting is its business."""
-        for failure in failures:
-            if descends(old.member, failure.member):
-                for owed in failure.owed:
-                    if self._target(owed.destination) == self._target(old.destination):
-                        return Given(old.member, owed.route, owed.destination)
-        return None
-
-    def _replaced(self, old: Given, why: str) -> None:
-        """A delete that is not sent."""
-        doc = self._relative(old.member)
-        self._event(doc, (old.destination, old.route), "", Status.DROPPED, why, 0, None, "delete")
 
     def _delete(self, given: Given) -> bool:
         """Send a delete, unless the destination keeps what it has; is it settled?"""
@@ -251,11 +196,7 @@ class Stager:
             self._event(doc, end, "", Status.DROPPED, why, 0, None, "delete")
             return False
         sending = self._sending(end, "", "delete")
-        sending.rows.append(self._i)
-        if given.member:
-            sending.add_child(doc.id)
-        else:
-            sending.add(doc.id)
+        sending.add(self._i, doc.id, child=bool(given.member))
         return True
 
     def _supersede(self, i: int) -> None:
@@ -359,10 +300,10 @@ class Stager:
             found = self._hashers[(*end, operation)] = hasher(*self._plan, *end, operation)
         return found
 
-    def _sending(self, end: _End, branches: str, operation: Operation) -> _Sending:
+    def _sending(self, end: _End, branches: str, operation: Operation) -> Outgoing:
         key = (end, branches, operation)
         if (found := self._sendings.get(key)) is None:
-            found = self._sendings[key] = _Sending(end, branches, operation, self._hasher(end, operation))
+            found = self._sendings[key] = Outgoing(end, branches, operation, self._hasher(end, operation))
         return found
 
     # -- columns -----------------------------------------------------------------------------------
@@ -375,10 +316,10 @@ class Stager:
             rows = self._clean
             table = self._documents_table(
                 len(rows),
-                document=_picked(block.ids, rows),
-                version=_picked(block.versions, rows),
+                document=picked(block.ids, rows),
+                version=picked(block.versions, rows),
                 revision=1,
-                fingerprint=_picked(block.fingerprints, rows),
+                fingerprint=picked(block.fingerprints, rows),
                 operation="upsert",
                 given=self._clean_given,
                 owed=0,
@@ -402,34 +343,12 @@ class Stager:
                 sending.clear()
         self._waiting = 0
 
-    def _send(self, sending: _Sending) -> None:
+    def _send(self, sending: Outgoing) -> None:
         """Append rows to their destination's file, which stays open until the family is through."""
-        block, rows, name = self._block, sending.rows, sending.end[0]
+        name = sending.end[0]
         if (writer := self._writers.get(name)) is None:
-            writer = self._writers[name] = PartWriter(self._root / "outbox", _OUTBOX_FILE)
-        n, first = len(rows), writer.rows
-        versions = _picked(block.versions, rows)
-        revisions = [1] * n if block.first_seen else [block.revision(i) for i in rows]
-        content = {"fields": sending.fields, "raw": sending.raws} if sending.fields else {}
-        table = table_of(
-            _OUTBOX_FILE,
-            n,
-            row=pa.array(range(first, first + n), pa.int64()),
-            source=self._source,
-            document=sending.ids,
-            parent=sending.parents,
-            origin=sending.ids if sending.parents is None else _picked(block.ids, rows),
-            version=versions,
-            revision=revisions,
-            operation=sending.operation,
-            route=sending.end[1],
-            branches=sending.branches,
-            delivery_hash=list(map(sending.delivery_hash, sending.ids, versions, revisions)),
-            attempt=[sending.attempts.get(at, 0) for at in range(n)] if sending.attempts else 0,
-            due=0,
-            **content,
-        )
-        writer.write(table)
+            writer = self._writers[name] = PartWriter(self._root / "outbox", OUTBOX_FILE)
+        writer.write(sending.table(self._block, self._source, writer.rows))
 
     def _documents_table(self, n: int, **columns: Any) -> pa.Table:
         return table_of(DOCUMENTS, n, source=self._source, wave=self._wave, forced=False, **columns)
@@ -465,48 +384,6 @@ _EVENT: Final = (
 """Columns of an event that its document and delivery say."""
 
 
-class _Sending:
-    """Outbox rows that share destination, route, branches and operation; the rest as columns."""
-
-    def __init__(self, end: _End, branches: str, operation: Operation, delivery_hash: DeliveryHash) -> None:
-        self.end = end
-        self.branches = branches
-        self.operation = operation
-        self.delivery_hash = delivery_hash
-        self.given = Given("", end[1], end[0])
-        self.clear()
-
-    def clear(self) -> None:
-        self.rows: list[int] = []
-        """Their origin's row in the block."""
-        self.ids: list[str] = []
-        self.parents: list[str | None] | None = None
-        """None: all are origins."""
-        self.fields: list[bytes] = []
-        self.raws: list[bytes | None] = []
-        self.attempts: dict[int, int] = {}
-        """Place -> attempts made, where there were any."""
-
-    def add(self, id: str) -> None:
-        """The id of an origin."""
-        self.ids.append(id)
-        if self.parents is not None:
-            self.parents.append(None)
-
-    def add_child(self, id: str) -> None:
-        """The id of a child."""
-        if self.parents is None:
-            self.parents = [None] * len(self.ids)
-        self.ids.append(id)
-        self.parents.append(parent_of(id))
-
-
 def is_last(attempt: int, policy: Policy) -> bool:
     """Has the delivery had all its attempts?"""
     return attempt >= policy.attempts
-
-
-def _picked(column: list[Any], rows: list[int]) -> list[Any]:
-    """Values of these rows: some of them, and of a family's origin the same one several times."""
-    whole = len(rows) == len(column) and rows == list(range(len(rows)))
-    return column if whole else [column[i] for i in rows]

@@ -8,59 +8,30 @@ is let go as soon as it is made, and a router takes the branch it took before.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from ferryman.document import Document, encode_fields
+from ferryman.engine.stations import End, Station, joined, stations
 from ferryman.errors import BadDocument, Dropped, PermanentError, named, words
-from ferryman.ledger.family import Failure, Owed, descends, parent_of
-from ferryman.plan import DestinationNode, Node, Plan, RouterNode, SourceNode, StepNode, ends, successors
-from ferryman.routers import Router
+from ferryman.ledger.family import Failure, Owed, ancestry, descends, parent_of
+from ferryman.plan import Plan, StepNode
 
-_End = tuple[str, str]
-"""(destination, whole route)."""
-
-_Wanted = dict[_End, int] | None
+_Wanted = dict[End, int] | None
 """Deliveries to make -> attempts they have had; None: all, for the first time."""
 
 
 class Stage(Protocol):
     """Where the walk says what becomes of a delivery. ``attempt`` counts from 1."""
 
-    def upsert(self, doc: Document, end: _End, branches: str, fields: bytes, attempts_before: int) -> None:
+    def upsert(self, doc: Document, end: End, branches: str, fields: bytes, attempts_before: int) -> None:
         """It goes to the destination."""
 
-    def dropped(self, doc: Document, end: _End, branches: str, why: str, attempt: int) -> None:
+    def dropped(self, doc: Document, end: End, branches: str, why: str, attempt: int) -> None:
         """It ends on purpose."""
 
-    def failed(self, doc: Document, end: _End, branches: str, why: str, attempt: int, permanent: bool) -> bool:
+    def failed(self, doc: Document, end: End, branches: str, why: str, attempt: int, permanent: bool) -> bool:
         """A step failed on the way; is it tried again?"""
-
-
-@dataclass(slots=True)
-class _Stop:
-    """A node, ready to be walked."""
-
-    name: str
-    ends: tuple[tuple[str, str], ...]
-    """(destination, rest of the route from here)."""
-    step: Callable[[Document], Any] | None = None
-    router: Router | None = None
-    branches: dict[str, _Stop] = field(default_factory=dict)
-    delivers: bool = False
-    next: _Stop | None = None
-    where: str = ""
-    """How a message names it."""
-    _whole: dict[str, tuple[_End, ...]] = field(default_factory=dict)
-
-    def ends_by(self, route: str) -> tuple[_End, ...]:
-        """Every delivery below, of a copy that came here by this route."""
-        found = self._whole.get(route)
-        if found is None:
-            found = self._whole[route] = tuple((name, _joined(route, rest)) for name, rest in self.ends)
-        return found
 
 
 class Walk:
@@ -80,12 +51,12 @@ class Walk:
         self, plan: Plan, source: str, stage: Stage, *, task: int, guarded: Callable[[StepNode], Callable[..., Any]]
     ) -> None:
         self._stage = stage
-        self._stops = _stops(plan.nodes, task, guarded)
-        self._source = self._stops[source]
+        self._stations = stations(plan.nodes, task, guarded)
+        self._source = self._stations[source]
         self._origin = ""
         self._made: set[tuple[str, str]] = set()
         """(route, id) of children."""
-        self._told: set[tuple[str, _End]] = set()
+        self._told: set[tuple[str, End]] = set()
         """(id, end) of which something was said, in a retry."""
         self._retrying = False
         self.failures: list[Failure] = []
@@ -116,9 +87,9 @@ class Walk:
         self.failures += [_closed(f) for f in failures if not all(o.open for o in f.owed)]
         self._fail_again([f for f in failures if f.open], doc, self._source, error)
 
-    def ends_of(self, node: str, route: str) -> tuple[_End, ...]:
+    def ends_of(self, node: str, route: str) -> tuple[End, ...]:
         """Every delivery below a node, of a copy that came there by this route."""
-        return self._stops[node].ends_by(route)
+        return self._stations[node].ends_by(route)
 
     # -- onwards -----------------------------------------------------------------------------------
 
@@ -129,59 +100,59 @@ class Walk:
             self.failures, self.reached, self.kept = [], [], []
             self._made, self._told = set(), set()
 
-    def _go(self, doc: Document, stop: _Stop | None, route: str, branches: str, wanted: _Wanted) -> None:
+    def _go(self, doc: Document, station: Station | None, route: str, branches: str, wanted: _Wanted) -> None:
         """From this node on, as for the first time."""
-        while stop is not None:
-            if wanted is not None and wanted.keys().isdisjoint(stop.ends_by(route)):
+        while station is not None:
+            if wanted is not None and wanted.keys().isdisjoint(station.ends_by(route)):
                 return
-            if stop.step is not None:
+            if station.step is not None:
                 id = doc.id
                 try:
                     try:
-                        out = stop.step(doc)
+                        out = station.step(doc)
                     finally:
                         doc.id = id  # its id is the source's, whatever a step does to the object
                     if out is not doc:
-                        out = self._returned(doc, stop, route, out)
+                        out = self._returned(doc, station, route, out)
                 except Dropped as e:
-                    self._drop(doc, stop.ends_by(route), branches, wanted, words(e) or f"dropped by {stop.where}")
+                    self._drop(doc, station.ends_by(route), branches, wanted, words(e) or f"dropped by {station.where}")
                     return
                 except (Exception, SystemExit) as e:
-                    self._fail(doc, stop, route, branches, wanted, e)
+                    self._fail(doc, station, route, branches, wanted, e)
                     return
                 if out is not doc:
                     if len(out) > 1 or out[0].id != doc.id:
-                        self._go_each(doc, out, stop, route, branches, wanted)
+                        self._go_each(doc, out, station, route, branches, wanted)
                         return
                     doc = out[0]
-            elif stop.delivers:
-                self._deliver(doc, stop, route, branches, wanted)
-            elif stop.router is not None:
+            elif station.delivers:
+                self._deliver(doc, station, route, branches, wanted)
+            elif station.router is not None:
                 try:
-                    chosen = self._choose(doc, stop)
-                    copies = [doc.copy() for _ in chosen[1:]] if stop.router.copies else []
+                    chosen = self._choose(doc, station)
+                    copies = [doc.copy() for _ in chosen[1:]] if station.router.copies else []
                 except (Exception, SystemExit) as e:
-                    self._fail(doc, stop, route, branches, wanted, e)
+                    self._fail(doc, station, route, branches, wanted, e)
                     return
-                self._drop_untaken(doc, stop, chosen, route, branches, wanted)
-                if stop.router.copies:
+                self._drop_untaken(doc, station, chosen, route, branches, wanted)
+                if station.router.copies:
                     for name, each in zip(chosen, [*copies, doc], strict=True):
-                        self._go(each, stop.branches[name], _joined(route, name), branches, wanted)
+                        self._go(each, station.branches[name], joined(route, name), branches, wanted)
                     return
-                branches = _joined(branches, f"{stop.name}={chosen[0]}")
-                stop = stop.branches[chosen[0]]
+                branches = joined(branches, f"{station.name}={chosen[0]}")
+                station = station.branches[chosen[0]]
                 continue
-            stop = stop.next
+            station = station.next
 
     def _go_each(
-        self, doc: Document, out: list[Document], stop: _Stop, route: str, branches: str, wanted: _Wanted
+        self, doc: Document, out: list[Document], station: Station, route: str, branches: str, wanted: _Wanted
     ) -> None:
         """The document and children of it; a child's deliveries have had no attempt yet."""
         for each in out:
             own = each.id == doc.id or wanted is None
-            self._go(each, stop.next, route, branches, wanted if own else dict.fromkeys(wanted or (), 0))
+            self._go(each, station.next, route, branches, wanted if own else dict.fromkeys(wanted or (), 0))
 
-    def _returned(self, doc: Document, stop: _Stop, route: str, out: Any) -> list[Document]:
+    def _returned(self, doc: Document, station: Station, route: str, out: Any) -> list[Document]:
         """What a step returned, as documents of this family, none of them twice."""
         if out is None:
             raise Dropped
@@ -193,7 +164,7 @@ class Walk:
             )
         found = list(out)
         if not found:
-            raise Dropped(f"{stop.where} returned no document")
+            raise Dropped(f"{station.where} returned no document")
         seen: set[str] = set()
         for each in found:
             if not isinstance(each, Document):
@@ -209,23 +180,23 @@ class Walk:
         self._made |= {(route, id) for id in seen if id != doc.id}
         return found
 
-    def _choose(self, doc: Document, stop: _Stop) -> list[str]:
+    def _choose(self, doc: Document, station: Station) -> list[str]:
         """The branches that the router takes."""
-        assert stop.router is not None
-        answer = stop.router.choose(doc)
-        several = stop.router.copies and not isinstance(answer, str)
+        assert station.router is not None
+        answer = station.router.choose(doc)
+        several = station.router.copies and not isinstance(answer, str)
         chosen: list[Any] = list(answer) if several else [answer]
         for name in chosen:
-            if name not in stop.branches:
-                raise PermanentError(f"chose {name!r}, which is none of its branches {', '.join(stop.branches)}")
+            if name not in station.branches:
+                raise PermanentError(f"chose {name!r}, which is none of its branches {', '.join(station.branches)}")
         if len(set(chosen)) < len(chosen):
             raise PermanentError(f"chose a branch twice: {', '.join(chosen)}")
         if not chosen:
             raise PermanentError("chose no branch: to let a document go, drop it in a step")
         return chosen
 
-    def _deliver(self, doc: Document, stop: _Stop, route: str, branches: str, wanted: _Wanted) -> None:
-        end = (stop.name, route)
+    def _deliver(self, doc: Document, station: Station, route: str, branches: str, wanted: _Wanted) -> None:
+        end = (station.name, route)
         before = 0
         if wanted is not None:
             if end not in wanted:
@@ -236,7 +207,7 @@ class Walk:
             if doc.raw is not None and not isinstance(doc.raw, bytes):
                 raise PermanentError(f"{doc.id} has a {type(doc.raw).__name__} as raw, which must be bytes or None")
         except Exception as e:
-            self._fail(doc, stop, route, branches, {end: before}, e)
+            self._fail(doc, station, route, branches, {end: before}, e)
             return
         if self._retrying:
             self._told.add((doc.id, end))
@@ -244,7 +215,7 @@ class Walk:
 
     # -- ends --------------------------------------------------------------------------------------
 
-    def _drop(self, doc: Document, below: Iterable[_End], branches: str, wanted: _Wanted, why: str) -> None:
+    def _drop(self, doc: Document, below: Iterable[End], branches: str, wanted: _Wanted, why: str) -> None:
         for end in below:
             if wanted is None or end in wanted:
                 if self._retrying:
@@ -252,32 +223,34 @@ class Walk:
                 self._stage.dropped(doc, end, branches, why, 1 + (wanted[end] if wanted else 0))
 
     def _drop_untaken(
-        self, doc: Document, stop: _Stop, chosen: list[str], route: str, branches: str, wanted: _Wanted
+        self, doc: Document, station: Station, chosen: list[str], route: str, branches: str, wanted: _Wanted
     ) -> None:
         """Destinations that are reached only by branches which the document does not take."""
-        assert stop.router is not None
-        if len(chosen) == len(stop.branches):
+        assert station.router is not None
+        if len(chosen) == len(station.branches):
             return
-        copies = stop.router.copies
+        copies = station.router.copies
         taken = {
-            end for name in chosen for end in stop.branches[name].ends_by(_joined(route, name) if copies else route)
+            end for name in chosen for end in station.branches[name].ends_by(joined(route, name) if copies else route)
         }
-        untaken = [end for end in stop.ends_by(route) if end not in taken]
+        untaken = [end for end in station.ends_by(route) if end not in taken]
         if untaken:
-            self._drop(doc, untaken, branches, wanted, f"not its branch: {stop.where} sent it to {', '.join(chosen)}")
+            self._drop(
+                doc, untaken, branches, wanted, f"not its branch: {station.where} sent it to {', '.join(chosen)}"
+            )
 
     def _fail(
-        self, doc: Document, stop: _Stop, route: str, branches: str, wanted: _Wanted, error: BaseException
+        self, doc: Document, station: Station, route: str, branches: str, wanted: _Wanted, error: BaseException
     ) -> None:
         """An attempt of everything below is spent."""
-        text = _why(stop, error)
+        text = _why(station, error)
         owed = []
-        for end in stop.ends_by(route):
+        for end in station.ends_by(route):
             if wanted is None or end in wanted:
                 owed.append(self._failed(doc, end, branches, 0 if wanted is None else wanted[end], text, error))
-        self.failures.append(Failure(self._member(doc.id), stop.name, route, branches, owed))
+        self.failures.append(Failure(self._member(doc.id), station.name, route, branches, owed))
 
-    def _failed(self, doc: Document, end: _End, branches: str, before: int, text: str, error: BaseException) -> Owed:
+    def _failed(self, doc: Document, end: End, branches: str, before: int, text: str, error: BaseException) -> Owed:
         if self._retrying:
             self._told.add((doc.id, end))
         permanent = isinstance(error, PermanentError)
@@ -286,68 +259,70 @@ class Walk:
 
     # -- back to what failed -----------------------------------------------------------------------
 
-    def _replay(self, doc: Document, stop: _Stop | None, route: str, branches: str, owed: list[Failure]) -> None:
+    def _replay(self, doc: Document, station: Station | None, route: str, branches: str, owed: list[Failure]) -> None:
         """Down to the nodes at which this member or what is made from it failed."""
         member = self._member(doc.id)
-        while stop is not None and owed:
-            here = [f for f in owed if (f.member, f.node, f.route) == (member, stop.name, route)]
+        while station is not None and owed:
+            here = [f for f in owed if (f.member, f.node, f.route) == (member, station.name, route)]
             if here:
                 owed = [f for f in owed if f not in here]
                 self.reached += here
                 wanted = {o.end: o.attempt for f in here for o in f.owed if o.open}
                 apart = doc.copy() if owed else doc
-                self._go(apart, stop.next if stop is self._source else stop, route, here[0].branches, wanted)
+                self._go(apart, station.next if station is self._source else station, route, here[0].branches, wanted)
                 if not owed:
                     return
-            if stop.step is not None:
+            if station.step is not None:
                 id = doc.id
                 try:
                     try:
-                        out = stop.step(doc)
+                        out = station.step(doc)
                     finally:
                         doc.id = id  # its id is the source's, whatever a step does to the object
                     if out is not doc:
-                        out = self._returned(doc, stop, route, out)
+                        out = self._returned(doc, station, route, out)
                 except Dropped:
                     return
                 except (Exception, SystemExit) as e:
-                    self._fail_again(owed, doc, stop, e)
+                    self._fail_again(owed, doc, station, e)
                     return
                 if out is not doc:
                     if len(out) > 1 or out[0].id != doc.id:
-                        self._replay_each(out, stop, route, branches, owed)
+                        self._replay_each(out, station, route, branches, owed)
                         return
                     doc = out[0]
-            elif stop.router is not None:
-                if stop.router.copies:
-                    for name, branch in stop.branches.items():
-                        by = _joined(route, name)
+            elif station.router is not None:
+                if station.router.copies:
+                    for name, branch in station.branches.items():
+                        by = joined(route, name)
                         if below := [f for f in owed if f.route == by or f.route.startswith(f"{by}/")]:
                             self._replay(doc.copy(), branch, by, branches, below)
                     return
-                taken = _branch_taken(owed[0].branches, stop)
-                branches = _joined(branches, f"{stop.name}={taken.name}")
-                stop = taken
+                taken = _branch_taken(owed[0].branches, station)
+                branches = joined(branches, f"{station.name}={taken.name}")
+                station = taken
                 continue
-            stop = stop.next
+            station = station.next
 
-    def _replay_each(self, out: list[Document], stop: _Stop, route: str, branches: str, owed: list[Failure]) -> None:
+    def _replay_each(
+        self, out: list[Document], station: Station, route: str, branches: str, owed: list[Failure]
+    ) -> None:
         """Each member that a failure descends from goes on; of two, the younger."""
         members = {self._member(each.id): each for each in out}
         ways: dict[str, list[Failure]] = {}
         for failure in owed:
-            above = [m for m in members if descends(failure.member, m)]
-            if above:
-                ways.setdefault(max(above, key=len), []).append(failure)
+            nearest = next((m for m in ancestry(failure.member) if m in members), None)
+            if nearest is not None:
+                ways.setdefault(nearest, []).append(failure)
         for member, each in members.items():
             if member in ways:
-                self._replay(each, stop.next, route, branches, ways[member])
+                self._replay(each, station.next, route, branches, ways[member])
             else:
                 self.kept.append(member)
 
-    def _fail_again(self, owed: list[Failure], doc: Document, stop: _Stop, error: BaseException) -> None:
+    def _fail_again(self, owed: list[Failure], doc: Document, station: Station, error: BaseException) -> None:
         """The way back failed: an attempt is spent, and the next retry goes to the same places."""
-        text = _why(stop, error)
+        text = _why(station, error)
         for failure in owed:
             member = self._relative(doc, failure.member)
             again = [
@@ -375,46 +350,18 @@ class Walk:
         return found
 
 
-def _stops(nodes: Sequence[Node], task: int, guarded: Callable[[StepNode], Callable[..., Any]]) -> dict[str, _Stop]:
-    below, following = ends(nodes), successors(nodes)
-    stops = {n.name: _Stop(n.name, tuple((e.destination, "/".join(e.route)) for e in below[n.name])) for n in nodes}
-    for node in nodes:
-        stop = stops[node.name]
-        after = {n.name: stops[n.name] for n in following[node.name]}
-        match node:
-            case SourceNode():
-                stop.where = "reading it"
-            case StepNode():
-                stop.step = guarded(node)
-                stop.where = f"step {node.name}"
-            case RouterNode():
-                stop.router = copy.copy(node.router)
-                stop.router.open(tuple(after), task)
-                stop.branches, after = after, {}
-                stop.where = f"router {node.name}"
-            case DestinationNode():
-                stop.delivers = True
-                stop.where = f"for {node.name}"
-        stop.next = next(iter(after.values()), None)
-    return stops
-
-
 def _closed(failure: Failure) -> Failure:
     """What of it has ended: kept, so that a person may open it again."""
     ended = [o for o in failure.owed if not o.open]
     return Failure(failure.member, failure.node, failure.route, failure.branches, ended)
 
 
-def _branch_taken(branches: str, stop: _Stop) -> _Stop:
+def _branch_taken(branches: str, station: Station) -> Station:
     """The branch that was taken at a router before."""
-    assert stop.router is not None
+    assert station.router is not None
     taken = dict(choice.partition("=")[::2] for choice in branches.split("/"))
-    return stop.branches[taken[stop.name]]
+    return station.branches[taken[station.name]]
 
 
-def _why(stop: _Stop, error: BaseException) -> str:
-    return words(error) if isinstance(error, BadDocument) else f"{stop.where}: {named(error)}"
-
-
-def _joined(one: str, other: str) -> str:
-    return f"{one}/{other}" if one and other else one or other
+def _why(station: Station, error: BaseException) -> str:
+    return words(error) if isinstance(error, BadDocument) else f"{station.where}: {named(error)}"

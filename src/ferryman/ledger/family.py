@@ -6,7 +6,7 @@ id has after the origin's: "" for the origin itself, "#3" for a child, "#3#a" fo
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -60,14 +60,18 @@ class Failure(msgspec.Struct, frozen=True, array_like=True):
         """Is anything of it tried again?"""
         return any(o.open for o in self.owed)
 
-    def covers(self, given: Given) -> bool:
-        """Is it open whether this failure would have given that again?"""
-        return descends(given.member, self.member) and (given.destination, given.route) in {o.end for o in self.owed}
-
 
 def descends(member: str, ancestor: str) -> bool:
     """Is it this member, or made from it?"""
     return member == ancestor or member.startswith(f"{ancestor}#")
+
+
+def ancestry(member: str) -> Iterator[str]:
+    """The member itself, the one that it was made from, and so on up to the origin, ""."""
+    yield member
+    while member:
+        member = member.rpartition("#")[0]
+        yield member
 
 
 def parent_of(child: str) -> str:

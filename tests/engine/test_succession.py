@@ -1,0 +1,76 @@
+"""What a new version leaves of the old one's deliveries: the rules alone, without an engine."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from ferryman.engine.succession import Succession, succession
+from ferryman.ledger.family import Failure, Given, Owed
+
+
+@dataclasses.dataclass
+class Walked:
+    failures: list[Failure] = dataclasses.field(default_factory=list)
+    reached: list[Failure] = dataclasses.field(default_factory=list)
+    kept: list[str] = dataclasses.field(default_factory=list)
+
+
+A, X, Y, XZ = (Given(member, "", "out") for member in ("", "#x", "#y", "#x#z"))
+
+
+def failure(member: str, *destinations: str, route: str = "") -> Failure:
+    return Failure(member, "step", "", "", [Owed(name, route, 1) for name in destinations])
+
+
+def compared(old: list[Given], made: list[Given], walk: Walked | None = None, *, retry: bool = False) -> Succession:
+    places = {"left": "one place", "right": "one place"}
+    return succession(old, made, walk or Walked(), lambda name: places.get(name, name), retry=retry)
+
+
+def test_what_is_not_made_again_goes() -> None:
+    assert compared([A, X, Y], [A, Y]) == Succession([A, Y], [X], [])
+
+
+def test_what_lies_below_a_failure_stays() -> None:
+    """Its descendants too; its siblings do not."""
+    assert compared([X, Y, XZ], [], Walked([failure("#x", "out")])) == Succession([X, XZ], [Y], [])
+    assert compared([X], [], Walked([failure("#x", "elsewhere")])) == Succession([], [X], [])
+
+
+def test_a_member_is_no_descendant_of_one_whose_name_it_begins_with() -> None:
+    longer = Given("#xy", "", "out")
+    assert compared([X, longer], [], Walked([failure("#x", "out")])) == Succession([X], [longer], [])
+
+
+def test_a_retry_speaks_only_of_what_it_reached() -> None:
+    """And not of members that it let go when they were made."""
+    walk = Walked(reached=[failure("", "out")], kept=["#x"])
+    assert compared([A, X, Y, XZ], [A], walk, retry=True) == Succession([A, X, XZ], [Y], [])
+    assert compared([X, Y], [], Walked(reached=[failure("#x", "out")]), retry=True) == Succession([Y], [X], [])
+
+
+@pytest.mark.parametrize("now", [Given("", "other", "left"), Given("", "", "right")])
+def test_the_same_place_by_another_way_replaces(now: Given) -> None:
+    """Another route, or another node of the same target."""
+    before = Given("", "", "left")
+    given, gone, [(replaced, why)] = compared([before], [now])
+    assert (given, gone, replaced) == ([now], [], before)
+    assert why.startswith("replaced: ")
+
+
+def test_what_may_still_come_inherits() -> None:
+    """The old one stays until the retry has come by the other way, or is clear not to come."""
+    before = Given("#x", "", "left")
+    given, gone, [(replaced, why)] = compared([before], [], Walked([failure("#x", "right", route="r")]))
+    assert (given, gone, replaced) == ([Given("#x", "r", "right")], [], before)
+    assert why.startswith("kept: ")
+
+
+def test_a_large_family_takes_no_square_of_its_size() -> None:
+    """Twenty thousand members, half of which failed: comparing each with each would take minutes."""
+    members = [Given(f"#{n}", "", "out") for n in range(20_000)]
+    walk = Walked([failure(g.member, "out") for g in members[::2]], reached=[failure("", "out")])
+    given, gone, _ = compared(members, [], walk, retry=True)
+    assert (len(given), len(gone)) == (10_000, 10_000)
