@@ -17,7 +17,7 @@ import pytest
 
 from ferryman.cli.app import start
 from ferryman.cli.options import seconds, spark_settings, status_name
-from ferryman.engine.judge import _SourceJudge
+from ferryman.engine.scan.judge import _SourceJudge
 from ferryman.errors import EngineError, StateHeld, UsageError
 
 Fake = Callable[..., None]

@@ -217,7 +217,7 @@ def test_a_call_that_hangs_is_interrupted(net: Network) -> None:
 @pytest.mark.rule("timeout.stuck")
 def test_a_call_that_hangs_in_c_loses_its_process(net: Network, monkeypatch: pytest.MonkeyPatch) -> None:
     """It cannot be interrupted: its process is ended, and it is found as one that kills."""
-    from ferryman.engine import feed
+    from ferryman.engine.transform import feed
 
     monkeypatch.setattr(feed, "_GRACE_S", 0.2)
 

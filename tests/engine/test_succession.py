@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from ferryman.engine.succession import Succession, succession
+from ferryman.engine.transform.succession import Succession, succession
 from ferryman.ledger.family import Failure, Given, Owed
 
 

@@ -30,7 +30,7 @@ class Step(NamedTuple):
         return f"{what} [{self.action}]"
 
 
-_JOURNAL, _SENDING, _SETTLE = "ledger.journal.Journal", "engine.sending.FileDelivery", "ledger.settle"
+_JOURNAL, _SENDING, _SETTLE = "ledger.journal.Journal", "engine.deliver.sending.FileDelivery", "ledger.settle"
 
 ACTIONS: Final[dict[str, Action]] = {
     # the outside
@@ -61,15 +61,15 @@ ACTIONS: Final[dict[str, Action]] = {
     # 1 scan, 2 transform, 3 commit
     "scan": Action(
         "lists and judges",
-        ("engine.listing.list_sources", "engine.judge.judge"),
+        ("engine.scan.listing.list_sources", "engine.scan.judge.judge"),
         ("scan.listed", "scan.judged"),
     ),
     "transform": Action(
         "a task reads documents and stages files",
-        ("engine.transform.Transform.__call__", "engine.staging.Stager.finish"),
+        ("engine.transform.task.Transform.__call__", "engine.transform.staging.Stager.finish"),
         ("transform.outbox", "transform.documents", "transform.ledger", "transform.staged"),
     ),
-    "transform.again": Action("the same task runs twice", ("engine.transform.Transform.__call__",), fault=True),
+    "transform.again": Action("the same task runs twice", ("engine.transform.task.Transform.__call__",), fault=True),
     "transform.done": Action("one attempt's files are taken", ("engine.wave.Run._wave",), ("transform.done",)),
     "redeliver": Action("opens a wave without documents", ("engine.wave.Run._redeliver",)),
     "commit": Action(
@@ -77,20 +77,20 @@ ACTIONS: Final[dict[str, Action]] = {
     ),
     "commit.synced": Action("syncs and marks the commit", ("storage.tables.Table.commit",), ("wave.marked",)),
     # 4 deliver
-    "dispatch": Action("starts a task for each lane", ("engine.dispatch.Dispatcher.deliver",)),
-    "dispatch.double": Action("a second task of a lane starts", ("engine.deliver.Pass.__call__",), fault=True),
+    "dispatch": Action("starts a task for each lane", ("engine.deliver.dispatch.Dispatcher.deliver",)),
+    "dispatch.double": Action("a second task of a lane starts", ("engine.deliver.lane.Pass.__call__",), fault=True),
     "claim": Action("claims the chunk", (f"{_JOURNAL}.claim",), ("deliver.claimed",)),
     "look": Action("looks whether its pass is open", (f"{_JOURNAL}.open_for",)),
     "send": Action("sends, all is well", (f"{_SENDING}._send", f"{_SENDING}._send_once"), ("deliver.sent",)),
     "send.transient": Action(
         "sends; one row is answered with transient: nothing took effect",
-        ("destinations.base.Outcome.transient", "engine.outcomes.row_result"),
+        ("destinations.base.Outcome.transient", "engine.deliver.outcomes.row_result"),
         ("deliver.sent",),
         fault=True,
     ),
     "send.refused": Action(
         "sends; one row is refused for good",
-        ("destinations.base.Outcome.permanent", "engine.outcomes.row_result"),
+        ("destinations.base.Outcome.permanent", "engine.deliver.outcomes.row_result"),
         ("deliver.sent",),
         fault=True,
     ),
@@ -107,10 +107,16 @@ ACTIONS: Final[dict[str, Action]] = {
         fault=True,
     ),
     "send.down": Action(
-        "sends; the destination is down: a universal error", ("engine.sender.universal",), ("deliver.sent",), fault=True
+        "sends; the destination is down: a universal error",
+        ("engine.deliver.sender.universal",),
+        ("deliver.sent",),
+        fault=True,
     ),
     "send.hung": Action(
-        "sends, and is given up before an answer comes", ("engine.sender.Sender.call",), ("deliver.sent",), fault=True
+        "sends, and is given up before an answer comes",
+        ("engine.deliver.sender.Sender.call",),
+        ("deliver.sent",),
+        fault=True,
     ),
     "send.landed": Action("what was given up takes effect after all"),
     "note": Action("notes what came of the chunk", (f"{_JOURNAL}.publish",), ("deliver.noted",)),
@@ -121,7 +127,7 @@ ACTIONS: Final[dict[str, Action]] = {
     ),
     "deliver.done": Action("all lanes have returned", ("engine.wave.Run._deliver_and_settle",), ("deliver.done",)),
     "deliver.late": Action(
-        "goes on while a worker is still at it", ("engine.dispatch.Dispatcher._deliver_one",), fault=True
+        "goes on while a worker is still at it", ("engine.deliver.dispatch.Dispatcher._deliver_one",), fault=True
     ),
     # 5 settle
     "close": Action("closes the pass", (f"{_JOURNAL}.close",), ("settle.closed",)),

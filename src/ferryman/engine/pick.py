@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from ferryman.engine.cut import JUDGED, LISTED, Piece, TaskCut
-from ferryman.engine.listing import Listing
+from ferryman.engine.scan.cut import JUDGED, LISTED, Piece, TaskCut
+from ferryman.engine.scan.listing import Listing
 from ferryman.ledger.events import table_of
 from ferryman.ledger.schemas import DOCUMENTS
 from ferryman.storage.groups import RowGroups

@@ -20,14 +20,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ferryman.engine import wave
-from ferryman.engine.cut import TaskCut
-from ferryman.engine.dispatch import owed_rows
-from ferryman.engine.judge import Verdict, judge
-from ferryman.engine.listing import Listing, list_sources
+from ferryman.engine.deliver.dispatch import owed_rows
 from ferryman.engine.pick import Picked, pick
 from ferryman.engine.runner import Patient, Runner, Shipped, run_apart
 from ferryman.engine.sample import Draw, Sample, Sampled, draw, reasons
-from ferryman.engine.transform import Transform, now_us
+from ferryman.engine.scan.cut import TaskCut
+from ferryman.engine.scan.judge import Verdict, judge
+from ferryman.engine.scan.listing import Listing, list_sources
+from ferryman.engine.transform.task import Transform, now_us
 from ferryman.errors import EngineError, PlanChanged, TooManyDeletes, UsageError, WorkerDied
 from ferryman.ledger import commands, versions
 from ferryman.ledger.account import looking_again, named_damage

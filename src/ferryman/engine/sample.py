@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ferryman.engine.block import Block
-from ferryman.engine.cut import TaskCut
-from ferryman.engine.staging import Staged
-from ferryman.engine.transform import Transform, Uptake
+from ferryman.engine.scan.cut import TaskCut
+from ferryman.engine.transform.block import Block
+from ferryman.engine.transform.staging import Staged
+from ferryman.engine.transform.task import Transform, Uptake
 
 _BLOCK = 1024
 """Rows read at a time, at most."""

@@ -21,13 +21,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from ferryman import settings
-from ferryman.engine.cut import Slice
-from ferryman.engine.dispatch import Dispatcher, first_due, owed_rows
-from ferryman.engine.judge import Verdict, judge
-from ferryman.engine.listing import list_sources
+from ferryman.engine.deliver.dispatch import Dispatcher, first_due, owed_rows
 from ferryman.engine.runner import Patient, Runner, Shipped, run_apart
-from ferryman.engine.staging import Staged
-from ferryman.engine.transform import Transform, now_us
+from ferryman.engine.scan.cut import Slice
+from ferryman.engine.scan.judge import Verdict, judge
+from ferryman.engine.scan.listing import list_sources
+from ferryman.engine.transform.staging import Staged
+from ferryman.engine.transform.task import Transform, now_us
 from ferryman.errors import EngineError, FerrymanError, WorkerDied
 from ferryman.ledger import commands, versions
 from ferryman.ledger.account import left_over

@@ -22,8 +22,8 @@ import pyarrow.compute as pc
 
 from ferryman import settings
 from ferryman.destinations.base import Delivery, Guarantee, Outcome
-from ferryman.engine.outcomes import row_result
-from ferryman.engine.sender import Caller, ChildSender, Hung, Killed, Sender, universal
+from ferryman.engine.deliver.outcomes import row_result
+from ferryman.engine.deliver.sender import Caller, ChildSender, Hung, Killed, Sender, universal
 from ferryman.errors import PermanentError, named, words
 from ferryman.ledger.events import sent_events
 from ferryman.ledger.journal import UNTOUCHED, Journal, Result, RowResult, Rows

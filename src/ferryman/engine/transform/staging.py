@@ -12,9 +12,9 @@ import pyarrow as pa
 
 from ferryman import settings
 from ferryman.document import Document, Operation
-from ferryman.engine.block import Block
-from ferryman.engine.outgoing import OUTBOX_FILE, Outgoing, picked
-from ferryman.engine.succession import Outcome, succession
+from ferryman.engine.transform.block import Block
+from ferryman.engine.transform.outgoing import OUTBOX_FILE, Outgoing, picked
+from ferryman.engine.transform.succession import Outcome, succession
 from ferryman.ledger.delivery import DeliveryHash, hasher
 from ferryman.ledger.events import ORDINAL_STEPS, table_of
 from ferryman.ledger.family import (

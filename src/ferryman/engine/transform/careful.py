@@ -15,11 +15,11 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from ferryman.document import Document
-from ferryman.engine.block import Block
 from ferryman.engine.child import Child, Died
-from ferryman.engine.cut import TaskCut
-from ferryman.engine.feed import Feed, Taken, guarded
-from ferryman.engine.staging import Stager, is_last
+from ferryman.engine.scan.cut import TaskCut
+from ferryman.engine.transform.block import Block
+from ferryman.engine.transform.feed import Feed, Taken, guarded
+from ferryman.engine.transform.staging import Stager, is_last
 from ferryman.errors import PermanentError
 from ferryman.ledger.family import Failure
 from ferryman.plan import DestinationNode, Plan, StepNode

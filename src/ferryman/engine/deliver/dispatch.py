@@ -9,10 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 from ferryman import settings
-from ferryman.engine.deliver import Lane, LaneReport, Pass
+from ferryman.engine.deliver.lane import Lane, LaneReport, Pass
+from ferryman.engine.deliver.sender import Hung, Sender
+from ferryman.engine.deliver.sending import OutboxFile
 from ferryman.engine.runner import Runner, Shipped
-from ferryman.engine.sender import Hung, Sender
-from ferryman.engine.sending import OutboxFile
 from ferryman.errors import EngineError, FerrymanError, PermanentError, WorkerDied, named, words
 from ferryman.ledger.state import State
 from ferryman.plan import DestinationNode

@@ -7,7 +7,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from ferryman.document import Operation
-from ferryman.engine.block import Block
+from ferryman.engine.transform.block import Block
 from ferryman.ledger.delivery import DeliveryHash
 from ferryman.ledger.events import table_of
 from ferryman.ledger.family import Given, parent_of

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self
 
-from ferryman.engine.block import Block
-from ferryman.engine.careful import CarefulFeed
-from ferryman.engine.cut import TaskCut
-from ferryman.engine.feed import Feed, Taken
 from ferryman.engine.runner import Shipped
-from ferryman.engine.staging import Staged, Stager
+from ferryman.engine.scan.cut import TaskCut
+from ferryman.engine.transform.block import Block
+from ferryman.engine.transform.careful import CarefulFeed
+from ferryman.engine.transform.feed import Feed, Taken
+from ferryman.engine.transform.staging import Staged, Stager
 
 _BLOCK: Final = 4096
 """Rows handled at a time: what is held as Python objects."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from ferryman.document import Document, encode_fields
-from ferryman.engine.stations import End, Station, joined, stations
+from ferryman.engine.transform.stations import End, Station, joined, stations
 from ferryman.errors import BadDocument, Dropped, PermanentError, named, words
 from ferryman.ledger.family import Failure, Owed, ancestry, descends, parent_of
 from ferryman.plan import Plan, StepNode

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 from ferryman import settings
 from ferryman.destinations.base import DestinationContext
+from ferryman.engine.deliver.sending import FileDelivery, OutboxFile, Stop, Turn
 from ferryman.engine.runner import Shipped
-from ferryman.engine.sending import FileDelivery, OutboxFile, Stop, Turn
 from ferryman.errors import PermanentError, named
 from ferryman.plan import DestinationNode
 

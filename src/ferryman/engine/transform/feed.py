@@ -13,10 +13,10 @@ from types import FrameType
 from typing import Any, Final
 
 from ferryman.document import Document, content_version, decode_fields, encode_fields
-from ferryman.engine.block import Block
-from ferryman.engine.contents import Contents
-from ferryman.engine.cut import TaskCut
-from ferryman.engine.walk import Stage, Walk
+from ferryman.engine.scan.cut import TaskCut
+from ferryman.engine.transform.block import Block
+from ferryman.engine.transform.contents import Contents
+from ferryman.engine.transform.walk import Stage, Walk
 from ferryman.errors import BadDocument, PermanentError, TransientError, words
 from ferryman.plan import Plan, SourceNode, StepNode
 from ferryman.sources import Listed, Source

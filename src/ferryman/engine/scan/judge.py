@@ -17,9 +17,9 @@ import duckdb
 import pyarrow as pa
 
 from ferryman import settings
-from ferryman.engine.cut import JUDGED, Cutter, Slice
-from ferryman.engine.listing import LISTING, Listing
-from ferryman.engine.undone import Undone
+from ferryman.engine.scan.cut import JUDGED, Cutter, Slice
+from ferryman.engine.scan.listing import LISTING, Listing
+from ferryman.engine.scan.undone import Undone
 from ferryman.errors import TooManyDeletes
 from ferryman.ledger.schemas import DOCUMENTS
 from ferryman.storage.query import connect, quoted, quoted_list, register

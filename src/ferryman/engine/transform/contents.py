@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ferryman.engine.listing import content_path
+from ferryman.engine.scan.listing import content_path
 from ferryman.storage.groups import Batches, values
 
 _COLUMNS = ["fields", "raw"]

@@ -1,0 +1,1 @@
+"""1. Scan: executors list, the driver judges and cuts."""
