@@ -118,6 +118,9 @@ def _are_nodes(plan: Plan, **options: str | None) -> None:
 
 
 def _table(rows: list[dict[str, Any]], columns: tuple[str, ...]) -> None:
+    if any(row["route"] for row in rows):  # copies of one document at one destination are told apart by it
+        at = columns.index("destination") + 1
+        columns = (*columns[:at], "route", *columns[at:])
     if rows:
         table(columns, [[when(row[c]) if c == "created" else row[c] for c in columns] for row in rows])
     else:

@@ -168,5 +168,6 @@ def _examples(root: Path, plan: Plan, status: str, heading: str) -> None:
     terminal.say(heading + (", the newest of them:" if rows else ""))
     for row in rows:
         where = f" for {row['destination']}" if row["destination"] else ""
-        reason = (row["message"] or "no reason was given").removeprefix(f"{row['document']}: ")
+        silent = "not sent yet" if row["status"] == "BATCHED" else "no reason was given"
+        reason = (row["message"] or silent).removeprefix(f"{row['document']}: ")
         terminal.say(f"  {row['document']}{where}: {reason}")
