@@ -479,7 +479,9 @@ def check(root: Path, name: str, guarantee: str, unknown: Unknown, ledger: list[
         lines = {n: delivered(root, n) for n in names.split("|")}
         wanted = all_wanted + _turns(lines, ledger) if len(lines) > 1 else all_wanted
         got = sum((counted({d["hash"]: d for d in there}.values()) for there in lines.values()), Arrived())
-        assert got <= wanted, f"{names}: nobody asked for {got - wanted}"
+        # A delete that waits when a newer revision is taken up is made again with it: it may yet be refused.
+        extra = {d for d in got - wanted if shape.from_version is None or d[0] != "delete" or d not in wanted}
+        assert not extra, f"{names}: nobody asked for {extra}"
         for op, id, route, _ in wanted - got:
             assert any((n, op, id, route) in unknown for n in lines), f"{names}: lost {op} of {id} by {route!r}"
         for each, there in lines.items():

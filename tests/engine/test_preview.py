@@ -339,11 +339,11 @@ def test_scratch_files_are_removed_after_an_error_too(net: Network) -> None:
     """``previewed`` looks; and the state is not made."""
 
     def away() -> list[Any]:
-        raise ConnectionError("no list today")
+        raise UsageError("no list today")
 
     plan = Plan("network", version=1)
     plan.source("docs", Memory(away)).destination("out", net.out("out"))
-    with pytest.raises(ConnectionError):
+    with pytest.raises(UsageError):
         previewed(plan, net.state)
     assert not net.state.exists()
 

@@ -151,6 +151,19 @@ ACTIONS: Final[dict[str, Action]] = {
 NOT_MODELLED: Final[dict[str, str]] = {
     "create.table": "making a state: nothing is in it yet",
     "create.state": "making a state: nothing is in it yet",
+    "plan.kept": "what a plan is, is not modelled",
+    **dict.fromkeys(
+        (
+            "version.fenced",
+            "version.logged",
+            "version.synced",
+            "version.marked",
+            "version.built",
+            "version.staged",
+            "version.adopted",
+        ),
+        "a state that carries on from an older version's is not modelled",
+    ),
     "command.queued": "a person's word is not modelled",
     "command.staged": "a person's word is not modelled",
     "command.done": "a person's word is not modelled",
