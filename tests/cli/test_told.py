@@ -46,6 +46,7 @@ def row(document: str, status: str, message: str = "", **more: Any) -> dict[str,
         "version": "00ff",
         "revision": 1,
         "operation": "upsert",
+        "route": "",
         "destination": "index",
         "status": status,
         "message": message,
@@ -531,6 +532,18 @@ def test_docs_show_the_newest_and_say_that_there_are_more(
     assert captured.out.count("INDEXED") == 7 + 50
     assert captured.err == "These are the 50 newest; --limit shows more.\n"
     assert limits == [None, 7, 51]
+
+
+def test_copies_are_told_apart_by_their_route(fake: Fake, state: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A column that is there only where it says something."""
+    fake("ferryman.ledger.account", docs=lambda root, **_: [row("a", "INDEXED", route="left"), row("a", "INDEXED")])
+
+    assert start(["docs", "plan.py"]) == 0
+
+    heading, first, second = capsys.readouterr().out.splitlines()
+    assert heading.split()[:4] == ["document", "source", "destination", "route"]
+    assert first.split()[3] == "left"
+    assert second.split()[3] == "INDEXED"
 
 
 def test_history_tells_every_event(fake: Fake, state: Path, capsys: pytest.CaptureFixture[str]) -> None:
