@@ -160,6 +160,11 @@ def named(error: BaseException) -> str:
     return f"{type(error).__name__}: {words(error)}"
 
 
+def harmless(error: BaseException) -> Exception:
+    """What other people's code raised, as something that ends no process of ours: ``sys.exit()`` would."""
+    return error if isinstance(error, Exception) else RuntimeError(f"it raised {named(error)}")
+
+
 def words(reason: object) -> str:
     """Any reason that other people's code gave, as text that can be stored: it may be no text, or no words."""
     if reason is None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import faulthandler
 import os
 import signal
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,9 @@ import pytest
 from ferryman.destinations import Outcome
 from ferryman.document import Document
 from ferryman.engine.wave import Summary
-from ferryman.errors import TransientError, WorkerDied
+from ferryman.errors import EngineError, TransientError, WorkerDied
 from ferryman.ledger import account
-from ferryman.routers import Duplicate
+from ferryman.routers import Duplicate, Router
 from ferryman.sources import Listed, Memory
 from ferryman.testing.inprocess import InProcess
 from tests.support.network import Network
@@ -314,6 +315,37 @@ def test_a_destination_that_answers_is_heard_in_careful_mode(net: Network) -> No
     summary = run(net)
     assert (summary.dead, summary.error_doc) == (1, 1)
     assert summary.delivered == len(IDS) - 2
+
+
+def test_a_destination_that_leaves_ends_no_worker_in_careful_mode(net: Network) -> None:
+    """``sys.exit()`` is its error for that chunk, as it is without a child process."""
+    out = net.out("out")
+    out.before = kills("d00")
+    out.answer = leaving
+    net.plan.destination("out", out, after="docs", batch=1, attempts=2, backoff=0)
+    summary = run(net)
+    assert (summary.dead, summary.error_doc, summary.delivered) == (1, 1, len(IDS) - 2)
+    [bad] = account.docs(net.root, status="dead", plan=net.plan)
+    assert bad["message"] == "RuntimeError: it raised SystemExit: 3 (attempt 2, the last)"
+
+
+def leaving(delivery: Any) -> Outcome:
+    return sys.exit(3) if delivery.id == "d20" else Outcome.ok()
+
+
+class Deadly(Router):
+    """Kills the process in which it is opened."""
+
+    def open(self, branches: Sequence[str], task: int) -> None:
+        segfault()
+
+
+def test_a_router_that_kills_when_it_is_opened_accuses_no_document(net: Network) -> None:
+    """No document was read yet: the run ends with an error, and nothing is lost."""
+    net.plan.route("deadly", Deadly(), after="docs").destination("out", net.out("out"))
+    with pytest.raises(EngineError):
+        run(net, checked=False)
+    assert account.docs(net.root, plan=net.plan) == []
 
 
 def moody(delivery: Any) -> Outcome:

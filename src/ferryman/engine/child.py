@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import cloudpickle
 
-from ferryman.errors import FerrymanError, PermanentError, TransientError, named
+from ferryman.errors import FerrymanError, PermanentError, TransientError, harmless, named
 
 _PLACE_BYTES: Final = 64 * 1024
 """What a child may say of where it is; longer words are cut."""
@@ -130,7 +130,7 @@ class Child:
         try:
             return _dumps((True, self._serve(pickle.loads(request))))
         except BaseException as e:
-            return _pickled(e)
+            return _pickled(harmless(e))
 
     def _bury(self) -> int:
         _, status = os.waitpid(self._pid, 0)
@@ -146,7 +146,7 @@ class Child:
         return self._place[_SIZE.size : _SIZE.size + size].decode("utf-8", "surrogatepass")
 
 
-def _pickled(error: BaseException) -> bytes:  # pragma: no cover - the child
+def _pickled(error: Exception) -> bytes:  # pragma: no cover - the child
     """An error on its way to the parent; one that cannot be pickled as its nearest relative."""
     with contextlib.suppress(Exception):
         answer = _dumps((False, error))

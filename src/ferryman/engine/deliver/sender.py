@@ -9,7 +9,7 @@ from typing import Any, Final, Protocol
 
 from ferryman.destinations.base import Destination
 from ferryman.engine.child import Child, Died, TooLong
-from ferryman.errors import DeliveryError, named
+from ferryman.errors import DeliveryError, harmless
 
 _END: Final = object()
 
@@ -66,9 +66,7 @@ class Sender:
             raise Hung(f"no answer within {timeout_s:g} s") from None
         if fine:
             return answer
-        if isinstance(answer, Exception):
-            raise answer
-        raise RuntimeError(f"it raised {named(answer)}") from answer  # sys.exit() ends no worker
+        raise harmless(answer)
 
     def end(self) -> None:
         """No more calls."""

@@ -20,7 +20,7 @@ from ferryman.engine.scan.cut import TaskCut
 from ferryman.engine.transform.block import Block
 from ferryman.engine.transform.feed import Feed, Taken, guarded
 from ferryman.engine.transform.staging import Stager, is_last
-from ferryman.errors import PermanentError
+from ferryman.errors import EngineError, PermanentError
 from ferryman.ledger.family import Failure
 from ferryman.plan import DestinationNode, Plan, StepNode
 
@@ -97,6 +97,8 @@ class CarefulFeed:
                 told: Told = child.ask((i, self._killers))
                 return told
             except Died as e:
+                if not e.place:
+                    raise EngineError(f"a child process ended before it read a document: {e.how}") from e
                 self._children += 1  # routers that take turns begin elsewhere
                 step, began, id = e.place.split("\0", 2)
                 self._deaths[step, id] += 1
