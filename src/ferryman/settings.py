@@ -91,5 +91,8 @@ CHECKPOINT_COMMITS: Final = 32
 QUERY_MEMORY: Final = "128MB"
 """What state queries may hold in memory before they spill to disk."""
 
+QUERY_THREADS: Final = 2
+"""DuckDB holds some 60 MB a thread that it cannot spill: on a machine of 64 cores ``QUERY_MEMORY`` would not do."""
+
 SEQUENCE_PER_SECOND: Final = 1 << 20
 """A fresh state's first sequence is its creation time in seconds times this: it overwrites what a lost state wrote."""

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
+from ferryman.destinations import Null
 from ferryman.destinations.base import Delivery, Effect, Outcome
 from ferryman.document import Document
-from ferryman.errors import Dropped, UsageError
-from ferryman.ledger import account
+from ferryman.errors import Dropped, PermanentError, UsageError
+from ferryman.ledger import account, commands
 from ferryman.ledger.schemas import LEDGER_COLUMNS
 from ferryman.ledger.state import State, state_root
 from ferryman.plan import Plan
@@ -404,3 +405,22 @@ def test_the_state_of_a_plan_has_its_name_and_version(place: Path) -> None:
     hashes = {o.lines()[0]["hash"] for o in outs}
     assert len(hashes) == 3
     assert State.plan_of(state_root(plans[1], place / "state")).key == "a-v2"
+
+
+@pytest.mark.slow
+def test_questions_about_a_million_documents_get_by_with_their_memory(tmp_path: Path) -> None:
+    """``settings.QUERY_MEMORY`` is a limit that DuckDB enforces; what spills must be enough to list everything."""
+
+    def refuse(doc: Document) -> Document:
+        if doc.id.endswith("00"):
+            raise PermanentError("no")
+        return doc
+
+    plan = Plan("million")
+    source = plan.source("docs", Memory([Document(f"doc-{n:07d}") for n in range(1_000_000)]))
+    source.step("refuse", refuse).destination("nowhere", Null())
+    run_plan(plan, tmp_path, wait=0, checked=False)
+    assert commands.retry(plan, state=tmp_path).count == 10_000
+    root = state_root(plan, tmp_path)
+    assert len(account.docs(root, plan=plan)) == 1_000_000
+    assert len(account.docs(root, status="restart", limit=20_000, plan=plan)) == 10_000
