@@ -22,7 +22,7 @@ from typing import Any, Final
 
 from ferryman import settings
 from ferryman.engine.deliver.dispatch import Dispatcher, first_due, owed_rows
-from ferryman.engine.runner import Patient, Runner, Shipped, run_apart
+from ferryman.engine.runner import Patient, Runner, Shipped, run_patiently
 from ferryman.engine.scan.cut import Slice
 from ferryman.engine.scan.judge import Verdict, judge
 from ferryman.engine.scan.listing import list_sources
@@ -217,12 +217,12 @@ class Run:
 
     def _transform(self, task: Transform, piece: Slice) -> list[Staged]:
         """2; if a worker dies, the tasks one by one, and those that die again in careful mode."""
-        try:
-            return self._runner.run(task, piece.tasks)
-        except WorkerDied as e:
-            self._tell(f"wave {task.wave}: {e}. Its tasks are run again, one by one.")
+
+        def died(death: WorkerDied) -> None:
+            self._tell(f"wave {task.wave}: {death}. Its tasks are run again, one by one.")
             self._littered = True
-            return run_apart(self._runner, task, piece.tasks, dataclasses.replace(task, careful=True))
+
+        return run_patiently(self._runner, task, piece.tasks, dataclasses.replace(task, careful=True), died)
 
     def _commit(self, number: int, staged: list[Staged]) -> None:
         self._observer.phase(number, "commit")
