@@ -248,7 +248,9 @@ class Run:
         if self._littered:
             sweep(self._state)
             self._littered = False
-        self._observer.settled(info["delivered"], self._owed_rows(), info["dead"] + refused)
+        owed_by_steps, _ = commands.step_debt(self._state)
+        owed = owed_by_steps + sum(owed_rows(f) for f in self._state.outbox.files.values())
+        self._observer.settled(info["delivered"], owed, info["dead"] + refused)
         return int(info["sent"])
 
     def _take_commands(self) -> None:
@@ -305,7 +307,7 @@ class Run:
             elif self._dispatcher.blocked(destination):
                 continue
             waits.append(wait)
-        due = commands.next_step_due(self._state)
+        _, due = commands.step_debt(self._state)
         if due is not None:
             waits.append(max(0.0, (due - now) / 1e6))
         return min(waits, default=None)
@@ -317,11 +319,8 @@ class Run:
         )
 
     def _steps_owed(self, now: int) -> bool:
-        due = commands.next_step_due(self._state)
+        _, due = commands.step_debt(self._state)
         return due is not None and due <= now
-
-    def _owed_rows(self) -> int:
-        return sum(owed_rows(f) for f in self._state.outbox.files.values())
 
     # -- the end ---------------------------------------------------------------------------------
 

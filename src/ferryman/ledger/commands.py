@@ -80,8 +80,9 @@ _CONCERNS: Final[dict[str, frozenset[Status]]] = {
 """Verb -> statuses of the deliveries that it is about."""
 
 _OWED_BY_STEPS: Final = """
-    SELECT source, document, last.due AS due FROM (
-        SELECT source, document, arg_max({due: CASE WHEN forced THEN 0 ELSE due END}, wave) AS last FROM documents
+    SELECT source, document, last.due AS due, last.owed AS owed FROM (
+        SELECT source, document, arg_max({due: CASE WHEN forced THEN 0 ELSE due END, owed: owed}, wave) AS last
+        FROM documents
         WHERE document IN (SELECT document FROM documents WHERE due IS NOT NULL OR forced)
         GROUP BY source, document
     )
@@ -209,14 +210,19 @@ def apply(state: State, command: Command) -> int:
     return len(concerned) if of_documents else len(chosen)
 
 
-def next_step_due(state: State) -> int | None:
-    """When the next failed step is tried again, µs since 1970; 0: a person waits for it; None: no step is owed."""
+def step_debt(state: State) -> tuple[int, int | None]:
+    """How many deliveries failed steps owe, and when the next is due, µs since 1970.
+
+    Due 0: a person waits for it. None: no step is owed.
+    """
     if all(f.stats.get("nullCount", {}).get("due", 0) == f.rows for f in state.documents.files.values()):
-        return None
+        return 0, None
     with connect(state.staging) as db:
         register(db, "documents", state.documents.paths(), DOCUMENTS)
-        [(due,)] = db.execute(f"SELECT min(due) FROM ({_OWED_BY_STEPS})").fetchall()
-    return None if due is None else int(due)
+        [(owed, due)] = db.execute(
+            f"SELECT sum(owed) FILTER (due IS NOT NULL), min(due) FROM ({_OWED_BY_STEPS})"
+        ).fetchall()
+    return int(owed or 0), None if due is None else int(due)
 
 
 def owed_by_steps(state: State, now_us: int) -> dict[str, frozenset[str]] | None:
