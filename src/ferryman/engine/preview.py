@@ -32,7 +32,8 @@ from ferryman.errors import EngineError, PlanChanged, TooManyDeletes, UsageError
 from ferryman.ledger import commands, versions
 from ferryman.ledger.account import looking_again, named_damage
 from ferryman.ledger.events import EVENT_OF_ROW
-from ferryman.ledger.state import TABLES, State, state_root
+from ferryman.ledger.folder import TABLES
+from ferryman.ledger.state import State, state_root
 from ferryman.ledger.statuses import Status
 from ferryman.observe.progress import Observer, Silent
 from ferryman.plan import DestinationNode, Plan, changes, rivals, structure

@@ -26,9 +26,10 @@ from ferryman.errors import UsageError
 from ferryman.ledger import commands
 from ferryman.ledger.commit import commit_wave
 from ferryman.ledger.events import EVENT_OF_ROW, ORDINAL_COMMAND, table_of
+from ferryman.ledger.folder import TAKEOVER
 from ferryman.ledger.schemas import DOCUMENTS, LEDGER
 from ferryman.ledger.settle import settle
-from ferryman.ledger.state import SEQUENCE, SETTLED, TAKEOVER, WAVE, State
+from ferryman.ledger.state import SEQUENCE, SETTLED, WAVE, State
 from ferryman.ledger.statuses import Status
 from ferryman.plan import Plan, changed_sources, structure
 from ferryman.storage import files
