@@ -16,6 +16,7 @@ from ferryman.ledger.schemas import LEDGER_COLUMNS
 from ferryman.ledger.state import State, state_root
 from ferryman.plan import Plan
 from ferryman.sources import Memory
+from tests.support import NOT_SOON_S
 from tests.support.recorder import Recorder
 from tests.support.trial import Interrupted, Trial, Until, run_plan
 
@@ -68,7 +69,7 @@ SITUATIONS: dict[str, tuple[str, dict[str, int]]] = {
 def test_each_situation_is_counted_in_its_place(trial: Trial, situation: str) -> None:
     """One document in it, and nothing else."""
     text, counts = SITUATIONS[situation]
-    trial.build(step, answer=answer, backoff=3600)
+    trial.build(step, answer=answer, backoff=NOT_SOON_S)
     trial.put("a", text=text)
     summary = trial.run(wait=0)
     assert trial.counts() == counts
@@ -78,7 +79,7 @@ def test_each_situation_is_counted_in_its_place(trial: Trial, situation: str) ->
 
 def test_all_situations_together(trial: Trial) -> None:
     """Each counted once."""
-    trial.build(step, answer=answer, backoff=3600, batch=1)
+    trial.build(step, answer=answer, backoff=NOT_SOON_S, batch=1)
     for situation, (text, _) in SITUATIONS.items():
         if text != "down":
             trial.put(situation, text=text)
@@ -140,14 +141,14 @@ def test_a_destination_that_keeps_what_is_gone(trial: Trial) -> None:
 
 def test_a_new_version_replaces_the_old_one_in_the_counts(trial: Trial) -> None:
     """A dead old version is history; one that still waits is owed, for it will be sent."""
-    trial.build(answer=answer, backoff=3600)
+    trial.build(answer=answer, backoff=NOT_SOON_S)
     trial.put("a", text="refuse")
     trial.put("b", text="fail")
     trial.run(wait=0)
     assert trial.counts() == {"dead": 1, "owed": 1, "error": 1}
     trial.put("a", "b", text="fine")
     trial.out.refuse = unreachable
-    trial.build(backoff=3600)
+    trial.build(backoff=NOT_SOON_S)
     trial.run(wait=0)
     assert trial.counts() == {"owed": 3, "error": 1}, "two versions of b, and a"
     assert [d["status"] for d in trial.docs()] == ["BATCHED", "BATCHED"]
