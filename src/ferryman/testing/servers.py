@@ -46,7 +46,8 @@ _BACK_S: Final = 120.0
 
 
 class ServerSuite(DestinationSuite):
-    """Base of a test class: what ``DestinationSuite`` is told, and this. ``folder`` is pytest's ``tmp_path``: name the test's own index or table after it.
+    """Base of a test class: what ``DestinationSuite`` is told, and this. Name the test's own index or table after its
+    ``folder``.
 
     Attributes:
         trigger: bytes that stand in the request by which a chunk takes effect (``b"COMMIT"``), if others go before it.
