@@ -89,7 +89,7 @@ def test_a_field_of_the_texts_name_is_the_steps(index: SearchIndex) -> None:
     assert index.documents()["one"].keys() == {"a", "_ferryman"}
 
 
-@pytest.mark.rule("opensearch-exactly-once")
+@pytest.mark.rule("opensearch.once")
 def test_a_delivery_that_comes_again_changes_nothing(index: SearchIndex) -> None:
     """It is the same version of the same bytes; a newer one between makes it stale, a delete too."""
     writer = opened(OpenSearch(index.url, index.name))
@@ -140,6 +140,7 @@ def test_a_field_too_many_is_its_documents_trouble(index: SearchIndex) -> None:
     assert not outcomes[1].universal
 
 
+@pytest.mark.rule("opensearch.outcomes")
 @pytest.mark.parametrize(
     ("fields", "says"),
     [
@@ -415,7 +416,7 @@ def test_a_server_that_hangs_is_given_up_in_time(
     assert kinds(opened(OpenSearch(index.url, index.name)).write([delivery("a", 1)])) == ["ok"]
 
 
-@pytest.mark.rule("opensearch-exactly-once")
+@pytest.mark.rule("opensearch.once")
 def test_nothing_is_sent_late(index: SearchIndex, monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker that was stopped within a write, and goes on when a delete may be forgotten, sends nothing more."""
     writer = opened(OpenSearch(index.url, index.name))
