@@ -7,6 +7,7 @@ import ssl
 import time
 from base64 import b64encode
 from collections.abc import Mapping
+from contextlib import suppress
 from http.client import HTTPException
 from typing import Final, NamedTuple
 from urllib.parse import unquote_to_bytes
@@ -122,10 +123,8 @@ class Http:
         all_headers = {"user-agent": "ferryman", "accept-encoding": "gzip", **self._headers, **(headers or {})}
         connection.timeout = max(give_up - time.monotonic(), _LEAST_S)
         try:
-            try:
+            with suppress(BrokenPipeError, ConnectionResetError):  # who refuses it may answer before it has all of it
                 connection.request(method, path, body=body, headers=all_headers, preload_content=False)
-            except (BrokenPipeError, ConnectionResetError):
-                pass  # a server that refuses a request may answer before it has all of it
             answer = connection.getresponse()
         except (HTTPException, HTTPError, OSError) as e:
             connection.close()
