@@ -18,7 +18,9 @@ import pytest
 from ferryman.destinations import Delivery, Destination, DestinationContext, Guarantee, Outcome, Webhook
 from ferryman.destinations.webhook_answers import STATUSES, meaning, retry_after_s
 from ferryman.errors import PermanentError, PlanError, TransientError
-from ferryman.testing.destinations import DestinationSuite, delete, delivery
+from ferryman.testing.destinations import delete, delivery
+from ferryman.testing.proxy import Fault, Proxy
+from ferryman.testing.servers import ServerSuite
 from tests.destinations.conftest import TlsServer
 from tests.support.receiver import Receiver, Reply, Request, closed_port
 from tests.support.trial import Trial
@@ -33,20 +35,42 @@ def receiver() -> Iterator[Receiver]:
         yield made
 
 
-class TestPromises(DestinationSuite):
+class TestPromises(ServerSuite):
+    secret = "not to be shown"
+
     @pytest.fixture(autouse=True)
     def _receiver(self, receiver: Receiver) -> None:
         self.receiver = receiver
+        receiver.answer = self.answer
 
-    secret = "not to be shown"
+    def answer(self, request: Request) -> Reply:
+        if request.headers.get("authorization") != "Basic " + base64.b64encode(b"user:hush").decode():
+            return Reply(401)
+        refused = [d["hash"] for d in request.json["deliveries"] if d["id"].startswith("unfit")]
+        said = [
+            {"hash": d["hash"], "outcome": "permanent" if d["hash"] in refused else "ok", "why": "on principle"}
+            for d in request.json["deliveries"]
+        ]
+        return Reply(body=json.dumps({"outcomes": said}).encode() if refused else b"")
+
+    def server(self) -> tuple[str, int]:
+        return "127.0.0.1", self.receiver.port
 
     def destination(self, folder: Path) -> Destination:
-        receiver = getattr(self, "receiver", None)
-        url = receiver.url if receiver else "http://127.0.0.1:1/hook"
-        return Webhook(url.replace("//", "//user:hush@"), secret=self.secret, batch=7)
+        return self.destination_at(folder, *(self.server() if hasattr(self, "receiver") else ("127.0.0.1", 1)))
+
+    def destination_at(self, folder: Path, host: str, port: int) -> Destination:
+        return Webhook(f"http://user:hush@{host}:{port}/hook", secret=self.secret, batch=7)
+
+    def wrong_credentials(self, folder: Path) -> Destination:
+        return Webhook(f"{self.receiver.url.replace('//', '//user:wrong@')}", secret=self.secret)
+
+    def unfit(self, id: str, sequence: int) -> Delivery:
+        return delivery(id, sequence)
 
     def hashes(self, folder: Path) -> list[str]:
-        return [told["hash"] for request in self.receiver.requests for told in request.json["deliveries"]]
+        told = [told for request in self.receiver.requests for told in request.json["deliveries"]]
+        return [each["hash"] for each in told if not each["id"].startswith("unfit")]
 
 
 def opened(receiver: Receiver | str, guarantee: Guarantee = ONCE, **options: Any) -> Webhook:
@@ -336,6 +360,19 @@ def test_broken_off_after_it_was_sent(receiver: Receiver, how: str) -> None:
     assert len(receiver.requests) == 1, "it was sent again"
     receiver.answer = lambda _: Reply()
     assert hook.write(THREE) == [Outcome.ok()] * 3, "it does not recover"
+
+
+@pytest.mark.parametrize("fault", [f for f in Fault if f is not Fault.DELAY_ANSWER])
+def test_broken_off_on_the_way(receiver: Receiver, fault: Fault) -> None:
+    """Wherever it broke, after the first byte nobody knows; on a connection that was used before too."""
+    with Proxy("127.0.0.1", receiver.port) as proxy:
+        hook = opened(f"http://127.0.0.1:{proxy.port}/hook")
+        for sequence in (1, 2):
+            assert hook.write([delivery("a", sequence)]) == [Outcome.ok()]
+            proxy.break_next(fault)
+            with pytest.raises(ConnectionError, match="it was sent, but"):
+                hook.write([delivery("b", sequence)])
+            assert proxy.broken == sequence
 
 
 def test_a_certificate_that_is_not_trusted(tls_server: TlsServer, tmp_path: Path) -> None:
