@@ -56,7 +56,9 @@ class Elasticsearch8(Elasticsearch7):
         }  # fmt: skip
         lines = "".join(f"{key}: {value}\n" for key, value in config.items())
         (self.folder / "config" / "elasticsearch.yml").write_text(lines)
-        shutil.copy(self.home / "config" / "jvm.options", self.folder / "config")
+        options = (self.home / "config" / "jvm.options").read_text().splitlines(keepends=True)
+        kept = [line for line in options if "-Xlog:" not in line and "ErrorFile" not in line]  # they name its own folder
+        (self.folder / "config" / "jvm.options").write_text("".join(kept))
         if os.geteuid() == 0:
             for path in [self.folder, *self.folder.rglob("*")]:
                 shutil.chown(path, "nobody", "nogroup")
