@@ -13,8 +13,6 @@ from ferryman.testing.destinations import delivery
 from ferryman.testing.servers import ServerSuite
 from tests.servers.solr import SolrServer
 
-VERSIONS = "ferryman_sequence"
-
 
 @pytest.fixture(scope="module")
 def solr(server: Callable[[str], Any]) -> SolrServer:
@@ -32,6 +30,7 @@ class Promises(ServerSuite):
 
     keyed = True
     trigger = b"/update"
+    streams = True
     kind: str
     versions: str | None
 
@@ -70,7 +69,7 @@ class TestPlain(Promises):
 
 
 class TestVersions(Promises):
-    kind, versions = "versions", VERSIONS
+    kind, versions = "versions", SolrServer.delete_parameter
 
 
 del Promises  # pytest would collect it

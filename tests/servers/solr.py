@@ -83,6 +83,7 @@ SCHEMA: Final = """\
   <field name="_root_" type="string" indexed="true" stored="false"/>
   <field name="text" type="text" indexed="true" stored="true"/>
   <field name="title" type="text" indexed="true" stored="true" multiValued="true"/>
+  <field name="year" type="long" indexed="true" stored="true"/>
   <field name="words" type="long" indexed="true" stored="true"/>
   <dynamicField name="*_s" type="string" indexed="true" stored="true"/>
   <dynamicField name="*_l" type="long" indexed="true" stored="true"/>
@@ -123,6 +124,8 @@ class SolrServer(Server):
     name = "solr"
     version = "9.10.1"
     jetty = "10.0.26"
+    delete_parameter = "ferryman_sequence"
+    """By which a delete tells its sequence to a collection of the kind ``versions``."""
 
     @classmethod
     def install(cls) -> Path:
@@ -156,7 +159,7 @@ class SolrServer(Server):
 
     def command(self) -> list[str]:
         return [
-            java(), "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", f"-Djetty.port={self.port}",
+            java(), "-Xmx384m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", f"-Djetty.port={self.port}",
             f"-Dsolr.webapp={self.folder}/webapp", f"-Dsolr.solr.home={self.folder}/home",
             f"-Dsolr.log.dir={self.folder}/logs", f"-Dsolr.install.dir={self.folder}",
             f"-Djava.io.tmpdir={self.folder}/tmp", "-cp", f"{self.home}/lib/*",
