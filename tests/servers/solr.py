@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 import urllib.parse
 import urllib.request
 from pathlib import Path
@@ -117,6 +118,10 @@ VERSIONS: Final = """\
   </updateRequestProcessorChain>"""
 
 
+LOG_ACTIVE: Final = 3
+"""State of a transaction log that has been read to its end."""
+
+
 class SolrServer(Server):
     """Its collections are cores. There are two kinds of them: ``plain``, and ``versions``, which compares the field
     ``ferryman_sequence_l``."""
@@ -187,7 +192,13 @@ class SolrServer(Server):
             return json.load(answer)
 
     def documents(self, name: str, **parameters: Any) -> list[dict[str, Any]]:
-        """Everything that can be found now, after a commit."""
+        """Everything that can be found now, after a commit. (One that is still reading its log takes no commit.)"""
+        give_up = time.monotonic() + self.start_s
+        while self.get("/admin/metrics", key=f"solr.core.{name}:TLOG.state")["metrics"] != {
+            f"solr.core.{name}:TLOG.state": LOG_ACTIVE
+        }:
+            assert time.monotonic() < give_up, f"{name} is still reading its log"
+            time.sleep(0.05)
         self.get(f"/{name}/update", commit="true")
         found = self.get(f"/{name}/select", q="*:*", rows=1_000_000, **parameters)
         documents: list[dict[str, Any]] = found["response"]["docs"]

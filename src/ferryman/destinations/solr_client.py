@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, Final, NamedTuple
-from urllib.parse import quote, urlencode
+from collections.abc import Callable, Iterable
+from typing import Any, Final, NamedTuple, TypeVar
+from urllib.parse import quote, unquote, urlencode
 
 import msgspec
 
@@ -17,6 +17,9 @@ GET_BYTES: Final = settings.MIB
 """Of ids in one request: half of what Solr takes as a form by default (``formdataUploadLimitInKB``)."""
 
 CHAIN: Final = "DocBasedVersionConstraintsProcessorFactory"
+
+LOG_ACTIVE: Final = 3
+"""State of a transaction log that has been read to its end."""
 
 THESE: Final = (400, 413, 500)
 """Statuses that speak of the documents that were sent."""
@@ -35,6 +38,9 @@ _FOR_A_PERSON: Final = {
 """Statuses that waiting does not mend, and what does."""
 
 _NOT_TAKEN: Final = (408, 425, 429, 503)
+
+
+_Result = TypeVar("_Result")
 
 
 class Known(NamedTuple):
@@ -68,6 +74,8 @@ class Collection:
         self._names = names
         self._timeout_s = timeout_s
         self._path = http.path.rstrip("/")
+        self._awake_at = 0
+        """Number of the connection by which it was seen to be awake."""
 
     def check(self, versions: bool) -> None:
         """Is it there, and has it what is needed?
@@ -90,6 +98,7 @@ class Collection:
 
     def known(self, ids: Iterable[str]) -> dict[str, Known]:
         """What is there of these ids now, committed or not (a real-time get)."""
+        self._awake()
         found: dict[str, Known] = {}
         names = self._names
         for form in self._forms(ids):
@@ -108,6 +117,7 @@ class Collection:
             ConnectionError: it may have taken effect, or not.
             PermanentError: (universal) for a person to mend.
         """
+        self._awake()
         query = urlencode({"versions": "true", "failOnVersionConflicts": "false", "wt": "json", **parameters})
         answer = self._request("POST", f"/update?{query}", body, _JSON)
         if answer.fine or answer.status in (CONFLICT, *THESE):
@@ -117,6 +127,22 @@ class Collection:
             pairs = [*told.get("adds", ()), *told.get("deletes", ())]
             return Reply(200 if answer.fine else answer.status, set(pairs[::2]), why)
         raise self._failed(answer)
+
+    def _awake(self) -> None:
+        """A server that stands alone takes writes while it reads its transaction log after a crash, and does not see
+        what it has not read yet: an older version would replace a newer one. In a cloud it waits by itself."""
+        self._sent(lambda: self._http.connect(self._timeout_s))
+        if self._http.connections == self._awake_at:
+            return
+        base, _, name = self._path.rpartition("/")
+        log = f"solr.core.{unquote(name)}:TLOG.state"
+        answer = self._request("GET", f"/admin/metrics?{urlencode({'key': log, 'wt': 'json'})}", base=base)
+        state = (
+            self._json(answer).get("metrics", {}).get(log) if answer.fine else None
+        )  # None: it is not for us to know
+        if state not in (None, LOG_ACTIVE):
+            raise TransientError(f"{self._shown}: it has not read its transaction log to the end yet", universal=True)
+        self._awake_at = self._http.connections
 
     # --- requests -----------------------------------------------------------------------------------------------------
 
@@ -138,10 +164,16 @@ class Collection:
             raise self._failed(answer)
         return answer
 
-    def _request(self, method: str, path: str, body: bytes | None = None, kind: str = "") -> Answer:
+    def _request(
+        self, method: str, path: str, body: bytes | None = None, kind: str = "", *, base: str | None = None
+    ) -> Answer:
         headers = {"content-type": kind} if kind else {}
+        path = (self._path if base is None else base) + path
+        return self._sent(lambda: self._http.request(method, path, body, timeout_s=self._timeout_s, headers=headers))
+
+    def _sent(self, send: Callable[[], _Result]) -> _Result:
         try:
-            return self._http.request(method, self._path + path, body, timeout_s=self._timeout_s, headers=headers)
+            return send()
         except NotSent as e:
             if e.permanent:
                 raise PermanentError(f"{self._shown}: {e}", universal=True) from e
