@@ -12,7 +12,7 @@ from typing import Any
 
 import cloudpickle
 
-from ferryman.destinations import Destination, OpenSearch
+from ferryman.destinations import Destination, OpenSearch, Solr
 from ferryman.document import Document
 from ferryman.plan import Plan
 from ferryman.sources import Files
@@ -51,6 +51,19 @@ def _opensearch_contents(server: Any, place: str) -> dict[str, str]:
     return {id: source["text"] for id, source in SearchIndex(server.url, place).documents().items()}
 
 
+def _solr(server: Any, place: str) -> Destination:
+    return Solr(server.collection(place, "versions"), versions=server.delete_parameter)
+
+
+def _solr_code(server: Any, place: str) -> str:
+    url = server.collection(place, "versions")
+    return f"from ferryman.destinations import Solr\nout = Solr({url!r}, versions={server.delete_parameter!r})"
+
+
+def _solr_contents(server: Any, place: str) -> dict[str, str]:
+    return {found["id"]: found["text"] for found in server.documents(place, fq="ferryman_hash_s:*")}
+
+
 TARGETS = {
     "opensearch": Target(
         "opensearch",
@@ -59,7 +72,8 @@ TARGETS = {
             f"from ferryman.destinations import OpenSearch\nout = OpenSearch({server.url!r}, {place!r})"
         ),
         _opensearch_contents,
-    )
+    ),
+    "solr": Target("solr", _solr, _solr_code, _solr_contents),
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 import urllib.parse
 import urllib.request
 from pathlib import Path
@@ -83,6 +84,7 @@ SCHEMA: Final = """\
   <field name="_root_" type="string" indexed="true" stored="false"/>
   <field name="text" type="text" indexed="true" stored="true"/>
   <field name="title" type="text" indexed="true" stored="true" multiValued="true"/>
+  <field name="year" type="long" indexed="true" stored="true"/>
   <field name="words" type="long" indexed="true" stored="true"/>
   <dynamicField name="*_s" type="string" indexed="true" stored="true"/>
   <dynamicField name="*_l" type="long" indexed="true" stored="true"/>
@@ -116,6 +118,10 @@ VERSIONS: Final = """\
   </updateRequestProcessorChain>"""
 
 
+LOG_ACTIVE: Final = 3
+"""State of a transaction log that has been read to its end."""
+
+
 class SolrServer(Server):
     """Its collections are cores. There are two kinds of them: ``plain``, and ``versions``, which compares the field
     ``ferryman_sequence_l``."""
@@ -123,6 +129,8 @@ class SolrServer(Server):
     name = "solr"
     version = "9.10.1"
     jetty = "10.0.26"
+    delete_parameter = "ferryman_sequence"
+    """By which a delete tells its sequence to a collection of the kind ``versions``."""
 
     @classmethod
     def install(cls) -> Path:
@@ -156,7 +164,7 @@ class SolrServer(Server):
 
     def command(self) -> list[str]:
         return [
-            java(), "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", f"-Djetty.port={self.port}",
+            java(), "-Xmx384m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", f"-Djetty.port={self.port}",
             f"-Dsolr.webapp={self.folder}/webapp", f"-Dsolr.solr.home={self.folder}/home",
             f"-Dsolr.log.dir={self.folder}/logs", f"-Dsolr.install.dir={self.folder}",
             f"-Djava.io.tmpdir={self.folder}/tmp", "-cp", f"{self.home}/lib/*",
@@ -184,7 +192,13 @@ class SolrServer(Server):
             return json.load(answer)
 
     def documents(self, name: str, **parameters: Any) -> list[dict[str, Any]]:
-        """Everything that can be found now, after a commit."""
+        """Everything that can be found now, after a commit. (One that is still reading its log takes no commit.)"""
+        give_up = time.monotonic() + self.start_s
+        while self.get("/admin/metrics", key=f"solr.core.{name}:TLOG.state")["metrics"] != {
+            f"solr.core.{name}:TLOG.state": LOG_ACTIVE
+        }:
+            assert time.monotonic() < give_up, f"{name} is still reading its log"
+            time.sleep(0.05)
         self.get(f"/{name}/update", commit="true")
         found = self.get(f"/{name}/select", q="*:*", rows=1_000_000, **parameters)
         documents: list[dict[str, Any]] = found["response"]["docs"]

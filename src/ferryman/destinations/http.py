@@ -106,6 +106,8 @@ class Http:
             self._secrets += [basic, user.partition(":")[2]]
         self._secrets += [os.environ[name].strip() for name in names(url)]
         self.path = parsed.request_uri
+        self.connections = 0
+        """How often it was connected: another number, perhaps another process of the server."""
         self._connection = _connection(parsed, ca, shown)
         self._connection.response_class = _WholeHead
 
@@ -125,6 +127,7 @@ class Http:
                 why = getattr(untrusted, "verify_message", "") or "it is not trusted"
                 raise NotSent(f"its certificate is refused: {why}. Give its authority: ca=", permanent=True) from e
             raise NotSent(_reason(e, timeout_s)) from e
+        self.connections += 1
 
     def request(
         self, method: str, path: str, body: bytes | None, *, timeout_s: float, headers: Mapping[str, str] | None = None
