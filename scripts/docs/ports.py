@@ -12,7 +12,8 @@ from scripts.docs.signatures import entry, prose
 import ferryman.destinations
 import ferryman.sources
 import ferryman.steps
-from ferryman.destinations import Delivery, Destination, DestinationContext, Outcome, sqlite
+from ferryman.destinations import Delivery, Destination, DestinationContext, Outcome
+from ferryman.destinations.sql.sqlite import faults
 from ferryman.plan.plan import _default_guarantee
 from ferryman.sources import Source
 from ferryman.testing.destinations import DestinationSuite
@@ -59,10 +60,10 @@ def attributes() -> str:
 
 def sqlite_errors() -> str:
     """What becomes of SQLite's errors."""
-    written = re.findall(r"sqlite3\.(SQLITE_\w+):", inspect.getsource(sqlite))
+    written = re.findall(r"sqlite3\.(SQLITE_\w+):", inspect.getsource(faults))
     codes = {getattr(sqlite3, name): name for name in written}
     lines = ["| SQLite says | outcome | about | what to do |", "|---|---|---|---|"]
-    for code, (kind, universal, remedy) in sqlite._FAULTS.items():
+    for code, (kind, universal, remedy) in faults.FAULTS.items():
         outcome = "transient" if kind.__name__ == "TransientError" else "permanent"
         lines.append(
             f"| `{codes[code]}` | {outcome} | {'the whole database' if universal else 'this document'} | {remedy} |"
