@@ -57,21 +57,26 @@ class Dialect(ABC):
     """Does it take one writer at a time?"""
     column_type: ClassVar[sa.types.TypeEngine[Any]]
     """Of columns that fields are copied to."""
+    key_type: ClassVar[sa.types.TypeEngine[Any]]
+    """Of ids and hashes: text that is compared byte by byte."""
     json_type: ClassVar[sa.types.TypeEngine[Any]]
     """Of ``route`` and ``fields``."""
     reserved: ClassVar[tuple[str, ...]]
     """Names of columns that are the dialect's own."""
 
     @abstractmethod
-    def mistakes(self, url: sa.URL, table: str, full_text: tuple[str, ...]) -> Iterator[str]:
-        """What is wrong with these arguments, a text each, saying what to write instead."""
+    def mistakes(self, url: sa.URL, table: str, columns: tuple[str, ...]) -> Iterator[str]:
+        """What is wrong with these arguments, a text each, saying what to write instead.
+
+        ``columns`` (here and in ``prepare``): those to search.
+        """
 
     @abstractmethod
     def place(self, url: sa.URL) -> str:
         """The database as a target: no user, no password, no options."""
 
     @abstractmethod
-    def prepare(self, url: sa.URL, layout: Layout, full_text: tuple[str, ...], where: str) -> None:
+    def prepare(self, url: sa.URL, layout: Layout, columns: tuple[str, ...], where: str) -> None:
         """Make what is not there; any number of drivers may do so at once. ``where`` begins the error texts.
 
         Raises:

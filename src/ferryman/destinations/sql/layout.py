@@ -18,18 +18,19 @@ Mode = Literal["upsert", "append"]
 TOMBSTONES: Final = "_tombstones"
 """Suffix of the table that remembers deletes."""
 
-STANDARD: Final[tuple[tuple[str, sa.types.TypeEngine[Any] | None, bool], ...]] = (
-    # column, type (None: JSON), nullable
-    ("id", sa.Text(), False),
-    ("parent_id", sa.Text(), True),
-    ("origin_id", sa.Text(), False),
-    ("source", sa.Text(), False),
-    ("version", sa.Text(), False),
-    ("sequence", sa.BigInteger(), False),
-    ("delivery_hash", sa.Text(), False),
-    ("route", None, False),
-    ("text", sa.Text(), True),
-    ("fields", None, True),
+_Kind = Literal["key", "text", "number", "json"]
+STANDARD: Final[tuple[tuple[str, _Kind, bool], ...]] = (
+    # column, type, nullable
+    ("id", "key", False),
+    ("parent_id", "text", True),
+    ("origin_id", "text", False),
+    ("source", "text", False),
+    ("version", "text", False),
+    ("sequence", "number", False),
+    ("delivery_hash", "key", False),
+    ("route", "json", False),
+    ("text", "text", True),
+    ("fields", "json", True),
 )
 RESERVED: Final = (*(name for name, _, _ in STANDARD), "operation")
 """Names that ``columns=`` may not give to a column; a dialect has more."""
@@ -51,20 +52,23 @@ class Layout:
         self.key = "delivery_hash" if self.appends else "id"
         self._extra = tuple(columns.values())
         metadata = sa.MetaData()
+        types: dict[_Kind, sa.types.TypeEngine[Any]] = {
+            "key": dialect.key_type,
+            "text": sa.Text(),
+            "number": sa.BigInteger(),
+            "json": dialect.json_type,
+        }
         self.documents = sa.Table(
             table,
             metadata,
-            *(
-                sa.Column(n, dialect.json_type if t is None else t, nullable=null, primary_key=n == self.key)
-                for n, t, null in STANDARD
-            ),
+            *(sa.Column(n, types[kind], nullable=null, primary_key=n == self.key) for n, kind, null in STANDARD),
             *((sa.Column("operation", sa.Text(), nullable=False),) if self.appends else ()),
             *(sa.Column(name, dialect.column_type) for name in columns),
         )
         self.tombstones = sa.Table(
             table + TOMBSTONES,
             metadata,
-            sa.Column("id", sa.Text(), primary_key=True, nullable=False),
+            sa.Column("id", dialect.key_type, primary_key=True, nullable=False),
             sa.Column("sequence", sa.BigInteger(), nullable=False),
             sa.Column("delivery_hash", sa.Text(), nullable=False),
         )

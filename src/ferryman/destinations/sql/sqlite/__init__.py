@@ -36,6 +36,7 @@ class SQLite(Dialect):
 
     single_writer = True
     column_type = _Untyped()
+    key_type = sa.Text()
     json_type = sa.JSON()
     reserved = (ROW,)
 

@@ -1,0 +1,57 @@
+"""Databases of the tests' own PostgreSQL, and what a reader with nothing but psycopg finds in them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg import sql
+
+from tests.servers.postgres import PostgresServer
+
+_numbers = itertools.count(1)
+
+
+class Database:
+    """A database of one test's own."""
+
+    def __init__(self, server: PostgresServer, **options: str) -> None:
+        self.server = server
+        self.name = f"test{next(_numbers)}"
+        with psycopg.connect(server.url, autocommit=True) as connection:
+            connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(self.name)))
+
+    @property
+    def url(self) -> str:
+        return self.server.url_of(self.name)
+
+    def query(self, statement: str, *values: object) -> list[tuple[Any, ...]]:
+        """Rows, read (or changed) by a connection of its own."""
+        with psycopg.connect(self.url, autocommit=True) as connection:
+            cursor = connection.execute(statement, values or None)  # type: ignore[arg-type]
+            return cursor.fetchall() if cursor.description else []
+
+    def hashes(self, table: str = "documents") -> list[str]:
+        """The delivery hash of each row."""
+        query = sql.SQL("SELECT delivery_hash FROM {}").format(sql.Identifier(table))
+        return [digest for (digest,) in self.query(query)]  # type: ignore[arg-type]
+
+    def drop(self) -> None:
+        with psycopg.connect(self.server.url, autocommit=True) as connection:
+            name = sql.Identifier(self.name)
+            connection.execute(sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(name))
+
+
+@pytest.fixture(scope="module")
+def postgres(server: Callable[[str], Any]) -> PostgresServer:
+    return server("postgres")
+
+
+@pytest.fixture
+def database(postgres: PostgresServer) -> Iterator[Database]:
+    made = Database(postgres)
+    yield made
+    made.drop()
