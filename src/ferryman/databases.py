@@ -1,8 +1,9 @@
-"""How databases are named: URLs, the drivers they need, and their passwords, which nobody must see."""
+"""How databases are named and how they fail: URLs, drivers, passwords that nobody must see, errors that pass."""
 
 from __future__ import annotations
 
 import os
+import sqlite3
 from importlib.util import find_spec
 from typing import Final
 
@@ -13,6 +14,21 @@ from ferryman.errors import UsageError
 POSTGRESQL_DRIVER: Final = "postgresql+psycopg"
 
 _HIDDEN: Final = "***"
+
+_PASSING_SQLSTATES: Final = ("08", "25", "40", "53", "55", "57", "58", "XX")
+"""Classes of SQLSTATE that speak of the connection, the server or other sessions, not of the statement."""
+
+_PASSING_SQLITE: Final = (
+    sqlite3.SQLITE_BUSY,
+    sqlite3.SQLITE_LOCKED,
+    sqlite3.SQLITE_IOERR,
+    sqlite3.SQLITE_NOMEM,
+    sqlite3.SQLITE_INTERRUPT,
+    sqlite3.SQLITE_PROTOCOL,
+)
+
+_REFUSALS: Final = ("authentication", "password", "pg_hba.conf", "does not exist", "Access denied", "permission denied")
+"""A refused connection often has no code, only words."""
 
 
 def parse(url: str) -> sa.URL:
@@ -61,3 +77,17 @@ def _absolute(url: sa.URL) -> sa.URL:
     if is_in_memory(url) or path is None or path.startswith("file:"):
         return url
     return url.set(database=os.path.abspath(os.path.expanduser(path)))
+
+
+def may_pass(error: sa.exc.DBAPIError) -> bool:
+    """Would the same statement be answered later (a server that is down, a lock), without anybody mending it?"""
+    cause = error.orig
+    code = getattr(cause, "sqlite_errorcode", None)
+    if code is not None:
+        return code & 0xFF in _PASSING_SQLITE
+    state = getattr(cause, "sqlstate", None)
+    if state:
+        return str(state).startswith(_PASSING_SQLSTATES)
+    if any(words in str(cause) for words in _REFUSALS):
+        return False
+    return isinstance(error, sa.exc.OperationalError | sa.exc.InterfaceError)
