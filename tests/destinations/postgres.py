@@ -1,10 +1,10 @@
-"""Databases of the tests' own PostgreSQL, and what a reader with nothing but psycopg finds in them."""
+"""Schemas in the tests' own PostgreSQL, and what a reader with nothing but psycopg finds in them."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, LiteralString
 
 import psycopg
 import pytest
@@ -16,17 +16,20 @@ _numbers = itertools.count(1)
 
 
 class Database:
-    """A database of one test's own."""
+    """One test's own: a schema, which is made a hundred times as fast as a database."""
 
-    def __init__(self, server: PostgresServer, **options: str) -> None:
+    def __init__(self, server: PostgresServer) -> None:
         self.server = server
         self.name = f"test{next(_numbers)}"
-        with psycopg.connect(server.url, autocommit=True) as connection:
-            connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(self.name)))
+        self._in_server("CREATE SCHEMA {}")
 
     @property
     def url(self) -> str:
-        return self.server.url_of(self.name)
+        return self.url_at(self.server.port)
+
+    def url_at(self, port: int) -> str:
+        """The same through another port."""
+        return f"{self.server.url_of('postgres', port=port)}?options=-csearch_path%3D{self.name}"
 
     def query(self, statement: str, *values: object) -> list[tuple[Any, ...]]:
         """Rows, read (or changed) by a connection of its own."""
@@ -40,9 +43,11 @@ class Database:
         return [digest for (digest,) in self.query(query)]  # type: ignore[arg-type]
 
     def drop(self) -> None:
+        self._in_server("DROP SCHEMA {} CASCADE")
+
+    def _in_server(self, statement: LiteralString) -> None:
         with psycopg.connect(self.server.url, autocommit=True) as connection:
-            name = sql.Identifier(self.name)
-            connection.execute(sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(name))
+            connection.execute(sql.SQL(statement).format(sql.Identifier(self.name)))
 
 
 @pytest.fixture(scope="module")

@@ -113,7 +113,9 @@ def test_the_key_is_the_delivery_s_hash(receiver: Receiver) -> None:
     assert receiver.requests[0].body == receiver.requests[2].body
 
 
-@pytest.mark.parametrize(("secret", "key"), [("hush", b"hush"), ("whsec_" + base64.b64encode(b"\0key").decode(), b"\0key")])
+@pytest.mark.parametrize(
+    ("secret", "key"), [("hush", b"hush"), ("whsec_" + base64.b64encode(b"\0key").decode(), b"\0key")]
+)
 def test_the_signature_is_that_of_standard_webhooks(receiver: Receiver, secret: str, key: bytes) -> None:
     """HMAC-SHA256 over id, time and body; the time is now."""
     opened(receiver, secret=secret).write(THREE)
@@ -244,7 +246,9 @@ def test_a_success_speaks_of_outcomes_or_it_does_not(receiver: Receiver, body: b
     assert [o.kind for o in opened(receiver).write(THREE)] == [expected] * 3
 
 
-@pytest.mark.parametrize("status", sorted({*STATUSES, 301, 307, 400, 422, 451, 502, 504, 507, 520, 999} - {408, 425, 429, 503}))
+@pytest.mark.parametrize(
+    "status", sorted({*STATUSES, 301, 307, 400, 422, 451, 502, 504, 507, 520, 999} - {408, 425, 429, 503})
+)
 @pytest.mark.parametrize("guarantee", [ONCE, AGAIN])
 def test_what_a_status_means(receiver: Receiver, status: int, guarantee: Guarantee) -> None:
     """Of the receiver or of the documents; refused, or not sure. What is not sure is raised, and so is unknown."""

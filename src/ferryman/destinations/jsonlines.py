@@ -29,6 +29,7 @@ _PASSING: Final = (
 )
 """No room, a disk in trouble, too many open files; or the folder was removed, which ``check`` makes again."""
 
+
 class JsonLines(Destination):
     """A folder of files ``<first sequence>-<last sequence>-<chunk>.jsonl``; each appears whole, or not at all.
 

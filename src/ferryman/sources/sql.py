@@ -30,7 +30,7 @@ BUSY_TIMEOUT_S: Final = 30.0
 
 
 class Range(NamedTuple):
-    """A piece of the query: ``lower`` ≤ split column < ``upper``; None: no end on this side (NULLs are in the first)."""
+    """A piece of the query: ``lower`` ≤ split column < ``upper``; None: no end on this side. NULLs are in the first."""
 
     lower: Any = None
     upper: Any = None
@@ -63,7 +63,7 @@ class Sql(Source):
     Args:
         url: an SQLAlchemy URL; its driver must be installed. ``postgresql://`` means psycopg 3 (``pip install
             'ferryman[postgres]'``). A relative SQLite file is meant from where the plan is built.
-        query: a SELECT, or WITH … SELECT. It is put into ``SELECT … FROM (query) q WHERE …`` where only a part is asked.
+        query: a SELECT, or WITH … SELECT. Where only a part is asked for, it stands in ``SELECT … FROM (query) q``.
         id: the column of the id: text or a number.
         content: the column of the content: text (as UTF-8) or binary; NULL is no content.
         changed, split: see above.

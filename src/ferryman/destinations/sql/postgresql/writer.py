@@ -11,8 +11,8 @@ Two writers that meet (a late worker and its successor, or two lanes) must leave
    overtaken so begins again.
 3. Rows are locked in the order of their ids, by all alike: there is no ring of writers that wait for each other. Where
    one comes about all the same (a foreign program), the server ends one of them, which begins again.
-4. A connection that is lost, be it in the middle of the commit, is made anew, and the transaction begun again: the
-   hashes tell what is there.
+4. A connection that is lost, be it in the middle of the commit, is told as it is: the server is down. The next
+   ``write`` makes it anew, and when the chunk comes again, the hashes tell what is there.
 """
 
 from __future__ import annotations
@@ -60,18 +60,15 @@ class Writer(dialect.Writer):
         self._connection.close()
 
     def write(self, chunk: list[Delivery]) -> list[Outcome]:
-        lost = False
+        if self._connection.closed:
+            self._connection = connect(self._url)
         for _ in range(TRIES):
             try:
-                if self._connection.closed:
-                    self._connection = connect(self._url)
                 return self._write(chunk)
             except _Overtaken:
                 continue
             except psycopg.Error as e:
-                if self._connection.closed and not lost:  # once; if it is lost again, or refused, the server is down
-                    lost = True
-                elif not faults.is_passing(e):
+                if not faults.is_passing(e):
                     raise
         raise TransientError(f"other writers were at the same ids, {TRIES} times in a row; it is tried again.", True)
 
