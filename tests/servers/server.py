@@ -14,6 +14,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import ClassVar, Final, Self
 
@@ -27,6 +28,8 @@ LOG_LINES: Final = 40
 
 _PR_SET_PDEATHSIG: Final = 1
 _LIBC: Final = ctypes.CDLL(None) if sys.platform == "linux" else None
+_SPAWNER: Final = ThreadPoolExecutor(1, thread_name_prefix="servers")
+"""Linux takes the end of the thread that started a process for its parent's death: this one lasts."""
 
 
 class ServerFailed(Exception):
@@ -91,7 +94,8 @@ class Server:
             self.home = self.install()
             self.layout()
         with self.log.open("ab") as log:
-            self._process = subprocess.Popen(
+            self._process = _SPAWNER.submit(
+                subprocess.Popen,
                 self.command(),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -99,8 +103,8 @@ class Server:
                 cwd=self.folder,
                 env={**os.environ, **self.environment()},
                 start_new_session=True,  # Ctrl-C is for us: we stop it
-                preexec_fn=_die_with_parent,  # noqa: PLW1509 - a single system call, safe after a fork
-            )
+                preexec_fn=_die_with_parent,
+            ).result()
         try:
             self._await_ready()
         except BaseException:

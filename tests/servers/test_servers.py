@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import os
 import subprocess
 import sys
 import textwrap
+import threading
 from pathlib import Path
 
 import pytest
@@ -98,6 +100,17 @@ def test_one_that_runs_is_given_again() -> None:
         server.stop()
         with pytest.raises(AssertionError, match="left small stopped"):
             running.get("small")
+
+
+def test_it_outlives_the_thread_that_started_it() -> None:
+    """A test may restart it in a thread of its own."""
+    server = Small()
+    thread = threading.Thread(target=server.start)
+    thread.start()
+    thread.join()
+    with contextlib.closing(server):
+        for _ in range(20):
+            assert server.answers("/data")
 
 
 def test_a_killed_test_run_leaves_none_behind() -> None:

@@ -12,6 +12,7 @@ from ferryman.destinations.null import Null
 
 if TYPE_CHECKING:
     from ferryman.destinations.directory import Directory
+    from ferryman.destinations.opensearch import OpenSearch
     from ferryman.destinations.solr import Solr
     from ferryman.destinations.sql import Sql
     from ferryman.destinations.webhook import Webhook
@@ -26,13 +27,20 @@ __all__ = [
     "JsonLines",
     "Memory",
     "Null",
+    "OpenSearch",
     "Outcome",
     "Solr",
     "Sql",
     "Webhook",
 ]
 
-_HEAVY: Final = {"Directory": "directory", "Solr": "solr", "Sql": "sql", "Webhook": "webhook"}
+_HEAVY: Final = {
+    "Directory": "directory",
+    "OpenSearch": "opensearch",
+    "Solr": "solr",
+    "Sql": "sql",
+    "Webhook": "webhook",
+}
 """On demand, from these modules: SQLAlchemy and urllib3 take longer to load than all of Ferryman."""
 
 
