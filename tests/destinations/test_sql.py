@@ -376,7 +376,7 @@ def test_a_value_that_is_too_large_harms_only_its_document(path: Path) -> None:
     outcomes = sql.write(chunk)
     sql.close()
     assert [o.kind for o in outcomes] == ["permanent" if i == 5 else "ok" for i in range(1, 12)]
-    assert "doc-5: string or blob too big: shorten it" in outcomes[4].why
+    assert "the database refuses it: string or blob too big: shorten it" in outcomes[4].why
     assert len(query(path, "SELECT id FROM documents")) == 10
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar, get_args
+from typing import Any, ClassVar, Final, get_args
 
 import sqlalchemy as sa
 
@@ -12,6 +12,10 @@ from ferryman.destinations.base import Delivery, Destination, DestinationContext
 from ferryman.destinations.sql.dialect import BACKENDS, Dialect, Writer, dialect_of
 from ferryman.destinations.sql.layout import RESERVED, STANDARD, Layout, Mode
 from ferryman.errors import PermanentError, PlanError, UsageError
+
+
+REFUSED: Final = "the database refuses it"
+"""Begins the reasons of refused deliveries: without the id, so that what is wrong with all of them reads alike."""
 
 
 class Sql(Destination):
@@ -179,7 +183,6 @@ def _write_or_split(writer: Writer, chunk: list[Delivery], dialect: Dialect) -> 
         if not dialect.blames_a_row(e):
             raise
         if len(chunk) == 1:
-            id = chunk[0].id.encode(errors="replace").decode()  # the reason must be text, if the id is none
-            return [Outcome.permanent(str(dialect.explain(e, id)))]
+            return [Outcome.permanent(str(dialect.explain(e, REFUSED)))]
     middle = len(chunk) // 2
     return _write_or_split(writer, chunk[:middle], dialect) + _write_or_split(writer, chunk[middle:], dialect)
