@@ -50,8 +50,10 @@ def test_a_row_has_all_that_a_delivery_has(database: Database) -> None:
     sql.close()
     names = "id, parent_id, origin_id, source, version, sequence, delivery_hash, route, text, fields, tags"
     assert database.query(f"SELECT {names} FROM documents WHERE id LIKE 'a%'") == [
-        ("a.txt#2", "a.txt#1", "a.txt", "files", "e" * 32, 2**52, "f" * 32, ["left", "up"], "Brontë\\N\n\t\r\\.")
-        + ({"title": "Henry", "tags": [1, None], "path": "C:\\new\ttab"}, "[1,null]")
+        (
+            *("a.txt#2", "a.txt#1", "a.txt", "files", "e" * 32, 2**52, "f" * 32, ["left", "up"]),
+            *("Brontë\\N\n\t\r\\.", {"title": "Henry", "tags": [1, None], "path": "C:\\new\ttab"}, "[1,null]"),
+        )
     ]
     assert database.query("SELECT id, text FROM documents WHERE sequence < 9 ORDER BY sequence") == [
         ("none", None),
@@ -64,7 +66,8 @@ def test_a_column_takes_what_its_type_reads(database: Database) -> None:
     sql = Sql(database.url, columns={"year": "year", "when": "when", "flag": "flag", "doc": "doc"})
     sql.check()
     database.query(
-        "ALTER TABLE documents ALTER year TYPE integer USING year::integer, ALTER flag TYPE boolean USING flag::boolean,"
+        "ALTER TABLE documents ALTER year TYPE integer USING year::integer, "
+        "ALTER flag TYPE boolean USING flag::boolean, "
         'ALTER "when" TYPE timestamptz USING "when"::timestamptz, ALTER doc TYPE jsonb USING doc::jsonb'
     )
     fields = {"year": 1599, "when": "2024-05-01T10:00:00Z", "flag": True, "doc": {"a": [1]}}
