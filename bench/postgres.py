@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import psycopg
+from tests.servers.postgres import PostgresServer
 
 from bench.harness import Row, Sizes, as_fast, in_turn
 from bench.sqlite_loop import COLUMNS, deliveries, make_rows
 from ferryman.destinations import DestinationContext, Guarantee, Sql
-from tests.servers.postgres import PostgresServer
 
 TARGET = 0.8
 _OPERATION = ("upsert",)

@@ -48,6 +48,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "destination port": ports.destination_port,
     "promises of a destination": ports.promises_of_a_destination,
     "sqlite errors": ports.sqlite_errors,
+    "postgresql errors": ports.postgresql_errors,
     "python: ferryman": partial(signatures.module, "ferryman"),
     "python: answers": signatures.answers,
     "python: routers": signatures.routers,

@@ -51,6 +51,11 @@ def parse(url: str) -> sa.URL:
     return _absolute(parsed) if parsed.get_backend_name() == "sqlite" else parsed
 
 
+def shown(url: str) -> str:
+    """A URL, or what was given for one, without its password."""
+    return parse(url).render_as_string() if "://" in url else url
+
+
 def is_in_memory(url: sa.URL) -> bool:
     """Is it an SQLite database without a file, private to one process?"""
     path = url.database
