@@ -14,7 +14,7 @@ import pytest
 from psycopg.errors import DeadlockDetected
 
 from ferryman.destinations import Delivery, Outcome, Sql
-from ferryman.destinations.sql.postgresql import copying, faults, writer
+from ferryman.destinations.sql.postgresql import faults, writer
 from ferryman.errors import DeliveryError, PermanentError, PlanError, TransientError, UsageError
 from ferryman.search import search
 from ferryman.testing.destinations import delete, delivery
@@ -123,24 +123,13 @@ def test_what_is_too_large_harms_only_its_document(database: Database) -> None:
 
 
 def test_control_characters_are_characters(database: Database) -> None:
-    """Also those that stand for the ends of values while rows are made."""
+    """Only NUL is none."""
     texts = [f"a{mark}b{mark}" for mark in "\x1d\x1e\x1f\x01\x7f"] + ["\x1d"]
     sql = opened(Sql(database.url, columns={"title": "title"}))
     assert sql.write([delivery(f"doc-{i}", i, t, {"title": t}) for i, t in enumerate(texts)]) == [OK] * len(texts)
     sql.close()
     rows = database.query("SELECT text, title, fields->>'title', parent_id FROM documents ORDER BY sequence")
     assert rows == [(t, t, t, None) for t in texts]
-
-
-def test_rows_are_sent_in_blocks(database: Database) -> None:
-    """A chunk of several blocks is there whole, whatever the blocks."""
-    chunk = [delivery(f"doc-{i}", i, "\x1f" if i == 7 else f"text {i}") for i in range(50)]
-    with mock.patch.object(copying, "BLOCK_ROWS", 8):
-        sql = opened(Sql(database.url))
-        assert sql.write(chunk) == [OK] * 50
-        assert sql.write(list(reversed(chunk))) == [OK] * 50
-        sql.close()
-    assert len(database.hashes()) == 50
 
 
 # --- writers that meet ------------------------------------------------------------------------------------------------

@@ -13,7 +13,6 @@ from ferryman.destinations.sql.dialect import BACKENDS, Dialect, Writer, dialect
 from ferryman.destinations.sql.layout import RESERVED, STANDARD, Layout, Mode
 from ferryman.errors import PermanentError, PlanError, UsageError
 
-
 REFUSED: Final = "the database refuses it"
 """Begins the reasons of refused deliveries: without the id, so that what is wrong with all of them reads alike."""
 

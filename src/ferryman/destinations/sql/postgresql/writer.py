@@ -29,9 +29,8 @@ from ferryman.destinations.base import Delivery, Outcome
 from ferryman.destinations.sequences import Known, judge
 from ferryman.destinations.sql import dialect
 from ferryman.destinations.sql.layout import Layout
-from ferryman.destinations.sql.postgresql import faults
+from ferryman.destinations.sql.postgresql import faults, nul
 from ferryman.destinations.sql.postgresql.connection import connect
-from ferryman.destinations.sql.postgresql.copying import blocks
 from ferryman.errors import TransientError
 
 TRIES: Final = 5
@@ -54,6 +53,8 @@ class Writer(dialect.Writer):
         self._sql = _Statements(layout)
         self._new_expected = True
         """Most chunks are all new or all known, as the one before."""
+        self._replaces_nul = False
+        """Only while a chunk is repeated that has one: to look for it in every row takes longer than to send it."""
         self._connection = connect(url)
 
     def close(self) -> None:
@@ -62,13 +63,16 @@ class Writer(dialect.Writer):
     def write(self, chunk: list[Delivery]) -> list[Outcome]:
         if self._connection.closed:
             self._connection = connect(self._url)
+        self._replaces_nul = False
         for _ in range(TRIES):
             try:
                 return self._write(chunk)
             except _Overtaken:
                 continue
             except psycopg.Error as e:
-                if not faults.is_passing(e):
+                if nul.is_meant(e) and not self._replaces_nul:
+                    self._replaces_nul = True
+                elif not faults.is_passing(e):
                     raise
         raise TransientError(f"other writers were at the same ids, {TRIES} times in a row; it is tried again.", True)
 
@@ -144,9 +148,12 @@ class Writer(dialect.Writer):
         return put
 
     def _copy(self, cursor: psycopg.Cursor[Any], statement: bytes, chunk: list[Delivery]) -> None:
+        rows = self._layout.rows(chunk)
+        if self._replaces_nul:
+            rows = (nul.replaced(row, self._layout.names) for row in rows)
         with cursor.copy(statement) as copy:
-            for block in blocks(self._layout, chunk):
-                copy.write(block)
+            for row in rows:
+                copy.write_row(row)
 
 
 class _Statements:
