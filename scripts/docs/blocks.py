@@ -50,6 +50,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "promises of a destination": ports.promises_of_a_destination,
     "promises of a server": ports.promises_of_a_server,
     "sqlite errors": ports.sqlite_errors,
+    "postgresql errors": ports.postgresql_errors,
     "python: ferryman": partial(signatures.module, "ferryman"),
     "python: answers": signatures.answers,
     "python: routers": signatures.routers,

@@ -36,7 +36,7 @@ def test_what_each_can_do() -> None:
         Memory: (Effect.POTENT, True),
         Null: (Effect.IDEMPOTENT, True),
     }
-    assert Sql.single_writer
+    assert Sql("sqlite:///index.db").single_writer
     assert Sql.compares_sequences
 
 
