@@ -102,6 +102,8 @@ class Csv(Records):
             "strict": True,
         }
         try:
+            if {"\r", "\n"}.intersection((delimiter, quote, escape)):
+                raise ValueError("a line end ends the row")
             csv.reader([], **self._format)
         except (TypeError, ValueError, csv.Error) as e:
             raise UsageError(f"Csv(delimiter={delimiter!r}, quote={quote!r}, escape={escape!r}): {e}.") from None
@@ -145,6 +147,8 @@ class Csv(Records):
 
     def _wrong(self, columns: list[str]) -> str:
         """Why these cannot be the columns."""
+        if not columns:
+            return "give a name for each column"
         twice = [name for name, times in Counter(columns).items() if times > 1]
         if twice:
             return f"two columns are called {', '.join(map(repr, twice))}: give them names of their own"
