@@ -8,10 +8,8 @@ from typing import Any
 
 import pytest
 
-from ferryman.plan import Plan
 from ferryman.sources import Csv, JsonLines, Lines, Source
-from tests.support.recorder import Recorder
-from tests.support.trial import Trial, run_plan
+from tests.support.trial import Trial
 
 LINES = 2428
 
@@ -159,10 +157,7 @@ def test_lines_on_spark(place: Path, spark: Any) -> None:
     folder.mkdir()
     for name in "abc":
         (folder / f"{name}.gz").write_bytes(gzip.compress("".join(f"{name} {i}\n" for i in range(300)).encode()))
-    plan = Plan("rows", version=1)
-    out = Recorder(place / "out.jsonl")
-    plan.source("rows", Lines(folder)).destination("out", out)
-    summary = run_plan(plan, place / "state", runner=spark)
+    trial = Trial(place).build(source=Lines(folder))
 
-    assert summary.delivered == 900
-    assert set(out.counted().values()) == {1}
+    assert trial.run(runner=spark).delivered == 900
+    assert set(trial.out.counted().values()) == {1}

@@ -109,7 +109,9 @@ def test_a_file_without_rows_has_no_documents(tmp_path: Path, data: str) -> None
     assert fields_of(tmp_path, data, id="a") == {}
 
 
-cells = st.text(st.characters(codec="utf-8"), max_size=6) | st.sampled_from(['"', '""', "\n", "\r\n", ",", "a\rb", "\0"])
+cells = st.text(st.characters(codec="utf-8"), max_size=6) | st.sampled_from(
+    ['"', '""', "\n", "\r\n", ",", "a\rb", "\0"]
+)
 tables = st.integers(1, 4).flatmap(
     lambda width: st.lists(st.lists(cells, min_size=width, max_size=width), min_size=1, max_size=6)
 )

@@ -127,17 +127,23 @@ def test_content_that_is_no_text_is_refused_by_its_id(tmp_path: Path) -> None:
 
 
 json_values = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**63 - 1)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
     max_leaves=8,
 )
 
 
-@given(st.lists(st.dictionaries(st.text(st.characters(codec="utf-8")), json_values, max_size=4), max_size=4), st.booleans())
-def test_what_python_writes_comes_back(values: list[dict[str, Any]], ascii: bool) -> None:
+@given(
+    st.lists(st.dictionaries(st.text(st.characters(codec="utf-8")), json_values, max_size=4), max_size=4), st.booleans()
+)
+def test_what_python_writes_comes_back(values: list[dict[str, Any]], escaped: bool) -> None:
     """Whatever is in it."""
     source = JsonLines("x")
-    lines = [(n, json.dumps(v, ensure_ascii=ascii).encode("utf-8", "replace"), "") for n, v in enumerate(values, 1)]
+    lines = [(n, json.dumps(v, ensure_ascii=escaped).encode("utf-8", "replace"), "") for n, v in enumerate(values, 1)]
     for (_, line, _), row in zip(lines, source.rows(iter(lines)), strict=True):
         try:
             want = json.loads(line)

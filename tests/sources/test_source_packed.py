@@ -54,7 +54,10 @@ def test_files_are_unpacked_if_asked_for(tmp_path: Path, kind: str) -> None:
     (tmp_path / "a").write_bytes(packed)
     (tmp_path / "plain").write_bytes(b"plain")
 
-    assert {id: Files(tmp_path).read(x).raw for id, x in scan(Files(tmp_path)).items()} == {"a": packed, "plain": b"plain"}
+    assert {id: Files(tmp_path).read(x).raw for id, x in scan(Files(tmp_path)).items()} == {
+        "a": packed,
+        "plain": b"plain",
+    }
     source = Files(tmp_path, decompress=True)
     assert {id: source.read(x).raw for id, x in scan(source).items()} == {"a": TEXT, "plain": b"plain"}
 
@@ -80,7 +83,7 @@ def test_a_file_that_breaks_off(tmp_path: Path, kind: str) -> None:
 
     assert told(Lines(tmp_path)).startswith(f"{tmp_path}/a: ")
     assert "that cannot be unpacked after byte" in told(Lines(tmp_path))
-    lines = [entry for entry in rows(Lines(tmp_path))]
+    lines = list(rows(Lines(tmp_path)))
     if kind in ("gz", "xz"):  # the others have larger blocks than this text
         assert lines
     with pytest.raises(BadDocument, match=r"/a: .* data that cannot be unpacked after byte \d+ \(.*Make the file anew"):
@@ -114,7 +117,9 @@ def test_the_limit_counts_what_is_unpacked(tmp_path: Path, kind: str) -> None:
 
     tracemalloc.start()
     try:
-        with pytest.raises(BadDocument, match=f"more than the limit of {settings.MIB} bytes when unpacked. Raise max_by"):
+        with pytest.raises(
+            BadDocument, match=f"more than the limit of {settings.MIB} bytes when unpacked. Raise max_by"
+        ):
             source.read(listed)
         assert tracemalloc.get_traced_memory()[1] < 20 * settings.MIB
     finally:
@@ -149,5 +154,3 @@ def test_a_damaged_file_stops_no_other(tmp_path: Path) -> None:
 
     assert [e.id for e in rows(Lines(tmp_path)) if e.id != "b#line=1"] == ["a#line=1", "c#line=1"]
     assert len(failures(Lines(tmp_path))) == 1
-
-

@@ -240,10 +240,10 @@ class Bucket:
             except ImportError:
                 raise UsageError(f"{self.where}: URLs need fsspec: pip install 'ferryman[fsspec]'.") from None
             try:
-                # No caches: neither of what was listed an hour ago, nor of an archive that was replaced since.
-                fs, root = fsspec.url_to_fs(
-                    self._url, skip_instance_cache=True, use_listings_cache=False, **self._options
-                )
+                # Connections may be shared in a process, they take long to make; but not what was listed an hour ago,
+                # nor an archive that was opened before it was replaced.
+                anew = {"use_listings_cache": False, "skip_instance_cache": "::" in self._url}
+                fs, root = fsspec.url_to_fs(self._url, **anew, **self._options)
             except ImportError as e:
                 how = ": pip install 'ferryman[s3]'" if "s3fs" in str(e) else ""
                 raise UsageError(f"{self.where}: {self._words(e)}{how}.") from None
