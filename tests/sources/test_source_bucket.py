@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import pickle
 import sys
+import urllib.request
 import uuid
 import zipfile
 from collections.abc import Callable, Iterator
@@ -303,6 +304,30 @@ def test_a_server_that_is_down_makes_the_listing_incomplete(server: Callable[[st
     for error in (listing, reading):
         assert "s3cr3t" not in str(error.value)
         assert "\n" not in str(error.value)
+
+
+def test_wrong_credentials_are_told(bucket: Bucket) -> None:
+    """Before anything is done; the secret is not."""
+    bucket.put("corpus/a", "one")
+    authorise(bucket.server, after=0)
+    try:
+        with pytest.raises(UsageError, match="may not be read: .*Correct the credentials") as caught:
+            bucket.files().check()
+        with pytest.raises(BadDocument, match="corpus/a: may not or cannot be read"):
+            bucket.files().read(Listed("a", 3))
+        with pytest.raises(TransientError, match="the listing is incomplete"):
+            scan(bucket.files())
+    finally:
+        authorise(bucket.server, after=1_000_000_000)
+    assert "s3cr3t" not in str(caught.value)
+
+
+def authorise(server: S3, after: int) -> None:
+    """Have the server look at credentials after so many requests; it knows nobody."""
+    told = urllib.request.Request(
+        f"{server.url}/moto-api/reset-auth", str(after).encode(), headers={"Content-Type": "text/plain"}
+    )
+    urllib.request.urlopen(told, timeout=10).close()
 
 
 def test_secrets_are_never_shown() -> None:

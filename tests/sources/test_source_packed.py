@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import bz2
 import gzip
+import io
 import lzma
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -17,7 +19,7 @@ from hypothesis import strategies as st
 from rows import documents, failures, rows, told
 
 from ferryman import settings
-from ferryman.errors import BadDocument
+from ferryman.errors import BadDocument, TransientError
 from ferryman.sources import Csv, Files, JsonLines, Lines
 from ferryman.sources import packed as packed_module
 from ferryman.sources.packed import read_unpacked
@@ -144,6 +146,29 @@ def test_a_file_cannot_ask_for_any_memory(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(packed_module.settings, "UNPACK_MEMORY_BYTES", settings.MIB)
     with pytest.raises(BadDocument, match=r"cannot be unpacked after byte 0 \(Memory usage limit exceeded"):
         read_unpacked(packed, "x", 10)
+
+
+@every_kind
+def test_a_disk_that_fails_is_no_damage(kind: str) -> None:
+    """It is tried again; a damaged file would be refused for good."""
+
+    class Failing(io.RawIOBase):
+        def __init__(self) -> None:
+            self.parts = [PACKS[kind](TEXT)[:300]]
+
+        def readable(self) -> bool:
+            return True
+
+        def readinto(self, buffer: Any) -> int:
+            if not self.parts:
+                raise TransientError("the disk failed")
+            data = self.parts.pop()
+            buffer[: len(data)] = data
+            return len(data)
+
+    with pytest.raises(TransientError, match="the disk failed"), packed_module.unpacked(Failing(), "x", 0) as stream:
+        while stream.read(10_000):
+            pass
 
 
 def test_a_damaged_file_stops_no_other(tmp_path: Path) -> None:
