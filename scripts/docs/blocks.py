@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
-from scripts.docs import bad_input, guarantees, moves, plans, ports, protocol, signatures
+from scripts.docs import bad_input, bad_rows, guarantees, moves, plans, ports, protocol, signatures
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -34,6 +34,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "statuses": moves.table,
     "moves": moves.matrix,
     "bad input": bad_input.tables,
+    "bad rows": bad_rows.tables,
     "guarantees": guarantees.tables,
     "example plan": plans.building,
     "plan as a tree": plans.tree,

@@ -134,11 +134,14 @@ def _code(call: str) -> str:
 
 
 def _split(arguments: str) -> list[str]:
-    """Arguments, cut at the commas that stand in no brackets."""
-    pieces, depth = [""], 0
+    """Arguments, cut at the commas that stand in no brackets and no quotes."""
+    pieces, depth, quote = [""], 0, ""
     for character in arguments:
-        depth += (character in "[({") - (character in "])}")
-        if character == "," and not depth:
+        if character in "'\"" and quote in ("", character):
+            quote = "" if quote else character
+        if not quote:
+            depth += (character in "[({") - (character in "])}")
+        if character == "," and not depth and not quote:
             pieces.append("")
         else:
             pieces[-1] += character

@@ -21,6 +21,17 @@ TASK_DOCUMENTS: Final = 65_536
 MAX_FILE_BYTES: Final = 256 * MIB
 """Largest file ``Files`` reads by default: a document lives whole in a worker's memory, a few times over."""
 
+MAX_LINE_BYTES: Final = 16 * MIB
+"""Longest line or row that is read by default: more is a file without line ends, or a quote that is never closed."""
+
+UNPACK_RATIO: Final = 1000
+UNPACK_FREE_BYTES: Final = GIB
+"""A file may unpack to so many times its size; up to the second number of bytes nobody asks. Text packs 3 to 100 times
+smaller, what gzip packs better than this is made to fill a disk."""
+
+UNPACK_MEMORY_BYTES: Final = 256 * MIB
+"""What an unpacker may hold: the largest level of each packer needs less (xz -9: 65 MiB, zstd --ultra: 128 MiB)."""
+
 MAX_DELETED: Final = 0.5
 """Share of a source's documents that may vanish at once before a person is asked."""
 

@@ -27,6 +27,7 @@ PAGES = [
     "make-children",
     "what-happens-when-it-fails",
     "change-a-plan",
+    "index-lines-and-csv",
 ]
 """Of which all commands are run, in one shell a page."""
 

@@ -5,14 +5,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ferryman.sources.base import Listed, Source
+from ferryman.sources.csv import Csv
 from ferryman.sources.dataframe import Table
 from ferryman.sources.files import Files
+from ferryman.sources.jsonlines import JsonLines
+from ferryman.sources.lines import Lines
 from ferryman.sources.memory import Memory
 
 if TYPE_CHECKING:
     from ferryman.sources.sql import Sql
 
-__all__ = ["Files", "Listed", "Memory", "Source", "Sql", "Table"]
+__all__ = ["Csv", "Files", "JsonLines", "Lines", "Listed", "Memory", "Source", "Sql", "Table"]
 
 
 def __getattr__(name: str) -> Any:
