@@ -11,6 +11,7 @@ the plan's picture, and makes its arguments part of the plan's fingerprint.
 
 from ferryman.steps.dates import reformat_date
 from ferryman.steps.drop import drop_if
+from ferryman.steps.extract import extract_text
 from ferryman.steps.fetch import fetch_url
 from ferryman.steps.fields import copy_field, drop_fields, rename_field, set_field
 from ferryman.steps.sizes import format_size
@@ -20,6 +21,7 @@ __all__ = [
     "copy_field",
     "drop_fields",
     "drop_if",
+    "extract_text",
     "fetch_url",
     "fill_template",
     "format_size",
