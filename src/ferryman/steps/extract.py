@@ -113,16 +113,16 @@ class extract_text(Plain):
             raise BadDocument(f"{doc.id}: it is {kind.label}, of which no text is read. {advice}.")
         try:
             content = _reader(kind.reader)(raw)
-        except DeliveryError:  # the step's time is up
+        except (DeliveryError, MemoryError):  # the step's time is up; the machine is too small
             raise
         except Unreadable as e:
             raise BadDocument(f"{doc.id}: {kind.label}: {e}.") from None
-        except MemoryError:
-            raise
-        except Exception as e:
+        except BaseException as e:
+            if not isinstance(e, Exception) and type(e).__name__ != _PANIC:
+                raise
+            why = " ".join(named(e).split())[:_SHOWN].rstrip(".")
             raise BadDocument(
-                f"{doc.id}: {kind.label}: it is broken: {' '.join(named(e).split())[:_SHOWN]}. "
-                "Save it anew with the program that made it."
+                f"{doc.id}: {kind.label}: it is broken: {why}. Save it anew with the program that made it."
             ) from None
         self._fill(doc, kind, content)
         return content.parts
@@ -165,6 +165,9 @@ class extract_text(Plain):
             yield child
             yield from self._attached(child, below, depth - 1)
 
+
+_PANIC: Final = "PanicException"
+"""What libraries in Rust raise where they meet what they do not expect; it is no ``Exception``."""
 
 _SHOWN: Final = 200
 """Characters of a library's own words in a message, which is a line."""

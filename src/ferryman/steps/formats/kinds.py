@@ -56,6 +56,9 @@ _DOC: Final = Kind("application/msword", "a Word file of before 2007", advice=_O
 _PPT: Final = Kind("application/vnd.ms-powerpoint", "a PowerPoint file of before 2007", advice=_OLD)
 _OLE: Final = Kind("application/x-ole-storage", "a file of an older Office program", advice=_OLD)
 
+_ZIP_MAGIC: Final = (b"PK\x03\x04", b"PK\x05\x06", b"PK\x07\x08")
+"""Of one with members, of an empty one, of a part of several."""
+
 _OLE_MAGIC: Final = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"
 _STREAMS: Final = (
     ("EncryptedPackage", _LOCKED),
@@ -132,7 +135,7 @@ def kind_of(raw: bytes, name: str = "") -> Kind:
     head, ending = raw[:_HEAD_BYTES], name.rpartition(".")[2].lower()
     if b"%PDF-" in head[:_PDF_BYTES]:
         return PDF
-    if head.startswith((b"PK\x03\x04", b"PK\x05\x06")):
+    if head.startswith(_ZIP_MAGIC):
         return _zipped(raw, ending)
     if head.startswith(_OLE_MAGIC):
         return _compound(raw, ending)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import posixpath
 import re
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
 
@@ -88,7 +89,8 @@ def html(raw: bytes) -> Content:
     if not text.strip():
         return Content("", {"charset": encoding})
     try:
-        root = lxml.html.document_fromstring(_DECLARATION.sub("", text))
+        parser = lxml.html.HTMLParser(huge_tree=True, no_network=True)  # or what is nested deep would be left out
+        root = lxml.html.document_fromstring(_DECLARATION.sub("", text), parser=parser)
     except etree.ParserError:  # nothing but comments
         return Content("", {"charset": encoding})
     fields: dict[str, Any] = {"charset": encoding}
@@ -137,9 +139,7 @@ def epub(raw: bytes) -> Content:
 
 def seen(root: _Element) -> str:
     """Text as a reader sees it: blocks apart by a blank line, rows and items on lines, tabs between cells."""
-    pieces: list[str] = []
-    _see(root, pieces, kept=False)
-    text = _TAB.sub("\t", "".join(pieces))
+    text = _TAB.sub("\t", "".join(_pieces(root)))
     text = _GAP.sub(lambda gap: "\n\n" if gap[0].count("\n") > 1 else "\n", text)
     return re.sub(r" {2,}", " ", text).replace(_KEPT_BLANK, " ").replace(_KEPT_LINE, "\n").strip()
 
@@ -149,21 +149,33 @@ _KEPT_LINE: Final = "\ue001"
 """Stand for white space of ``<pre>`` while the rest is collapsed; of the private use area, which no page uses so."""
 
 
-def _see(element: _Element, pieces: list[str], kept: bool) -> None:
-    name = local(element)
-    if name and name not in _UNSEEN:
-        gap = "\n\n" if name in _BLOCKS else "\n" if name in _LINES else "\t" if name in _CELLS else ""
-        kept = kept or name == "pre"
-        if gap and gap != "\t":
-            pieces.append(gap)
-        if element.text:
-            pieces.append(_collapsed(element.text, kept))
-        for each in element:
-            _see(each, pieces, kept)
-            if each.tail:
-                pieces.append(_collapsed(each.tail, kept))
-        if gap:
-            pieces.append(gap)
+def _pieces(root: _Element) -> Iterator[str]:
+    """Text and gaps in their order. Pages nest deeper than Python calls."""
+    from lxml import etree
+
+    kept = 0
+    walk = etree.iterwalk(root, events=("start", "end", "comment", "pi"))
+    for event, element in walk:
+        name = local(element)
+        if event == "start":
+            if name in _UNSEEN:
+                walk.skip_subtree()
+                continue
+            yield _before(name)
+            kept += name == "pre"
+            if element.text:
+                yield _collapsed(element.text, kept > 0)
+        else:
+            if event == "end" and name not in _UNSEEN:
+                kept -= name == "pre"
+                yield "\t" if name in _CELLS else _before(name)
+            if element.tail and element is not root:
+                yield _collapsed(element.tail, kept > 0)
+
+
+def _before(name: str) -> str:
+    """What sets it apart from what was before."""
+    return "\n\n" if name in _BLOCKS else "\n" if name in _LINES else ""
 
 
 def _collapsed(text: str, kept: bool) -> str:

@@ -22,6 +22,23 @@ _BOMS: Final = (
 _LAST_RESORT: Final = "cp1252"
 """What old text of unknown encoding is most often; it reads nearly every byte."""
 
+_IN_USE: Final = (
+    "cp1252",
+    "cp1250",
+    "cp1251",
+    "koi8_r",
+    "cp1253",
+    "cp1254",
+    "cp1255",
+    "cp1256",
+    "cp932",
+    "euc_jp",
+    "gb18030",
+    "big5",
+    "cp949",
+)
+"""What text that is not Unicode comes in. Among all encodings there are, a short German text looks Turkish."""
+
 _HEADING: Final = re.compile(r"^ {0,3}#[ \t]+(.+?)[ \t#]*$", re.MULTILINE)
 _INFO: Final = re.compile(r"\{\\(title|author|creatim|revtim)\b ?((?:[^{}\\]|\\.)*)\}")
 _PART_OF_DATE: Final = re.compile(r"\\(yr|mo|dy|hr|min)(\d{1,4})")
@@ -85,10 +102,15 @@ def _rtf_moment(parts: dict[str, int]) -> str:
 
 
 def _guessed(sample: bytes) -> str:
+    """The likeliest of those that are in use; of equally likely ones the first."""
     from charset_normalizer import from_bytes
 
-    best = from_bytes(sample).best()
-    return _known(best.encoding) if best is not None else _LAST_RESORT
+    found = list(from_bytes(sample, cp_isolation=list(_IN_USE)))
+    if not found:
+        return _LAST_RESORT
+    least = min(match.chaos for match in found)
+    ranks = [_IN_USE.index(match.encoding) for match in found if match.chaos <= least]
+    return _known(_IN_USE[min(ranks)])
 
 
 def _known(encoding: str) -> str:
