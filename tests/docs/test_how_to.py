@@ -27,6 +27,8 @@ PAGES = [
     "make-children",
     "what-happens-when-it-fails",
     "change-a-plan",
+    "index-pdf-and-office-files",
+    "split-text-for-rag",
 ]
 """Of which all commands are run, in one shell a page."""
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from ferryman import settings
 from ferryman.document import Document
 from ferryman.errors import BadDocument, DeliveryError, Dropped, named
-from ferryman.steps.formats.archive import Member, is_archive, members
 from ferryman.steps.formats.content import Unreadable
 from ferryman.steps.values import Plain
+
+if TYPE_CHECKING:
+    from ferryman.steps.formats.archive import Member
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +52,8 @@ class unpack(Plain):
             raise ValueError("give max_bytes, max_members, max_ratio and depth above 0.")
 
     def __call__(self, doc: Document) -> Document | list[Document]:
+        from ferryman.steps.formats.archive import is_archive
+
         if doc.raw is None or not is_archive(doc.raw):
             return doc
         budget = _Budget(self, len(doc.raw))
@@ -64,14 +68,14 @@ class unpack(Plain):
         Raises:
             BadDocument: it is broken, or one limit is passed.
         """
+        from ferryman.steps.formats.archive import members
+
         try:
             found = {member.path: member for member in members(raw, budget.take)}
-        except DeliveryError:
+        except (DeliveryError, MemoryError):  # the step's time is up; the machine is too small
             raise
         except Unreadable as e:
             raise BadDocument(f"{doc.id}: {e}.") from None
-        except MemoryError:
-            raise
         except Exception as e:
             why = " ".join(named(e).split())[:_SHOWN]
             raise BadDocument(f"{doc.id}: the archive is broken: {why}. Pack it anew.") from None
@@ -79,6 +83,8 @@ class unpack(Plain):
             yield from self._made(doc, member, budget, depth)
 
     def _made(self, doc: Document, member: Member, budget: _Budget, depth: int) -> Iterator[Document]:
+        from ferryman.steps.formats.archive import is_archive
+
         child = doc.child(member.path)
         if member.refused:
             child.refused = f"{doc.id}: member {member.path!r} {member.refused}."

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from reprlib import Repr
 from typing import Any, Final
@@ -94,19 +93,12 @@ def each(doc: Document, fields: Sequence[str], change: Callable[[Any], Any], kin
     return doc
 
 
-def keys_of(names: Iterable[str]) -> Iterator[str | None]:
-    """Keys of children by their names; of several with one name, the second is ``name-2``; None without a name."""
-    used: Counter[str] = Counter()
+def keys_of(names: Iterable[str]) -> Iterator[str]:
+    """A key for each name, no two alike: of several with one name the second is ``name-2``; without one its place."""
     taken: set[str] = set()
-    for name in names:
-        if not name:
-            yield None
-            continue
-        used[name] += 1
-        key = name if used[name] == 1 else f"{name}-{used[name]}"
-        while key in taken:
-            used[name] += 1
-            key = f"{name}-{used[name]}"
+    for place, name in enumerate(names):
+        first = name or str(place)
+        key = next(key for key in (first, *(f"{first}-{n}" for n in range(2, place + 3))) if key not in taken)
         taken.add(key)
         yield key
 

@@ -200,7 +200,8 @@ def xlsx(rows: str) -> bytes:
     return zipped(
         {
             "[Content_Types].xml": f'<Types xmlns="{package}/content-types"><Default Extension="xml" '
-            f'ContentType="application/xml"/><Override PartName="/xl/workbook.xml" ContentType="{kind}.sheet.main+xml"/>'
+            f'ContentType="application/xml"/><Override PartName="/xl/workbook.xml" '
+            f'ContentType="{kind}.sheet.main+xml"/>'
             "</Types>",
             "_rels/.rels": f'<Relationships xmlns="{package}/relationships"><Relationship Id="r1" '
             f'Type="{office}/officeDocument" Target="xl/workbook.xml"/></Relationships>',
@@ -221,7 +222,8 @@ def odt() -> bytes:
     return zipped(
         {
             "mimetype": "application/vnd.oasis.opendocument.text",
-            "content.xml": f"<body {text} {table}><text:h>Act I</text:h><text:p>{MUSE[:5]}<text:span>{MUSE[5:]}</text:span>"
+            "content.xml": f"<body {text} {table}><text:h>Act I</text:h><text:p>{MUSE[:5]}<text:span>{MUSE[5:]}"
+            "</text:span>"
             '<text:s text:c="2"/>!<text:note><text:note-citation>1</text:note-citation><text:note-body><text:p>a note'
             "</text:p></text:note-body></text:note></text:p><table:table><table:table-row><table:table-cell><text:p>one"
             "</text:p></table:table-cell><table:table-cell><text:p>two</text:p></table:table-cell></table:table-row>"
@@ -256,7 +258,8 @@ def html() -> bytes:
     return (
         "<!DOCTYPE html><html lang='en'><head><meta charset='utf-8'><title>Henry V</title><meta name='author' "
         "content='W. Shakespeare'><meta property='article:published_time' content='2024-05-01T10:00:00Z'><style>p {}"
-        f"</style></head><body><h1>Act&nbsp;I</h1><p>{MUSE[:20]}<b>{MUSE[20:28]}</b>\n  {MUSE[29:]}</p><script>no()</script>"
+        f"</style></head><body><h1>Act&nbsp;I</h1><p>{MUSE[:8]}<b>{MUSE[8:12]}</b>\n  {MUSE[13:]}</p>"
+        "<script>no()</script>"
         "<ul><li>one<li>two</ul><table><tr><td>a<td>b</table><pre>x\n  y</pre>"
     ).encode()
 

@@ -114,27 +114,28 @@ def _is_tar(raw: bytes) -> bool:
     return True
 
 
-def _opened(raw: bytes, take: Take) -> IO[bytes]:
-    """The unpacked bytes as a stream that counts them."""
-    packed = io.BytesIO(raw)
-    stream: Any
-    if raw.startswith(b"\x1f\x8b"):
-        stream = gzip.GzipFile(fileobj=packed)
-    elif raw.startswith(b"BZh"):
-        stream = bz2.BZ2File(packed)
-    elif raw.startswith(b"\xfd7zXZ\0"):
-        stream = lzma.open(packed)
-    elif raw.startswith(b"\x28\xb5\x2f\xfd"):
-        stream = _zstd(packed)
-    else:
-        return packed
-    return _Counted(stream, take)
-
-
 def _zstd(packed: IO[bytes]) -> Any:
     import pyarrow as pa
 
     return pa.CompressedInputStream(pa.PythonFile(packed, mode="r"), "zstd")
+
+
+_PACKERS: Final[tuple[tuple[bytes, Callable[[IO[bytes]], Any]], ...]] = (
+    (b"\x1f\x8b", lambda packed: gzip.GzipFile(fileobj=packed)),
+    (b"BZh", bz2.BZ2File),
+    (b"\xfd7zXZ\0", lzma.LZMAFile),
+    (b"\x28\xb5\x2f\xfd", _zstd),
+)
+"""First bytes -> how to unpack what follows."""
+
+
+def _opened(raw: bytes, take: Take) -> IO[bytes]:
+    """The unpacked bytes as a stream that counts them."""
+    packed = io.BytesIO(raw)
+    for magic, unpacker in _PACKERS:
+        if raw.startswith(magic):
+            return _Counted(unpacker(packed), take)
+    return packed
 
 
 class _Counted(io.RawIOBase):

@@ -52,11 +52,11 @@ _BLOCKS: Final = frozenset(
         "ul",
     }
 )
-_LINES: Final = frozenset({"br", "li", "tr", "option", "caption"})
+_LINES: Final = frozenset({"li", "tr", "option", "caption"})
 _CELLS: Final = frozenset({"td", "th"})
 
 _BLANKS: Final = re.compile(r"[ \t\r\n\f]+")
-_GAP: Final = re.compile(r"[ \t]*\n[ \t\n]*\n[ \t]*|[ \t]*\n[ \t]*")
+_GAP: Final = re.compile(r"[ \t]*[\r\n][ \t\r\n]*")
 _TAB: Final = re.compile(r" *\t[ \t]*")
 _META_CHARSET: Final = re.compile(
     rb"""<(?:meta\b[^>]*?charset|\?xml\b[^>]*?encoding)\s*=\s*["']?\s*([\w.:-]{1,40})""", re.IGNORECASE
@@ -93,6 +93,8 @@ def html(raw: bytes) -> Content:
         root = lxml.html.document_fromstring(_DECLARATION.sub("", text), parser=parser)
     except etree.ParserError:  # nothing but comments
         return Content("", {"charset": encoding})
+    if any(entry.type_name == "ERR_RESOURCE_LIMIT" for entry in parser.error_log):
+        raise Unreadable("its elements nest too deep, and the rest would be lost. Correct it")
     fields: dict[str, Any] = {"charset": encoding}
     for meta in root.iter("meta"):
         name = _META.get((meta.get("name") or meta.get("property") or "").lower())
@@ -168,14 +170,14 @@ def _pieces(root: _Element) -> Iterator[str]:
         else:
             if event == "end" and name not in _UNSEEN:
                 kept -= name == "pre"
-                yield "\t" if name in _CELLS else _before(name)
+                yield "\t" if name in _CELLS else "\n" if name == "br" else _before(name)
             if element.tail and element is not root:
                 yield _collapsed(element.tail, kept > 0)
 
 
 def _before(name: str) -> str:
-    """What sets it apart from what was before."""
-    return "\n\n" if name in _BLOCKS else "\n" if name in _LINES else ""
+    """What sets it apart from what was before: two ``\\n`` are a blank line, a ``\\r`` is a new line at least."""
+    return "\n\n" if name in _BLOCKS else "\r" if name in _LINES else ""
 
 
 def _collapsed(text: str, kept: bool) -> str:

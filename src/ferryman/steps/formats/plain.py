@@ -109,8 +109,8 @@ def _guessed(sample: bytes) -> str:
     if not found:
         return _LAST_RESORT
     least = min(match.chaos for match in found)
-    ranks = [_IN_USE.index(match.encoding) for match in found if match.chaos <= least]
-    return _known(_IN_USE[min(ranks)])
+    alike = {name for match in found if match.chaos <= least for name in match.could_be_from_charset}
+    return _known(next((name for name in _IN_USE if name in alike), _LAST_RESORT))
 
 
 def _known(encoding: str) -> str:
