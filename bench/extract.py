@@ -8,12 +8,13 @@ from multiprocessing import get_context
 from multiprocessing.pool import Pool
 from pathlib import Path
 
+from tests.steps import corpus
+
 from bench.harness import Row, Sizes, anew, as_fast, in_turn, spark
 from ferryman import Plan, steps
 from ferryman.destinations import Null
 from ferryman.engine.wave import run
 from ferryman.sources import Files
-from tests.steps import corpus
 
 TARGET = 0.95
 PROCESSES = 2

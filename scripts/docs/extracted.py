@@ -1,4 +1,4 @@
-"""The tables of docs/reference/text.md: the corpus of the tests goes through ``extract_text``, and what came is told."""
+"""The tables of docs/reference/text.md: the corpus of the tests goes through ``extract_text``; what came is told."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import tempfile
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+from tests.steps import corpus
 
 from ferryman import Plan, steps
 from ferryman.destinations import Memory
@@ -16,7 +18,6 @@ from ferryman.observe.progress import Silent
 from ferryman.sources import Memory as Given
 from ferryman.steps.formats import kinds
 from ferryman.testing.inprocess import InProcess
-from tests.steps import corpus
 
 _SHOWN = 48
 """Characters of a text in a table."""
@@ -35,20 +36,20 @@ def formats() -> str:
 def came_out() -> str:
     """A table of every file of the corpus, the shipped ones first."""
     delivered, refused = _run()
-    lines = ["| file | bytes | what came out |", "|---|---|---|"]
-    for name, raw in _corpus().items():
+    lines = ["| file | what came out |", "|---|---|"]
+    for name in _corpus():
         if name in refused:
             told = f"**ERROR_DOC** {_cell(refused[name].removeprefix(f'{name}: '), _LONG)}"
         else:
             told = _told(delivered[name])
-        lines.append(f"| `{name}` | {len(raw)} | {told} |")
+        lines.append(f"| `{name}` | {told} |")
         for child in sorted(id for id in delivered | refused if id.startswith(f"{name}#")):
             part = child.partition("#")[2]
             if child in refused:
                 told = f"**ERROR_DOC** {_cell(refused[child].removeprefix(f'{child}: '), _LONG)}"
             else:
                 told = _told(delivered[child])
-            lines.append(f"| `#{part}` | | {told} |")
+            lines.append(f"| its `{part}` | {told} |")
     return "\n".join(lines)
 
 
@@ -63,15 +64,15 @@ def _run() -> tuple[dict[str, Any], dict[str, str]]:
         plan = Plan("corpus", version=1)
         documents = [{"id": name, "raw": raw} for name, raw in _corpus().items()]
         plan.source("files", Given(documents)).step("text", steps.extract_text(), timeout=60).destination(
-            "texts", Memory("corpus")
+            "texts", Memory()
         )
         plan.freeze()
         root = state_root(plan, Path(folder))
-        Memory.clear("corpus")
+        Memory.clear("texts")
         with State.take(root, plan) as state:
             Run(state, InProcess(), Silent()).go()
         refused = {row["document"]: row["message"] for row in account.docs(root, status="error_doc", plan=plan)}
-        return {d.id: d for d in Memory.of("corpus")}, refused
+        return {d.id: d for d in Memory.of("texts")}, refused
 
 
 def _told(delivery: Any) -> str:

@@ -186,9 +186,9 @@ def test_on_the_engine_an_insertion_moves_no_other_part(place: Path) -> None:
         net.source().step("split", steps.split_text(key=key)).destination("out", net.out("out"))  # type: ignore[arg-type]
         net.put("d", text="a\n\nb\n\nc\n\nd")
         net.run()
-        before = {line["id"]: line["raw"] for line in net.out("out").lines()}
+        before = {line["id"]: line["text"] for line in net.out("out").lines()}
         net.put("d", text="a\n\nnew\n\nb\n\nc\n\nd")
         net.run()
-        now = {line["id"]: line["raw"] for line in net.out("out").lines()}
-        assert sum(now[id] != raw for id, raw in before.items()) == moved
-        assert not [line for line in net.out("out").lines() if line["operation"] == "delete"]
+        now = {line["id"]: line["text"] for line in net.out("out").lines()}
+        assert sum(now[id] != text for id, text in before.items()) == moved
+        assert not [line for line in net.out("out").lines() if line["op"] == "delete"]

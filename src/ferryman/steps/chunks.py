@@ -199,7 +199,7 @@ def _sections(text: str) -> Iterator[_Part]:
     for at, token in enumerate(tokens):
         if token.type == "heading_open" and token.map and token.level == 0:
             starts.append((token.map[0], int(token.tag[1:]), tokens[at + 1].content))
-    ends = [line for line, _, _ in starts[1:]] + [len(lines)]
+    ends = [line for line, _, _ in starts][1:] + [len(lines)] * bool(starts)
     if before := "".join(lines[: starts[0][0] if starts else None]).strip():
         yield _Part(before)
     above: list[tuple[int, str]] = []

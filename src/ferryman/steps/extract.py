@@ -14,7 +14,7 @@ from ferryman import settings
 from ferryman.document import Document
 from ferryman.errors import BadDocument, DeliveryError, Dropped, UsageError, named
 from ferryman.steps.formats.content import Content, Part, Unreadable, cleaned
-from ferryman.steps.formats.kinds import Kind, kind_of
+from ferryman.steps.formats.kinds import MAIL, Kind, kind_of
 from ferryman.steps.values import Plain, keys_of
 
 Unknown = Literal["refuse", "drop", "pass"]
@@ -112,7 +112,7 @@ class extract_text(Plain):
             advice = kind.advice or "Leave it out, or say unknown='drop' or 'pass'"
             raise BadDocument(f"{doc.id}: it is {kind.label}, of which no text is read. {advice}.")
         try:
-            content = _reader(kind.reader)(raw)
+            content: Content = _reader(kind.reader)(raw)
         except (DeliveryError, MemoryError):  # the step's time is up; the machine is too small
             raise
         except Unreadable as e:
@@ -148,9 +148,7 @@ class extract_text(Plain):
         if not depth:
             return
         for part, key in zip(parts, keys_of(part.name for part in parts), strict=True):
-            kind = kind_of(part.raw, part.name)
-            if part.type == "message/rfc822":
-                kind = kind_of(b"Subject: \nFrom: \nTo: \n", "a.eml")
+            kind = MAIL if part.type == MAIL.type else kind_of(part.raw, part.name)
             if not kind.reader and part.raw and self.unknown == "drop":
                 continue
             child = doc.child(key, raw=part.raw)

@@ -99,7 +99,7 @@ class read_xml:
             root = parsed(raw)
         except etree.XMLSyntaxError as e:
             raise BadDocument(f"{doc.id}: it is no XML: {line(str(e))}. Correct it.") from None
-        declared = root.getroottree().docinfo.internalDTD
+        declared: Any = root.getroottree().docinfo.internalDTD
         if declared is not None and next(declared.iterentities(), None) is not None:
             raise BadDocument(f"{doc.id}: it declares entities, which are not resolved. Write them out.")
         return root
@@ -138,4 +138,4 @@ def _text(found: Any) -> str:
         return line(found)
     if isinstance(found, tuple):  # a namespace
         return line(found[1])
-    return line("".join(found.itertext()))
+    return line("".join(found.itertext()) if isinstance(found.tag, str) else found.text)

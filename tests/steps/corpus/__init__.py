@@ -285,6 +285,7 @@ def mail(*, inner: EmailMessage | None = None) -> EmailMessage:
     if inner is not None:
         message.add_attachment(inner)
     for part in message.walk():
-        if part.is_multipart():
-            part.set_boundary("=====henry=====" + str(part.get_content_subtype()))
+        if part.is_multipart() and part.get_boundary() is None and part.get_content_maintype() == "multipart":
+            level = "inner" if inner is None else "outer"
+            part.set_boundary(f"=====henry-{level}-{part.get_content_subtype()}=====")  # the same on every day
     return message

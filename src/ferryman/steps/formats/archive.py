@@ -129,7 +129,7 @@ _PACKERS: Final[tuple[tuple[bytes, Callable[[IO[bytes]], Any]], ...]] = (
 """First bytes -> how to unpack what follows."""
 
 
-def _opened(raw: bytes, take: Take) -> IO[bytes]:
+def _opened(raw: bytes, take: Take) -> Any:
     """The unpacked bytes as a stream that counts them."""
     packed = io.BytesIO(raw)
     for magic, unpacker in _PACKERS:

@@ -90,7 +90,7 @@ def html(raw: bytes) -> Content:
         return Content("", {"charset": encoding})
     try:
         parser = lxml.html.HTMLParser(huge_tree=True, no_network=True)  # or what is nested deep would be left out
-        root = lxml.html.document_fromstring(_DECLARATION.sub("", text), parser=parser)
+        root: Any = lxml.html.document_fromstring(_DECLARATION.sub("", text), parser=parser)
     except etree.ParserError:  # nothing but comments
         return Content("", {"charset": encoding})
     if any(entry.type_name == "ERR_RESOURCE_LIMIT" for entry in parser.error_log):

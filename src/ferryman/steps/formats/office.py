@@ -74,7 +74,7 @@ def _content_types(package: Package) -> dict[str, str]:
 
 def _relation(element: _Element) -> str:
     """The ``r:id`` of an element, in whichever of its namespaces."""
-    return next((value for name, value in element.attrib.items() if str(name).endswith("}id")), "")
+    return next((str(value) for name, value in element.attrib.items() if str(name).endswith("}id")), "")
 
 
 def _office_text(package: Package, part: str) -> str:
@@ -133,7 +133,7 @@ def _runs(element: _Element, odf: bool, anchored: list[_Element]) -> Iterator[st
             case "br" | "cr" | "line-break":
                 yield "\n"
             case "s" if odf:
-                count = next((value for name, value in each.attrib.items() if str(name).endswith("}c")), "1")
+                count = next((str(value) for name, value in each.attrib.items() if str(name).endswith("}c")), "1")
                 yield " " * (int(count) if count.isdecimal() and len(count) < _DIGITS else 1)
             case "noBreakHyphen":
                 yield "-"

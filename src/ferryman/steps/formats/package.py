@@ -88,8 +88,8 @@ def described(root: _Element) -> dict[str, Any]:
     fields = {
         "title": line(found.get("title", [""])[0]),
         "author": "; ".join(map(line, found.get("initial-creator") or found.get("creator") or [])),
-        "created": moment((found.get("created") or found.get("creation-date") or [None])[0]),
-        "modified": moment((found.get("modified") or found.get("date") or [None])[0]),
+        "created": moment((found.get("created") or found.get("creation-date") or [""])[0]),
+        "modified": moment((found.get("modified") or found.get("date") or [""])[0]),
         "language": line(found.get("language", [""])[0]),
     }
     return {name: value for name, value in fields.items() if value}
