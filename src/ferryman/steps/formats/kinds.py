@@ -7,6 +7,8 @@ import zipfile
 from io import BytesIO
 from typing import Final, NamedTuple
 
+from ferryman.errors import DeliveryError
+
 
 class Kind(NamedTuple):
     """A kind of content.
@@ -175,6 +177,8 @@ def _zipped(raw: bytes, ending: str) -> Kind:
             for kind in (ODT, ODP, ODS, EPUB):
                 if said == kind.type:
                     return kind
+    except DeliveryError:  # the step's time is up
+        raise
     except Exception:  # there is hardly one that a damaged archive does not raise
         return _torn(raw, ending)
     for kind, part in ((XLSB, "xl/workbook.bin"), (XLSX, "xl/workbook.xml"), (PPTX, "ppt/presentation.xml")):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import email
+from collections.abc import Callable
 from email.message import EmailMessage
 from email.policy import default
 from typing import Any
 
+from ferryman.errors import DeliveryError
 from ferryman.steps.formats.content import Content, Part, cleaned, line, written
 from ferryman.steps.formats.markup import html
 
@@ -29,27 +31,27 @@ def mail(raw: bytes) -> Content:
     )
 
 
-def _header(message: EmailMessage, name: str) -> str:
-    """A header's text; "" of one that nobody can parse: of mails there are all kinds."""
+def _tried(read: Callable[[], Any]) -> Any:
+    """What a part of a mail says; None of one that nobody can parse: there are all kinds of mails."""
     try:
-        return cleaned(str(message[name] or ""))
+        return read()
+    except DeliveryError:  # the step's time is up
+        raise
     except Exception:
-        return ""
+        return None
+
+
+def _header(message: EmailMessage, name: str) -> str:
+    return cleaned(str(_tried(lambda: message[name]) or ""))
 
 
 def _date(message: EmailMessage) -> str:
-    try:
-        return written(message["date"].datetime)
-    except Exception:
-        return ""
+    return str(_tried(lambda: written(message["date"].datetime)) or "")
 
 
 def _body(message: EmailMessage) -> EmailMessage | None:
     """The part to read: plain before HTML."""
-    try:
-        found = message.get_body(("plain", "html"))
-    except Exception:
-        found = None
+    found = _tried(lambda: message.get_body(("plain", "html")))
     return found if isinstance(found, EmailMessage) else None
 
 
@@ -93,11 +95,7 @@ def _is_inline(part: Any) -> bool:
 
 
 def _part(part: EmailMessage) -> Part:
-    try:
-        name = part.get_filename() or ""
-    except Exception:
-        name = ""
-    return Part(name, _bytes(part), part.get_content_type())
+    return Part(str(_tried(part.get_filename) or ""), _bytes(part), part.get_content_type())
 
 
 def _bytes(part: Any) -> bytes:
