@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
-from scripts.docs import bad_input, bad_rows, guarantees, moves, plans, ports, protocol, signatures
+from scripts.docs import bad_input, bad_rows, extracted, guarantees, moves, plans, ports, protocol, signatures
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -44,6 +44,8 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "shipped sources": ports.sources,
     "promises of a source": ports.promises_of_a_source,
     "ready-made steps": ports.steps,
+    "formats": extracted.formats,
+    "what came out": extracted.came_out,
     "shipped destinations": ports.destinations,
     "destination attributes": ports.attributes,
     "destination facts": ports.facts,

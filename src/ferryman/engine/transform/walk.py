@@ -104,6 +104,9 @@ class Walk:
         while station is not None:
             if wanted is not None and wanted.keys().isdisjoint(station.ends_by(route)):
                 return
+            if doc.refused is not None:
+                self._fail(doc, station, route, branches, wanted, BadDocument(doc.refused))
+                return
             if station.step is not None:
                 try:
                     out = self._called(station, doc, route)
