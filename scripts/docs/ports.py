@@ -80,7 +80,8 @@ def facts() -> str:
     for name, _, told in found:
         if told and told.outcomes:
             lines += ["", f"What `{name}` is answered, and what becomes of the delivery:", ""]
-            lines += ["| answer | outcome |", "|---|---|", *(f"| {said} | {outcome} |" for said, outcome in told.outcomes)]
+            lines += ["| answer | outcome |", "|---|---|"]
+            lines += [f"| {said} | {outcome} |" for said, outcome in told.outcomes]
     return "\n".join(lines)
 
 

@@ -57,7 +57,9 @@ class Elasticsearch8(Elasticsearch7):
         lines = "".join(f"{key}: {value}\n" for key, value in config.items())
         (self.folder / "config" / "elasticsearch.yml").write_text(lines)
         options = (self.home / "config" / "jvm.options").read_text().splitlines(keepends=True)
-        kept = [line for line in options if "-Xlog:" not in line and "ErrorFile" not in line]  # they name its own folder
+        kept = [
+            line for line in options if "-Xlog:" not in line and "ErrorFile" not in line
+        ]  # they name its own folder
         (self.folder / "config" / "jvm.options").write_text("".join(kept))
         if os.geteuid() == 0:
             for path in [self.folder, *self.folder.rglob("*")]:
