@@ -57,12 +57,10 @@ class Sql(Destination):
     """
 
     facts: ClassVar[Facts] = Facts(
-        stored="upsert: a row an id, and a tombstone an id that was deleted; append: a row a delivery. With hash, sequence, "
-        "origin, route, text and fields",
+        stored="a row an id, and a tombstone an id that was deleted (append: a row a delivery), with hash and sequence",
         limits=(
             "SQLite: 1 GB a value, integers of 64 bit",
-            "PostgreSQL: 1 GB a value, 256 MB a text in fields, ids of some 2 700 bytes, 1 MB of different words to search, "
-            "no NUL",
+            "PostgreSQL: 1 GB a value, ids of some 2700 bytes, 1 MB of different words to search, no NUL",
         ),
     )
     effect = Effect.IDEMPOTENT
