@@ -374,9 +374,7 @@ def test_the_target_is_the_place_alone() -> None:
     """No user, no password, no options; many may write at once."""
     sql = Sql("postgresql+psycopg://me:hidden@db.example.org:5433/shop?sslmode=require&sslpassword=hidden", table="t")
     assert sql.target() == "postgresql://db.example.org:5433/shop#t"
-    assert (
-        Sql("postgresql://me@/shop?host=/run/postgresql").target() == "postgresql://%2Frun%2Fpostgresql/shop#documents"
-    )
+    assert Sql("postgresql://me@/shop?host=/run/postgresql").target() == "postgresql:///run/postgresql/shop#documents"
     assert not sql.single_writer
     assert "hidden" not in repr(sql)
 

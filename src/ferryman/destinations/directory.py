@@ -9,12 +9,12 @@ from typing import Any, Literal, get_args
 
 import sqlalchemy as sa
 
-from ferryman.destinations import sqlite
 from ferryman.destinations.base import Delivery, Destination, DestinationContext, Effect, Outcome
 from ferryman.destinations.directory_writer import DOCUMENTS, INDEX, Body, Shelf
 from ferryman.destinations.folder import explained
 from ferryman.destinations.payload import payload, shown_id
 from ferryman.destinations.sequences import judge
+from ferryman.destinations.sql.sqlite import SQLite, database
 from ferryman.document import encode_fields
 from ferryman.errors import BadDocument, PermanentError, PlanError
 from ferryman.storage import files
@@ -87,10 +87,10 @@ class Directory(Destination):
             TransientError: no room, or somebody holds the index for too long.
             PermanentError: no right to write here.
         """
-        with explained(self.directory), sqlite.explained(self.target()):
+        with explained(self.directory), SQLite().explained(self.target()):
             files.make_folder(self.directory / INDEX / "new")
             engine = self._index()
-            sqlite.prepare(engine)
+            database.prepare(engine)
             with engine.connect() as connection, connection.begin():  # no writer is at work
                 DOCUMENTS.create(connection, checkfirst=True)
                 for left in (self.directory / INDEX / "new").iterdir():
@@ -110,7 +110,7 @@ class Directory(Destination):
             raise PermanentError(f"{self.target()}: write before open", universal=True)
         outcomes: dict[int, Outcome] = {}
         bodies = dict(self._bodies(chunk, outcomes))
-        with explained(self.directory), sqlite.explained(self.target()), self._engine.connect() as connection:
+        with explained(self.directory), SQLite().explained(self.target()), self._engine.connect() as connection:
             shelf = Shelf(self.directory, connection)
             with connection.begin():  # a name is ours, durably, before there is a file of that name
                 refused = shelf.reserve({chunk[i].id: body for i, body in bodies.items()})  # 1
@@ -154,4 +154,4 @@ class Directory(Destination):
             self._engine.dispose()
 
     def _index(self) -> sa.Engine:
-        return sqlite.engine(sa.make_url("sqlite://").set(database=str(self.directory / INDEX / "index.db")))
+        return database.engine(sa.make_url("sqlite://").set(database=str(self.directory / INDEX / "index.db")))

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Final, get_args
 import sqlalchemy as sa
 
 from ferryman import databases
-from ferryman.destinations.base import Delivery, Destination, DestinationContext, Effect, Outcome
+from ferryman.destinations.base import Delivery, Destination, DestinationContext, Effect, Facts, Outcome
 from ferryman.destinations.sql.dialect import BACKENDS, Dialect, Writer, dialect_of
 from ferryman.destinations.sql.layout import RESERVED, STANDARD, Layout, Mode
 from ferryman.errors import PermanentError, PlanError, UsageError
@@ -56,6 +56,13 @@ class Sql(Destination):
     it does for bytes that are no text; an id that has one is refused.
     """
 
+    facts: ClassVar[Facts] = Facts(
+        stored="a row an id, and a tombstone an id that was deleted (append: a row a delivery), with hash and sequence",
+        limits=(
+            "SQLite: 1 GB a value, integers of 64 bit",
+            "PostgreSQL: 1 GB a value, ids of some 2700 bytes, 1 MB of different words to search, no NUL",
+        ),
+    )
     effect = Effect.IDEMPOTENT
     transactional = True
     compares_sequences = True
