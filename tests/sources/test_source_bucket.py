@@ -311,7 +311,7 @@ def test_wrong_credentials_are_told(bucket: Bucket) -> None:
     bucket.put("corpus/a", "one")
     authorise(bucket.server, after=0)
     try:
-        with pytest.raises(UsageError, match="may not be read: .*Correct the credentials") as caught:
+        with pytest.raises(UsageError, match=r"may not be read: .*Correct the credentials") as caught:
             bucket.files().check()
         with pytest.raises(BadDocument, match="corpus/a: may not or cannot be read"):
             bucket.files().read(Listed("a", 3))
