@@ -16,6 +16,7 @@ from ferryman.destinations import Delivery, Destination, DestinationContext, Out
 from ferryman.plan.plan import _default_guarantee
 from ferryman.sources import Source
 from ferryman.testing.destinations import DestinationSuite
+from ferryman.testing.servers import ServerSuite
 from ferryman.testing.sources import SourceSuite
 
 
@@ -57,6 +58,25 @@ def attributes() -> str:
     return "\n".join(lines)
 
 
+def facts() -> str:
+    """What each destination stores, its limits, and what becomes of what its target says."""
+    found: list[tuple[str, Any, Any]] = [
+        (name, cls, getattr(cls, "facts", None)) for name, cls in shipped(ferryman.destinations, Destination)
+    ]
+    lines = ["| destination | guarantee by default | what is stored | limits |", "|---|---|---|---|"]
+    lines += [
+        f"| `{name}` | {_default_guarantee(cls).value} | {told.stored} | {'; '.join(told.limits) or '–'} |"
+        for name, cls, told in found
+        if told
+    ]
+    for name, _, told in found:
+        if told and told.outcomes:
+            lines += ["", f"What `{name}` is answered, and what becomes of the delivery:", ""]
+            lines += ["| answer | outcome |", "|---|---|"]
+            lines += [f"| {said} | {outcome} |" for said, outcome in told.outcomes]
+    return "\n".join(lines)
+
+
 def sqlite_errors() -> str:
     """What becomes of SQLite's errors."""
     written = re.findall(r"sqlite3\.(SQLITE_\w+):", inspect.getsource(sqlite))
@@ -83,6 +103,10 @@ def destination_port() -> str:
 
 def promises_of_a_destination() -> str:
     return promises(DestinationSuite)
+
+
+def promises_of_a_server() -> str:
+    return promises(ServerSuite)
 
 
 def promises_of_a_source() -> str:

@@ -65,13 +65,17 @@ def routers() -> str:
 
 def testing() -> str:
     """The shipped means to test parts of one's own."""
-    from ferryman.testing import destinations, inprocess, sources
+    from ferryman.testing import destinations, inprocess, proxy, servers, sources
 
     pieces = [
         entry("ferryman.testing.sources.SourceSuite", sources.SourceSuite, of=_told(sources.SourceSuite), call=False)
     ]
     suite = destinations.DestinationSuite
     pieces.append(entry("ferryman.testing.destinations.DestinationSuite", suite, of=_told(suite), call=False))
+    server = servers.ServerSuite
+    pieces.append(entry("ferryman.testing.servers.ServerSuite", server, of=_told(server), call=False))
+    pieces.append(entry("ferryman.testing.proxy.Proxy", proxy.Proxy, of=("break_next", "close")))
+    pieces.append(entry("ferryman.testing.proxy.Fault", proxy.Fault))
     pieces.append(entry("ferryman.testing.inprocess.InProcess", inprocess.InProcess))
     return "\n\n".join(pieces)
 

@@ -104,6 +104,24 @@ def test_a_delivery_that_comes_again_changes_nothing(index: SearchIndex) -> None
     assert {id: d["_ferryman"]["sequence"] for id, d in index.documents().items()} == {"a": 9}
 
 
+def test_how_long_a_delete_is_remembered(index: SearchIndex, opensearch: OpenSearchServer) -> None:
+    """Over a flush and over a kill; not over ``gc_deletes``, nor over an orderly restart: so the reference says."""
+
+    def write(*chunk: Delivery) -> list[str]:
+        return kinds(opened(OpenSearch(index.url, index.name)).write(list(chunk)))
+
+    write(delivery("a", 1), delete("a", 3), delete("never", 3))
+    index.ask("POST", "/_flush?force=true")
+    opensearch.kill()
+    opensearch.start()
+    assert write(delete("b", 3)) == ["ok"]
+    index.ask("POST", "/_refresh")
+    assert write(delivery("b", 2)) == ["stale"]
+    opensearch.stop()
+    opensearch.start()
+    assert write(delivery("b", 2)) == ["ok"], "it is remembered now: then the reference may promise more"
+
+
 def test_what_is_written_can_be_found_at_once_if_asked(index: SearchIndex) -> None:
     """``refresh=True``, and "wait_for"; without, it is the index's business."""
     query = {"query": {"ids": {"values": ["a"]}}}
