@@ -11,7 +11,6 @@ from pathlib import Path
 from bench.harness import Row, Sizes, print_table, say
 
 NAMES = (
-<<<<<<< HEAD
     "table_to_null",
     "table_to_sqlite",
     "branches",
@@ -22,11 +21,6 @@ NAMES = (
     "opensearch",
     "postgres",
     "extract",
-    "intake",
-=======
-    *("table_to_null", "table_to_sqlite", "branches", "retry_wave", "rescan", "memory", "questions"),
-    *("opensearch", "postgres"),
->>>>>>> 138d71f2cb48a11da89f8fd1a3ba07056a05c5aa
 )
 
 
