@@ -161,7 +161,7 @@ def named(error: BaseException) -> str:
 
 
 def of_code(error: BaseException) -> BaseException:
-    """What other people's code raised: an error, ``sys.exit()``, or the panic of a Rust extension, which is no Exception.
+    """What other people's code raised: an error, ``sys.exit()``, or a Rust extension's panic, which is no Exception.
 
     Raises:
         KeyboardInterrupt, GeneratorExit: the error itself, for it is about this process, not about what was called.
