@@ -13,8 +13,8 @@ from typing import Any, NoReturn
 import pytest
 
 from ferryman.destinations import Destination, DestinationContext, Directory, Guarantee, Outcome
-from ferryman.destinations import directory_writer as writer
-from ferryman.destinations.directory_names import key, plain, unlike
+from ferryman.destinations.directory import writer
+from ferryman.destinations.directory.names import key, plain, unlike
 from ferryman.errors import PermanentError, PlanError, TransientError
 from ferryman.testing.destinations import DestinationSuite, delete, delivery
 

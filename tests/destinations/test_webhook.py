@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from ferryman.destinations import Delivery, Destination, DestinationContext, Guarantee, Outcome, Webhook
-from ferryman.destinations.webhook_answers import STATUSES, meaning, retry_after_s
+from ferryman.destinations.webhook.answers import STATUSES, meaning, retry_after_s
 from ferryman.errors import PermanentError, PlanError, TransientError
 from ferryman.testing.destinations import delete, delivery
 from ferryman.testing.proxy import Fault, Proxy

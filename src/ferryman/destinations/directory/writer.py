@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 import sqlalchemy as sa
 
 from ferryman.destinations.base import Delivery
-from ferryman.destinations.directory_names import below, key, plain, unlike
+from ferryman.destinations.directory.names import below, key, plain, unlike
 from ferryman.destinations.sequences import Known
 from ferryman.storage import files
 

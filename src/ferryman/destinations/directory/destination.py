@@ -10,8 +10,8 @@ from typing import Any, ClassVar, Literal, get_args
 import sqlalchemy as sa
 
 from ferryman.destinations.base import Delivery, Destination, DestinationContext, Effect, Facts, Outcome
-from ferryman.destinations.directory_names import NAME_BYTES, PATH_BYTES
-from ferryman.destinations.directory_writer import DOCUMENTS, INDEX, Body, Shelf
+from ferryman.destinations.directory.names import NAME_BYTES, PATH_BYTES
+from ferryman.destinations.directory.writer import DOCUMENTS, INDEX, Body, Shelf
 from ferryman.destinations.folder import explained
 from ferryman.destinations.payload import payload, shown_id
 from ferryman.destinations.sequences import judge

@@ -13,8 +13,8 @@ from ferryman import settings
 from ferryman.destinations.base import Delivery, Destination, DestinationContext, Effect, Facts, Outcome
 from ferryman.destinations.http import Auth, Http, shown_url
 from ferryman.destinations.payload import shown_id
-from ferryman.destinations.solr_client import CONFLICT, Collection, Known, Reply, told
-from ferryman.destinations.solr_document import Names, document, encoded
+from ferryman.destinations.solr.client import CONFLICT, Collection, Known, Reply, told
+from ferryman.destinations.solr.document import Names, document, encoded
 from ferryman.errors import BadDocument, PermanentError, PlanError
 
 TIMEOUT_S: Final = 30.0

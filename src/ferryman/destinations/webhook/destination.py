@@ -18,7 +18,7 @@ from ferryman.destinations.base import Delivery, Destination, DestinationContext
 from ferryman.destinations.environment import filled
 from ferryman.destinations.http import ANSWER_BYTES, Answer, Http, NotSent, Unanswered, shown_url
 from ferryman.destinations.payload import payloads
-from ferryman.destinations.webhook_answers import Meaning, meaning, outcomes, retry_after_s, told
+from ferryman.destinations.webhook.answers import Meaning, meaning, outcomes, retry_after_s, told
 from ferryman.errors import PermanentError, PlanError, TransientError
 
 TIMEOUT_S: Final = 30.0

@@ -10,7 +10,7 @@ import msgspec
 
 from ferryman import settings
 from ferryman.destinations.http import Answer, Http, NotSent, Unanswered
-from ferryman.destinations.solr_document import Names
+from ferryman.destinations.solr.document import Names
 from ferryman.errors import PermanentError, TransientError
 
 GET_BYTES: Final = settings.MIB

@@ -1,0 +1,5 @@
+"""A destination in Solr."""
+
+from ferryman.destinations.solr.destination import Solr
+
+__all__ = ["Solr"]
