@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.destinations.search_index import SearchIndex
+from tests.support.trial import run_plan
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -41,7 +45,7 @@ def test_the_plan_of_the_readme_does_what_it_says() -> None:
     """It can run; a letter goes one way, the paragraphs of another text the other."""
     from ferryman import Document
 
-    [text] = python("../README.md")
+    text, _ = python("../README.md")
     made: dict[str, Any] = {"__name__": "readme"}
     exec(compile(text, "README.md", "exec"), made)
 
@@ -49,6 +53,29 @@ def test_the_plan_of_the_readme_does_what_it_says() -> None:
     letter, other = (made["read"](Document("a", raw=raw)) for raw in (b"Dear Sir", b"One\n\nTwo"))
     assert {letter["kind"], other["kind"]} == {"letter", "other"}
     assert [child.id for child in made["paragraphs"](other)] == ["a#0", "a#1"]
+
+
+def test_the_second_plan_of_the_readme_brings_files_into_opensearch(
+    server: Callable[[str], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A real one: the text of what can be read is there, what cannot is refused."""
+    real = server("opensearch")
+    index = SearchIndex(real.url, "library")
+    index.ask("DELETE", status=(200, 404))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "library").mkdir()
+    (tmp_path / "library" / "muse.html").write_text("<title>Henry V</title><p>O for a Muse of fire")
+    (tmp_path / "library" / "broken.pdf").write_bytes(b"%PDF-1.4 and then nothing")
+    _, text = python("../README.md")
+    made: dict[str, Any] = {"__name__": "readme"}
+    exec(compile(text.replace("http://localhost:9200", real.url), "README.md", "exec"), made)
+
+    summary = run_plan(made["plan"], tmp_path / "state")
+
+    assert (summary.exit, summary.delivered, summary.error_doc) == (3, 1, 1)
+    [document] = index.documents().values()
+    assert document["title"] == "Henry V"
+    assert "Muse of fire" in document["text"]
 
 
 @pytest.mark.parametrize("page", sorted(p.relative_to(DOCS).as_posix() for p in DOCS.rglob("*.md")))
