@@ -35,6 +35,9 @@ CHECKPOINT_PAGES: Final = 8192
 PAGE: Final = 64
 """Names that are looked at at once for one that nobody holds: most often the first one is free."""
 
+REAP_S: Final = 1.0
+"""How often a handle looks for dead sessions, unless one is in its way: their nodes are seen by nobody anyhow."""
+
 POLL_S: Final = 0.05
 """How often a watch asks whether another process has changed the file: this costs microseconds."""
 
@@ -69,6 +72,7 @@ class SqliteStore:
         self._using = threading.RLock()
         self._connection = connected(path)
         self._lease = Lease(path, session_timeout_s, monotonic)
+        self._reap_at = 0.0
 
     # --- sessions -----------------------------------------------------------------------------------------------------
 
@@ -89,8 +93,18 @@ class SqliteStore:
     # --- changes ------------------------------------------------------------------------------------------------------
 
     def commit(self, ops: Sequence[Op], *, session: int | None = None) -> None:
+        now = self._monotonic()
+        if now >= self._reap_at:
+            self._reap_dead()
+        try:
+            self._commit(ops, session)
+        except Conflict:
+            if not self._reap_dead():
+                raise
+            self._commit(ops, session)  # what was in the way was a dead session's
+
+    def _commit(self, ops: Sequence[Op], session: int | None) -> None:
         with self._changing():
-            self._reap()
             if session is not None and not self._lives(session):
                 self._lease.lost(session)
                 raise SessionLost(f"{self.url}: the session has ended")
@@ -153,11 +167,19 @@ class SqliteStore:
         asked = "SELECT 1 FROM session WHERE id = ? AND boot = ? AND expires > ?"
         return self._connection.execute(asked, (session, self._boot, self._monotonic())).fetchone() is not None
 
-    def _reap(self) -> None:
-        """Remove dead sessions, and what lived with them."""
+    def _reap_dead(self) -> bool:
+        """Remove dead sessions, and what lived with them. Were there any?"""
+        now = self._monotonic()
+        self._reap_at = now + REAP_S
         asked = "SELECT id FROM session WHERE boot != ? OR expires <= ?"
-        for (session,) in self._connection.execute(asked, (self._boot, self._monotonic())).fetchall():
-            self._end(session)
+        with self._using, told(self.path):
+            if self._connection.execute(asked, (self._boot, now)).fetchone() is None:
+                return False
+        with self._changing():
+            dead = self._connection.execute(asked, (self._boot, now)).fetchall()
+            for (session,) in dead:
+                self._end(session)
+        return bool(dead)
 
     def _end(self, session: int) -> None:
         run = self._connection.execute
@@ -175,17 +197,9 @@ class SqliteStore:
             if not done.rowcount:
                 raise Conflict(0, path, Why.MISSING)
 
-    @contextmanager
-    def _changing(self) -> Iterator[None]:
+    def _changing(self) -> _Transaction:
         """One transaction that no other process's comes between."""
-        with self._using, told(self.path):
-            self._connection.execute("BEGIN IMMEDIATE")
-            try:
-                yield
-                self._connection.execute("COMMIT")
-            finally:
-                if self._connection.in_transaction:
-                    self._connection.execute("ROLLBACK")
+        return _Transaction(self.path, self._connection, self._using, "BEGIN IMMEDIATE")
 
     # --- reading ------------------------------------------------------------------------------------------------------
 
@@ -201,16 +215,16 @@ class SqliteStore:
 
     def children(self, path: str) -> list[str]:
         asked = f"SELECT name FROM node WHERE parent = ? AND (owner = 0 OR {_LIVES}) ORDER BY name"
-        with self._reading():
+        with self._using, told(self.path):
             return [name for (name,) in self._connection.execute(asked, (path, self._boot, self._monotonic()))]
 
     def free(self, folder: str, lock: Callable[[str], str], after: str) -> Iterator[str]:
         asked = "SELECT name FROM node WHERE parent = ? AND name > ? ORDER BY name LIMIT ?"
         limit = 1
         while True:
-            with self._reading():
+            with self._using, told(self.path):
                 names = [name for (name,) in self._connection.execute(asked, (folder, after, limit))]
-                locks = self.read([lock(name) for name in names])
+            locks = self.read([lock(name) for name in names])
             yield from (name for name, held in zip(names, locks, strict=True) if held is None)
             if len(names) < limit:
                 return
@@ -236,18 +250,44 @@ class SqliteStore:
         with self._using, told(self.path):
             return int(self._connection.execute("PRAGMA data_version").fetchone()[0])
 
-    @contextmanager
-    def _reading(self) -> Iterator[None]:
+    def _reading(self) -> _Transaction:
         """One look: whatever is read within was so at one instant."""
-        with self._using, told(self.path):
+        return _Transaction(self.path, self._connection, self._using, "BEGIN")
+
+
+class _Transaction:
+    """All or nothing, by one thread at a time. Within another one it is a part of that."""
+
+    __slots__ = ("_begin", "_connection", "_inner", "_path", "_using")
+
+    def __init__(self, path: Path, connection: sqlite3.Connection, using: threading.RLock, begin: str) -> None:
+        self._path, self._connection, self._using, self._begin = path, connection, using, begin
+        self._inner = False
+
+    def __enter__(self) -> None:
+        self._using.acquire()
+        try:
+            self._inner = self._connection.in_transaction
+            if not self._inner:
+                self._connection.execute(self._begin)
+        except BaseException as e:
+            self._using.release()
+            if isinstance(e, sqlite3.Error):
+                raise plain(self._path, e) from e
+            raise
+
+    def __exit__(self, kind: type[BaseException] | None, raised: BaseException | None, _: object) -> None:
+        try:
+            if not self._inner:
+                self._connection.execute("COMMIT" if kind is None else "ROLLBACK")
+        except sqlite3.Error as e:
             if self._connection.in_transaction:
-                yield
-                return
-            self._connection.execute("BEGIN")
-            try:
-                yield
-            finally:
-                self._connection.execute("COMMIT")
+                self._connection.execute("ROLLBACK")
+            raise plain(self._path, e) from e
+        finally:
+            self._using.release()
+        if isinstance(raised, sqlite3.Error):
+            raise plain(self._path, raised) from raised
 
 
 class _Watch:
@@ -318,14 +358,22 @@ def _made(connection: sqlite3.Connection, path: Path) -> None:
 
 @contextmanager
 def told(path: Path) -> Iterator[None]:
-    """SQLite's errors as ours: about this file, and what to do."""
+    """SQLite's errors as ours."""
     try:
         yield
-    except sqlite3.OperationalError as e:
-        if "locked" in str(e) or "busy" in str(e):
-            raise QueueLost(f"{path}: others have been changing this queue for {BUSY_S:g} s. Try again.") from e
-        if "unable to open" in str(e) or "readonly" in str(e):
-            raise QueueRefused(f"{path}: {e}. Name a file in a folder that exists and may be written to.") from e
-        raise QueueLost(f"{path}: {e}. Mend this, and do the same again: nothing was half done.") from e
-    except sqlite3.DatabaseError as e:
-        raise QueueRefused(f"{path}: {e}. If it was a queue, restore it from a dump.") from e
+    except sqlite3.Error as e:
+        raise plain(path, e) from e
+
+
+def plain(path: Path, error: sqlite3.Error) -> Exception:
+    """An error of SQLite's as ours: about this file, and what to do."""
+    text = str(error)
+    if isinstance(error, sqlite3.OperationalError):
+        if "locked" in text or "busy" in text:
+            return QueueLost(f"{path}: others have been changing this queue for {BUSY_S:g} s. Try again.")
+        if "unable to open" in text or "readonly" in text:
+            return QueueRefused(f"{path}: {text}. Name a file in a folder that exists and may be written to.")
+        return QueueLost(f"{path}: {text}. Mend this, and do the same again: nothing was half done.")
+    if isinstance(error, sqlite3.ProgrammingError):
+        return QueueLost(f"{path}: this queue was closed.")
+    return QueueRefused(f"{path}: {text}. If it was a queue, restore it from a dump.")
