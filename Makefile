@@ -7,7 +7,7 @@ UV = $(shell uv --version >/dev/null 2>&1 && echo uv || echo .tools/bin/uv)
 COMPILE = $(UV) pip compile --quiet --universal --generate-hashes --no-emit-index-url \
 	--custom-compile-command "make requirements" $(ARGS)
 
-.PHONY: help setup demo test lint bench prove-long docs requirements
+.PHONY: help setup demo test lint bench prove-long servers docs requirements
 
 help:  ## print these lines
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s%s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -34,6 +34,9 @@ bench: setup  ## measure how fast it is
 
 prove-long: setup  ## run the slow tests: kill it at every crash point, for a long time
 	$(PYTHON) -m pytest tests -m slow $(ARGS)
+
+servers: setup  ## start the servers that the tests use, print their URLs; Ctrl-C stops them (ARGS: only these)
+	$(PYTHON) -m tests.servers $(ARGS)
 
 docs: setup  ## make the generated parts of docs/ anew
 	$(PYTHON) -m scripts.docs

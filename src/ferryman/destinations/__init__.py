@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
 
 from ferryman.destinations.base import Delivery, Destination, DestinationContext, Effect, Guarantee, Outcome
 from ferryman.destinations.jsonlines import JsonLines
@@ -10,26 +11,40 @@ from ferryman.destinations.memory import Memory
 from ferryman.destinations.null import Null
 
 if TYPE_CHECKING:
+    from ferryman.destinations.directory import Directory
+    from ferryman.destinations.opensearch import OpenSearch
+    from ferryman.destinations.solr import Solr
     from ferryman.destinations.sql import Sql
+    from ferryman.destinations.webhook import Webhook
 
 __all__ = [
     "Delivery",
     "Destination",
     "DestinationContext",
+    "Directory",
     "Effect",
     "Guarantee",
     "JsonLines",
     "Memory",
     "Null",
+    "OpenSearch",
     "Outcome",
+    "Solr",
     "Sql",
+    "Webhook",
 ]
+
+_HEAVY: Final = {
+    "Directory": "directory",
+    "OpenSearch": "opensearch",
+    "Solr": "solr",
+    "Sql": "sql",
+    "Webhook": "webhook",
+}
+"""On demand, from these modules: SQLAlchemy and urllib3 take longer to load than all of Ferryman."""
 
 
 def __getattr__(name: str) -> Any:
-    """``Sql`` on demand: SQLAlchemy takes longer to load than all of Ferryman, and most commands do not need it."""
-    if name == "Sql":
-        from ferryman.destinations.sql import Sql
-
-        return Sql
+    if name in _HEAVY:
+        return getattr(import_module(f"ferryman.destinations.{_HEAVY[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import base64
 import errno
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, Final
-
-import msgspec
+from typing import Final
 
 from ferryman.destinations.base import Delivery, Destination, Effect, Outcome
-from ferryman.document import encode_fields
-from ferryman.errors import BadDocument, PermanentError, TransientError
+from ferryman.destinations.payload import payloads
+from ferryman.errors import PermanentError, TransientError
 from ferryman.storage import files
 
 STALE_S: Final = 3600.0
@@ -31,8 +28,6 @@ _PASSING: Final = (
     errno.ENOENT,
 )
 """No room, a disk in trouble, too many open files; or the folder was removed, which ``check`` makes again."""
-
-_encode = msgspec.json.Encoder().encode
 
 
 class JsonLines(Destination):
@@ -77,19 +72,12 @@ class JsonLines(Destination):
             TransientError: (universal) no room, or a disk in trouble; no file was made.
             PermanentError: (universal) no right to write here.
         """
-        outcomes = [Outcome.ok()] * len(chunk)
-        lines, written = [], []
-        for position, delivery in enumerate(chunk):
-            try:
-                lines.append(_line(delivery))
-                written.append(delivery)
-            except (BadDocument, ValueError, TypeError) as e:
-                id = delivery.id.encode(errors="replace").decode()  # the reason must be text, if the id is none
-                outcomes[position] = Outcome.permanent(f"{id}: {e}")
-        if written:
+        outcomes: list[Outcome | None] = [None] * len(chunk)
+        if lines := payloads(chunk, outcomes):
+            name = _name([chunk[position] for position, _ in lines])
             with self._explained():
-                files.replace(self.directory / _name(written), b"\n".join(lines) + b"\n")
-        return outcomes
+                files.replace(self.directory / name, b"\n".join(line for _, line in lines) + b"\n")
+        return [outcome or Outcome.ok() for outcome in outcomes]
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
@@ -107,25 +95,3 @@ def _name(chunk: list[Delivery]) -> str:
     sequences = [d.sequence for d in chunk]
     digest = blake2b("".join(d.hash for d in chunk).encode(), digest_size=4).hexdigest()
     return f"{min(sequences):016d}-{max(sequences):016d}-{digest}.jsonl"
-
-
-def _line(delivery: Delivery) -> bytes:
-    line: dict[str, Any] = {
-        "hash": delivery.hash,
-        "sequence": delivery.sequence,
-        "operation": delivery.operation,
-        "id": delivery.id,
-        "parent_id": delivery.parent_id,
-        "origin_id": delivery.origin_id,
-        "source": delivery.source,
-        "version": delivery.version,
-        "route": delivery.route,
-        "fields": msgspec.Raw(delivery._fields_json or encode_fields(delivery.fields)),
-        "text": None,
-    }
-    if delivery.raw is not None:
-        try:
-            line["text"] = delivery.raw.decode()
-        except UnicodeDecodeError:
-            line["raw_base64"] = base64.b64encode(delivery.raw).decode("ascii")
-    return _encode(line)

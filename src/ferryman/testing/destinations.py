@@ -10,7 +10,8 @@
             return [line.split()[0] for line in (folder / "out").read_text().splitlines()]
 
 pytest collects the class and runs every promise as a test. Only ``destination`` is required; a promise that cannot be
-seen to be kept, because you do not override ``hashes``, is skipped. This module imports no test framework.
+seen to be kept, because you do not override ``hashes``, is skipped. ``ferryman.testing.servers`` has the promises of a
+destination that is a server. This module imports no test framework.
 """
 
 from __future__ import annotations

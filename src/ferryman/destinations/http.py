@@ -1,0 +1,211 @@
+"""HTTP to one server, for destinations: whatever fails, it is known whether the server may have got the request."""
+
+from __future__ import annotations
+
+import os
+import ssl
+import time
+from base64 import b64encode
+from collections.abc import Mapping
+from http.client import HTTPException
+from typing import Final, NamedTuple
+from urllib.parse import unquote_to_bytes
+
+from urllib3.connection import HTTPConnection, HTTPSConnection
+from urllib3.exceptions import (
+    ConnectTimeoutError,
+    HTTPError,
+    NameResolutionError,
+    NewConnectionError,
+    ReadTimeoutError,
+)
+from urllib3.util import Url, parse_url
+
+from ferryman import settings
+from ferryman.destinations.environment import filled, names
+from ferryman.errors import PermanentError
+
+ANSWER_BYTES: Final = 16 * settings.MIB
+"""Of an answer so much is read: an outcome each for far more deliveries than a chunk has."""
+
+_LEAST_S: Final = 0.001
+"""A time-out of 0 would mean: do not wait for the socket at all."""
+
+
+class NotSent(Exception):
+    """No byte of the request has left: nothing took effect, for certain.
+
+    Attributes:
+        permanent: waiting does not help (a certificate that is not trusted).
+    """
+
+    def __init__(self, why: str, permanent: bool = False) -> None:
+        super().__init__(why, permanent)
+        self.why, self.permanent = why, permanent
+
+    def __str__(self) -> str:
+        return self.why
+
+
+class Unanswered(Exception):
+    """The request was sent, at least in part, and no whole answer came: it may have taken effect, or not."""
+
+
+class Answer(NamedTuple):
+    """A whole answer; of one that is no success perhaps without its body."""
+
+    status: int
+    reason: str
+    headers: Mapping[str, str]
+    body: bytes
+
+    @property
+    def fine(self) -> bool:
+        return 200 <= self.status < 300
+
+
+class Http:
+    """A connection to the server of a URL, kept open between requests. No proxy, no redirects, no cookies.
+
+    Args:
+        url: http or https; a user and password in it are sent as Basic authentication. ``${NAME}`` in it, and in the
+            headers' values, is filled in from the environment.
+        headers: sent with each request.
+        ca: a PEM file with the authorities to trust; None: the system's.
+        shown: the URL as it may be shown.
+
+    Raises:
+        PermanentError: (universal) an environment variable is missing, the URL is none, or ``ca`` cannot be read.
+    """
+
+    def __init__(self, url: str, *, shown: str, headers: Mapping[str, str] | None = None, ca: str | None = None):
+        parsed = _parsed(filled(url, shown), shown)
+        self._headers = {name: filled(value, shown) for name, value in (headers or {}).items()}
+        self._secrets = [value for name, value in self._headers.items() if value != (headers or {})[name]]
+        if parsed.auth:
+            basic = "Basic " + b64encode(unquote_to_bytes(parsed.auth)).decode()
+            self._headers.setdefault("authorization", basic)
+            self._secrets += [basic.partition(" ")[2], parsed.auth.partition(":")[2]]
+        self._secrets += [os.environ[name].strip() for name in names(url)]
+        self.path = parsed.request_uri
+        self._connection = _connection(parsed, ca, shown)
+
+    def connect(self, timeout_s: float) -> None:
+        """Be connected. Raises ``NotSent``."""
+        connection = self._connection
+        if connection.is_connected:
+            return
+        connection.close()  # what the server has closed meanwhile
+        connection.timeout = timeout_s
+        try:
+            connection.connect()
+        except (HTTPError, OSError) as e:
+            connection.close()
+            untrusted = _caused_by(e, ssl.SSLCertVerificationError)
+            if untrusted is not None:
+                why = getattr(untrusted, "verify_message", "") or "it is not trusted"
+                raise NotSent(f"its certificate is refused: {why}. Give its authority: ca=", permanent=True) from e
+            raise NotSent(_reason(e, timeout_s)) from e
+
+    def request(
+        self, method: str, path: str, body: bytes | None, *, timeout_s: float, headers: Mapping[str, str] | None = None
+    ) -> Answer:
+        """One request, one answer; both within ``timeout_s``, looked at whenever something arrives.
+
+        Raises:
+            NotSent: nothing took effect.
+            Unanswered: nobody knows.
+        """
+        give_up = time.monotonic() + timeout_s
+        self.connect(timeout_s)
+        connection = self._connection
+        all_headers = {"user-agent": "ferryman", "accept-encoding": "gzip", **self._headers, **(headers or {})}
+        connection.timeout = max(give_up - time.monotonic(), _LEAST_S)
+        try:
+            try:
+                connection.request(method, path, body=body, headers=all_headers, preload_content=False)
+            except (BrokenPipeError, ConnectionResetError):
+                pass  # a server that refuses a request may answer before it has all of it
+            answer = connection.getresponse()
+        except (HTTPException, HTTPError, OSError) as e:
+            connection.close()
+            raise Unanswered(_reason(e, timeout_s)) from e
+        content = bytearray()
+        try:
+            while len(content) <= ANSWER_BYTES and (piece := answer.read(settings.MIB, decode_content=True)):
+                content += piece
+                if connection.sock is not None:
+                    connection.sock.settimeout(max(give_up - time.monotonic(), _LEAST_S))
+            if len(content) > ANSWER_BYTES:
+                raise HTTPException(f"more than {ANSWER_BYTES} bytes")
+        except (HTTPException, HTTPError, OSError) as e:
+            connection.close()
+            if 200 <= answer.status < 300:
+                raise Unanswered(f"it answered {answer.status}, but then {_reason(e, timeout_s)}") from e
+            content.clear()
+        return Answer(answer.status, self.shown(answer.reason or ""), answer.headers, bytes(content))
+
+    def close(self) -> None:
+        """No more requests."""
+        self._connection.close()
+
+    def shown(self, said: str | bytes, most: int = 300) -> str:
+        """What the server said, as it may be shown: one line, without our secrets."""
+        text = said.decode("utf-8", "replace") if isinstance(said, bytes) else said
+        for secret in filter(None, self._secrets):
+            text = text.replace(secret, "…")
+        text = " ".join("".join(c if c.isprintable() else " " for c in text).split())
+        return text if len(text) <= most else text[:most] + "…"
+
+
+def shown_url(url: str) -> str:
+    """A URL for a message or a target: without user, password and query. Variables stay as they are written."""
+    before, at, after = url.partition("://")
+    authority, slash, path = after.partition("/")
+    return before + at + authority.rpartition("@")[2] + slash + path.partition("#")[0].partition("?")[0]
+
+
+def _parsed(url: str, shown: str) -> Url:
+    try:
+        parsed = parse_url(url)
+    except ValueError:
+        parsed = Url()
+    if parsed.scheme not in ("http", "https") or not parsed.host:
+        raise PermanentError(f"{shown} is no http or https URL. Correct it, then run again.", universal=True)
+    return parsed
+
+
+def _connection(url: Url, ca: str | None, shown: str) -> HTTPConnection:
+    host = (url.host or "").strip("[]")
+    if url.scheme != "https":
+        return HTTPConnection(host, url.port or 80)
+    try:
+        context = ssl.create_default_context(cafile=ca)
+    except OSError as e:  # ssl.SSLError too
+        raise PermanentError(
+            f"{shown}: ca={ca!r} cannot be read as PEM certificates ({e.strerror or e}). Correct it, then run again.",
+            universal=True,
+        ) from e
+    return HTTPSConnection(host, url.port or 443, ssl_context=context)
+
+
+def _caused_by(error: BaseException | None, kind: type[BaseException]) -> BaseException | None:
+    while error is not None and not isinstance(error, kind):
+        error = error.__cause__ or error.__context__
+    return error
+
+
+def _reason(error: BaseException, timeout_s: float) -> str:
+    """Why there is no answer, without the URL that urllib3's own words repeat."""
+    match error:
+        case NameResolutionError():
+            return "no host of this name is found"
+        case NewConnectionError():
+            return getattr(error.__cause__, "strerror", None) or "no connection"
+        case ConnectTimeoutError() | ReadTimeoutError() | TimeoutError():
+            return f"no answer within {timeout_s:g} s"
+        case ssl.SSLError():
+            return f"no safe connection ({error.reason or 'TLS'})"
+    cause = _caused_by(error, OSError)
+    said = getattr(cause, "strerror", None)
+    return f"{said}" if said else f"the connection broke off, or it is no HTTP ({type(error).__name__})"

@@ -1,0 +1,147 @@
+"""What the server says of a bulk request and of each of its items, and what that means for the deliveries."""
+
+from __future__ import annotations
+
+import re
+from typing import Final, NamedTuple
+
+import msgspec
+
+from ferryman.destinations.base import Outcome
+
+
+class Meaning(NamedTuple):
+    """What becomes of a delivery: ``kind`` of its outcome, whether that is about all, and what to do."""
+
+    kind: str
+    universal: bool = False
+    remedy: str = ""
+
+
+ITEM: Final[dict[int, Meaning]] = {
+    200: Meaning("ok"),
+    201: Meaning("ok"),
+    404: Meaning("ok"),  # a delete of what is not there; an index that is not there has an error with it
+    409: Meaning("stale"),
+    400: Meaning("permanent", remedy="Correct the field in a step, or the mappings"),
+    413: Meaning("permanent", remedy="Make it smaller in a step, or split it"),
+    401: Meaning("permanent", True, "Correct auth="),
+    403: Meaning("permanent", True, "Give the user the right to write to the index"),
+    429: Meaning("transient", True, "It is sent again when the server has room"),
+    503: Meaning("transient", True, "It is sent again when the shard is there"),
+}
+"""Status of an item -> its meaning. One that is not here (500) is a transient outcome of its delivery."""
+
+TYPES: Final[dict[str, Meaning]] = {
+    "index_not_found_exception": Meaning("permanent", True, "Run again: the index is made anew"),
+    "index_closed_exception": Meaning("permanent", True, "Open the index"),
+    "cluster_block_exception": Meaning("transient", True, "Lift the block: often the disk is full"),
+    "circuit_breaking_exception": Meaning("transient", True, "It is sent again when the server has memory"),
+}
+"""Type of an item's error -> its meaning, whatever the status."""
+
+REQUEST: Final[dict[int, Meaning]] = {
+    400: Meaning("halve", remedy="Correct the document in a step"),
+    413: Meaning("halve", remedy="Make it smaller in a step, split it, or raise http.max_content_length"),
+    401: Meaning("permanent", True, "Correct auth="),
+    403: Meaning("permanent", True, "Give the user the right to write to the index"),
+    404: Meaning("permanent", True, "Correct the url"),
+    405: Meaning("permanent", True, "Correct the url"),
+    429: Meaning("transient", True, "It is sent again when the server has room"),
+    502: Meaning("unknown", True),
+    503: Meaning("transient", True, "It is sent again when the server is there"),
+    504: Meaning("unknown", True),
+}
+"""Status of a whole answer -> its meaning. ``halve``: the request is sent in halves, until the one document that is
+meant stands alone: for that one it is permanent. ``unknown``: it may have taken effect."""
+
+
+def of_request(status: int) -> Meaning:
+    """The meaning of an answer that is no 200."""
+    if status in REQUEST:
+        return REQUEST[status]
+    if status >= 500:
+        return Meaning("unknown")
+    return Meaning("permanent", True, "Correct the url: no redirect is followed")
+
+
+class _Cause(msgspec.Struct):
+    type: str = ""
+    reason: str | None = None
+
+
+class Fault(msgspec.Struct):
+    """Why an item, or a whole request, was refused."""
+
+    type: str = ""
+    reason: str | None = None
+    caused_by: _Cause | None = None
+
+    def __str__(self) -> str:
+        """Type and reason, without the document's id and value: the same words for the same trouble."""
+        said = _told(self.reason)
+        if said in ("", "failed to parse") and self.caused_by is not None:
+            said = f"{said}: {_told(self.caused_by.reason) or self.caused_by.type}".removeprefix(": ")
+        return f"{said} ({self.type})" if said else self.type
+
+
+class Item(msgspec.Struct):
+    """The answer to one line of a request."""
+
+    status: int
+    error: Fault | None = None
+
+    def outcome(self, target: str) -> Outcome:
+        meaning = ITEM.get(self.status, _UNCLEAR)
+        if self.error is not None:
+            meaning = TYPES.get(self.error.type, _UNCLEAR if self.status == 404 else meaning)
+        if meaning.kind == "ok":
+            return Outcome.ok()
+        if meaning.kind == "stale":
+            return Outcome.stale()
+        why = f"{target} refuses it: {self.error or self.status}"
+        return Outcome(meaning.kind, f"{why}. {meaning.remedy}." if meaning.remedy else why, meaning.universal)
+
+
+_UNCLEAR: Final = Meaning("transient")
+
+
+class _Bulk(msgspec.Struct):
+    errors: bool
+    items: list[dict[str, Item]]
+
+
+class _Refusal(msgspec.Struct):
+    error: Fault | str = ""
+
+
+FILTER: Final = "errors,items.*.status,items.*.error.type,items.*.error.reason,items.*.error.caused_by"
+"""What is asked for of an answer: a tenth of it, so it is read in a tenth of the time."""
+
+_decode_bulk = msgspec.json.Decoder(_Bulk).decode
+_decode_refusal = msgspec.json.Decoder(_Refusal).decode
+
+
+def items(body: bytes) -> list[Item]:
+    """Of each line of a request, in their order.
+
+    Raises:
+        ValueError: this is no answer to a bulk request.
+    """
+    return [item for each in _decode_bulk(body).items for item in each.values()]
+
+
+def refusal(body: bytes) -> str:
+    """Why a request was refused, as far as the answer says so."""
+    try:
+        return str(_decode_refusal(body).error)
+    except ValueError:
+        return body.decode("utf-8", "replace").strip()
+
+
+def _told(reason: str | None) -> str:
+    """A reason without the parts that differ from document to document."""
+    text = reason or ""
+    text = re.sub(r"^\[\d+:\d+\] ", "", text)  # line and column
+    text = re.sub(r",? (?:in|from) document with id '.*$", "", text, flags=re.DOTALL)
+    return re.sub(r"\.? Preview of field's value: '.*$", "", text, flags=re.DOTALL).strip().rstrip(".")

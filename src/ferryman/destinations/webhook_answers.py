@@ -1,0 +1,137 @@
+"""What the answers to a webhook mean: for the document, for the receiver, and for what may be sent again."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from email.utils import parsedate_to_datetime
+from typing import Any, Final, Literal, NamedTuple
+
+import msgspec
+
+from ferryman.destinations.base import Delivery, Outcome
+
+
+class Meaning(NamedTuple):
+    """What a status says.
+
+    Attributes:
+        kind: "refused": not taken, and never will be; "later": not taken, send it again; "unsure": it may have taken
+            effect.
+        universal: about the receiver, not about these documents.
+        remedy: what to do.
+    """
+
+    kind: Literal["refused", "later", "unsure"]
+    universal: bool
+    remedy: str
+
+
+_LATER: Final = Meaning("later", True, "it is sent again")
+_CREDENTIALS: Final = Meaning("refused", True, "correct secret=, headers= or the receiver's rights, then run again")
+_WRONG_URL: Final = Meaning("refused", True, "correct the URL or the receiver, then run again")
+_MOVED: Final = Meaning("refused", True, "a body is not sent after a redirect: give the new URL, then run again")
+_THESE: Final = Meaning("refused", False, "change the document in a step, or the receiver")
+_TOO_LARGE: Final = Meaning("refused", False, "send fewer at once (batch=, batch_bytes=), or shorten it in a step")
+_CONFLICT: Final = Meaning("unsure", False, "the receiver may be at work on it already")
+_FAILED: Final = Meaning("unsure", False, "look into the receiver's log")
+_GATEWAY: Final = Meaning("unsure", True, "look whether the receiver behind the gateway runs")
+
+STATUSES: Final[dict[int, Meaning]] = {
+    # "later" only where the status itself says that the request was not handled (RFC 9110, RFC 6585, RFC 8470)
+    408: _LATER,
+    425: _LATER,
+    429: _LATER,
+    503: _LATER,
+    401: _CREDENTIALS,
+    402: _CREDENTIALS,
+    403: _CREDENTIALS,
+    407: _CREDENTIALS,
+    404: _WRONG_URL,
+    405: _WRONG_URL,
+    406: _WRONG_URL,
+    410: _WRONG_URL,
+    411: _WRONG_URL,
+    414: _WRONG_URL,
+    415: _WRONG_URL,
+    417: _WRONG_URL,
+    421: _WRONG_URL,
+    426: _WRONG_URL,
+    431: _WRONG_URL,
+    501: _WRONG_URL,
+    505: _WRONG_URL,
+    511: _CREDENTIALS,
+    409: _CONFLICT,
+    423: _CONFLICT,
+    413: _TOO_LARGE,
+    500: _FAILED,
+}
+
+CLASSES: Final[dict[int, Meaning]] = {3: _MOVED, 4: _THESE, 5: _GATEWAY}
+"""Statuses that are not named above, by their first digit."""
+
+
+def meaning(status: int) -> Meaning:
+    """What a status that is no success says; one that HTTP does not know is the receiver's fault."""
+    return STATUSES.get(status) or CLASSES.get(status // 100, _WRONG_URL)
+
+
+def retry_after_s(headers: Mapping[str, str], now: float | None = None) -> float | None:
+    """Seconds that an answer asks to wait (a number, or a date); None if it does not say."""
+    said = headers.get("retry-after", "").strip()
+    if said.isdecimal():
+        return float(said[:9])
+    try:
+        at = parsedate_to_datetime(said).timestamp()
+    except (ValueError, OverflowError):
+        return None
+    return max(0.0, at - (time.time() if now is None else now))
+
+
+class Said(msgspec.Struct):
+    """A receiver's word on one delivery."""
+
+    hash: str
+    outcome: Literal["ok", "stale", "transient", "permanent"]
+    why: str = ""
+
+
+class Outcomes(msgspec.Struct):
+    """The body of a success, if it has one that counts."""
+
+    outcomes: list[Said]
+
+
+_decode = msgspec.json.Decoder(Outcomes).decode
+_decode_any = msgspec.json.Decoder().decode
+
+
+def outcomes(body: bytes, sent: list[Delivery]) -> list[Outcome]:
+    """Of a success: a word for each delivery, by its hash. A body that does not speak of outcomes means: all is well.
+
+    One that does, and leaves a delivery out or cannot be understood, leaves it unknown: never ok.
+    """
+    try:
+        found: Any = _decode_any(body)
+    except (msgspec.DecodeError, RecursionError):
+        return [Outcome.ok()] * len(sent)
+    if not isinstance(found, dict) or "outcomes" not in found:
+        return [Outcome.ok()] * len(sent)
+    try:
+        said = {each.hash: each for each in _decode(body).outcomes}
+    except msgspec.DecodeError as e:
+        return [Outcome("unknown", f"the receiver's outcomes cannot be read: {e}")] * len(sent)
+    return [_outcome(said.get(delivery.hash)) for delivery in sent]
+
+
+def _outcome(said: Said | None) -> Outcome:
+    if said is None:
+        return Outcome("unknown", "the receiver's outcomes leave this delivery out")
+    match said.outcome:
+        case "ok":
+            return Outcome.ok()
+        case "stale":
+            return Outcome.stale()
+        case "transient":
+            return Outcome.transient(said.why or "the receiver says: later")
+    return Outcome.permanent(said.why or "the receiver refuses it, and does not say why")

@@ -1,0 +1,261 @@
+"""Promises of a destination whose target is a server, as tests: what a connection that breaks may do, and what not.
+
+    from ferryman.testing.servers import ServerSuite
+
+    class TestMySearch(ServerSuite):
+        keyed = True
+
+        def server(self):
+            return "127.0.0.1", 9200
+
+        def destination_at(self, folder, host, port):
+            return MySearch(f"http://{host}:{port}", index=folder.name)
+
+        def hashes(self, folder):
+            return [hit["hash"] for hit in everything_in(folder.name)]
+
+        def stop(self):
+            ...
+
+        def start(self):
+            ...
+
+All promises of ``DestinationSuite`` are kept by a server too, and tested with it. Only ``server`` and
+``destination_at`` are required; a promise that needs a method you do not override is skipped.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+from unittest import SkipTest
+
+from ferryman.destinations.base import Delivery, Destination, Outcome
+from ferryman.errors import PermanentError, TransientError
+from ferryman.testing.destinations import DestinationSuite, delete, delivery
+from ferryman.testing.proxy import Fault, Proxy
+
+_AGAIN_S: Final = 0.05
+"""Between two tries, while a server is away."""
+_BACK_S: Final = 120.0
+"""A server that was started answers within this time."""
+
+
+class ServerSuite(DestinationSuite):
+    """Base of a test class: what ``DestinationSuite`` is told, and this. Name the test's own index or table after its
+    ``folder``.
+
+    Attributes:
+        trigger: bytes that stand in the request by which a chunk takes effect (``b"COMMIT"``), if others go before it.
+    """
+
+    trigger = b""
+
+    # --- what you tell ------------------------------------------------------------------------------------------------
+
+    def server(self) -> tuple[str, int]:
+        """Host and port of the real server, which is running."""
+        raise NotImplementedError
+
+    def destination_at(self, folder: Path, host: str, port: int) -> Destination:
+        """The destination, reached through this address: the server's own, or a proxy's."""
+        raise NotImplementedError
+
+    def stop(self) -> None:
+        """Stop the server, or kill it: what it confirmed is kept."""
+        raise SkipTest("stop() and start() are not overridden")
+
+    def start(self) -> None:
+        """Start the server that was stopped, at the same port, and wait until it answers."""
+        raise SkipTest("stop() and start() are not overridden")
+
+    def wrong_credentials(self, folder: Path) -> Destination:
+        """The destination with a password that the server refuses. Set ``secret`` to it."""
+        raise SkipTest("wrong_credentials() is not overridden")
+
+    def unfit(self, id: str, sequence: int) -> Delivery:
+        """An upsert that the target refuses for good, by a rule of its own (a type, a constraint). The target of the
+        test's folder is there, and empty."""
+        raise SkipTest("unfit() is not overridden")
+
+    def destination(self, folder: Path) -> Destination:
+        """At the server's own address."""
+        return self.destination_at(folder, *self.server())
+
+    # --- the promises -------------------------------------------------------------------------------------------------
+
+    def test_a_server_that_is_away_is_waited_for(self, tmp_path: Path) -> None:
+        """Where nobody listens, ``check`` says that the whole destination is down, for now: universal and transient."""
+        with Proxy(*self.server()) as proxy:
+            destination = self.destination_at(tmp_path, "127.0.0.1", proxy.port)
+        error = _error_of(destination.check)
+        assert _is_down(error), f"check() raised {error!r}"
+        self._keeps_secret(error)
+
+    def test_a_request_that_is_lost_had_no_effect(self, tmp_path: Path) -> None:
+        """The connection breaks before the server has seen the chunk: nothing is there, and it can be sent again."""
+        for number, fault in enumerate((Fault.DROP_REQUEST, Fault.HALF_REQUEST)):
+            chunk = [delivery(f"doc-{number}-{i}", 100 * number + i) for i in range(1, 21)]
+            self._breaks(tmp_path, chunk, fault)
+            self._holds(tmp_path, [delivery(f"doc-{n}-{i}", 100 * n + i) for n in range(number) for i in range(1, 21)])
+            self._again(tmp_path, chunk)
+            self._holds(
+                tmp_path, [delivery(f"doc-{n}-{i}", 100 * n + i) for n in range(number + 1) for i in range(1, 21)]
+            )
+
+    def test_an_answer_that_is_lost_is_no_answer(self, tmp_path: Path) -> None:
+        """The server has done it, and the connection breaks before or within its answer: the chunk is not taken for
+        done, nor for refused; sent again, everything is there once."""
+        for number, fault in enumerate((Fault.SWALLOW_ANSWER, Fault.HALF_ANSWER)):
+            chunk = [delivery(f"doc-{i}", 100 * number + i) for i in range(1, 21)] + [delete("gone", 100 * number + 50)]
+            self._breaks(tmp_path, chunk, fault)
+            self._again(tmp_path, chunk)
+            self._holds(tmp_path, self._so_far(chunk, number))
+
+    def test_what_came_between_is_not_undone(self, tmp_path: Path) -> None:
+        """A chunk whose answer was lost, newer deliveries and deletes of its ids, then the chunk once more: stale."""
+        self._needs_comparing(tmp_path)
+        chunk = [delivery(f"doc-{i}", i) for i in range(1, 11)]
+        newer = [delivery(f"doc-{i}", 100 + i) if i % 2 else delete(f"doc-{i}", 100 + i) for i in range(1, 11)]
+        self._breaks(tmp_path, chunk, Fault.SWALLOW_ANSWER)
+        assert {o.kind for o in self._write(self.destination(tmp_path), tmp_path, newer)} == {"ok"}
+        assert {o.kind for o in self._write(self.destination(tmp_path), tmp_path, chunk)} == {"stale"}
+        self._holds(tmp_path, newer)
+
+    def test_a_server_may_restart_in_the_middle(self, tmp_path: Path) -> None:
+        """Stopped while chunks are written, and started again: each chunk is done or the destination is said to be
+        down; what is sent until it is done is there once."""
+        self._needs_repeating()
+        with ThreadPoolExecutor(1) as pool:
+            sent = [self._sent(tmp_path, number) for number in range(10)]
+            restart = pool.submit(self._restart)
+            while not restart.done():
+                sent.append(self._sent(tmp_path, len(sent)))
+            restart.result()
+        sent += [self._sent(tmp_path, len(sent) + i) for i in range(10)]
+        self._holds(tmp_path, [d for chunk in sent for d in chunk])
+        self._until_done(tmp_path, sent[0])
+        self._holds(tmp_path, [d for chunk in sent for d in chunk])
+
+    def test_wrong_credentials_are_for_a_person(self, tmp_path: Path) -> None:
+        """They are about the whole destination and for good; nobody is shown the password."""
+        destination = self.wrong_credentials(tmp_path)
+
+        def use() -> None:
+            self._write(destination, tmp_path, [delivery("a", 1)])
+
+        error = _error_of(use)
+        assert isinstance(error, PermanentError), f"it raised {error!r}"
+        assert error.universal, f"not about the whole destination: {error!r}"
+        self._keeps_secret(error)
+
+    def test_what_the_target_refuses_harms_nothing_else(self, tmp_path: Path) -> None:
+        """A document that breaks the target's rules is a permanent outcome of its own, wherever it stands, and says
+        why; the chunk's others are there; so it is when there are only such documents."""
+        self.destination(tmp_path).check()
+        unfit = {0: self.unfit("unfit-0", 1000), 7: self.unfit("unfit-7", 1007), 19: self.unfit("unfit-19", 1019)}
+        chunk = [unfit.get(i) or delivery(f"doc-{i}", i + 1) for i in range(20)]
+        outcomes = self._write(self.destination(tmp_path), tmp_path, chunk)
+        for place, outcome in enumerate(outcomes):
+            wanted = "permanent" if place in unfit else "ok"
+            assert (outcome.kind, outcome.universal) == (wanted, False), (chunk[place], outcome)
+            assert outcome.why or place not in unfit, "it does not say why"
+        self._holds(tmp_path, [d for i, d in enumerate(chunk) if i not in unfit])
+        alone = self._write(self.destination(tmp_path), tmp_path, list(unfit.values()))
+        assert {o.kind for o in alone} == {"permanent"}
+        assert len({o.why for o in alone}) == 1, "of the same trouble it says different words"
+        self._holds(tmp_path, [d for i, d in enumerate(chunk) if i not in unfit])
+
+    # --- how it is asked ----------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _through(self, folder: Path) -> Iterator[tuple[Proxy, Destination]]:
+        """A proxy and a destination that has used it, so that its connections are there."""
+        with Proxy(*self.server()) as proxy:
+            destination = self.destination_at(folder, "127.0.0.1", proxy.port)
+            destination.check()
+            destination.open(self._context(folder))
+            destination.write([])
+            yield proxy, destination
+            destination.close()
+
+    def _breaks(self, folder: Path, chunk: list[Delivery], fault: Fault) -> None:
+        """Write a chunk whose connection breaks; the destination has to say that it is down, or nothing at all."""
+        self._needs_repeating()
+        with self._through(folder) as (proxy, destination):
+            proxy.break_next(fault, self.trigger)
+            outcomes: list[Outcome] = []
+
+            def write() -> None:
+                outcomes.extend(destination.write(chunk))
+
+            error = _error_of(write)
+            assert proxy.broken == 1, "the fault was never met: is `trigger` right?"
+        for outcome in outcomes:
+            assert outcome.kind == "transient", f"after {fault.value} it answered {outcome}"
+            assert outcome.universal, f"after {fault.value} it blamed the document: {outcome}"
+        assert outcomes or _is_down(error), f"after {fault.value} it raised {error!r}"
+        self._keeps_secret(error)
+
+    def _again(self, folder: Path, chunk: list[Delivery]) -> None:
+        outcomes = self._write(self.destination(folder), folder, chunk)
+        assert {o.kind for o in outcomes} <= {"ok", "stale"}, outcomes
+
+    def _so_far(self, chunk: list[Delivery], number: int) -> list[Delivery]:
+        """Everything that the rounds up to this one have sent: of ids, or of deliveries one after the other."""
+        if self.keyed or not number:
+            return chunk
+        first = [delivery(f"doc-{i}", i) for i in range(1, 21)] + [delete("gone", 50)]
+        return first + chunk
+
+    def _until_done(self, folder: Path, chunk: list[Delivery]) -> None:
+        """As the engine does: a new task for what was not confirmed, until it is."""
+        give_up = time.monotonic() + _BACK_S
+        while True:
+            outcomes: list[Outcome] = []
+
+            def write(into: list[Outcome] = outcomes) -> None:
+                into.extend(self._write(self.destination(folder), folder, chunk))
+
+            error = _error_of(write)
+            assert error is None or _is_down(error), f"while the server restarts it raised {error!r}"
+            bad = next((o for o in outcomes if o.kind not in ("ok", "stale")), None)
+            if error is None and bad is None:
+                return
+            if bad is not None:
+                assert bad.kind == "transient", f"while the server restarts it answered {bad}"
+                assert bad.universal, f"while the server restarts it blamed the document: {bad}"
+            assert time.monotonic() < give_up, f"{_BACK_S:g} s later it still says {bad or error!r}"
+            time.sleep(_AGAIN_S)
+
+    def _sent(self, folder: Path, number: int) -> list[Delivery]:
+        chunk = [delivery(f"doc-{number}-{i}", 10 * number + i) for i in range(1, 6)]
+        self._until_done(folder, chunk)
+        return chunk
+
+    def _restart(self) -> None:
+        self.stop()
+        self.start()
+
+    def _keeps_secret(self, error: object) -> None:
+        if self.secret:
+            assert self.secret not in f"{error} {error!r}", "the error shows a password"
+
+
+def _is_down(error: Exception | None) -> bool:
+    """Does it say: the whole destination, for now?"""
+    if isinstance(error, TransientError):
+        return error.universal
+    return isinstance(error, ConnectionError | TimeoutError)
+
+
+def _error_of(call: Callable[[], object]) -> Exception | None:
+    try:
+        call()
+    except Exception as e:
+        return e
+    return None

@@ -1,0 +1,164 @@
+"""What tests may rely on when they ask for a server."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+from pathlib import Path
+
+import pytest
+
+from tests.servers.cache import Missing, cached
+from tests.servers.registry import Running, known, require
+from tests.servers.server import Server, ServerFailed
+
+
+class Small(Server):
+    """Python's own file server."""
+
+    name = "small"
+    start_s = 20.0
+    program = "from http.server import test, SimpleHTTPRequestHandler as H; test(H, port={port}, bind='127.0.0.1')"
+
+    @classmethod
+    def install(cls) -> Path:
+        return Path(sys.prefix)
+
+    def layout(self) -> None:
+        (self.folder / "data").write_text("one")
+
+    def command(self) -> list[str]:
+        return [sys.executable, "-c", self.program.format(port=self.port)]
+
+    def ready(self) -> bool:
+        return self.answers("/data")
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+
+class Broken(Small):
+    name = "broken"
+    program = "raise SystemExit('no such option')"
+
+
+class Absent(Small):
+    name = "absent"
+
+    @classmethod
+    def install(cls) -> Path:
+        raise Missing("install it")
+
+
+def test_a_server_comes_back_with_its_data_at_its_port() -> None:
+    """Stopped or killed, started again; with the context its temporary folder is gone."""
+    with Small() as server:
+        port = server.port
+        (server.folder / "data").write_text("two")
+        for end in (server.stop, server.kill):
+            end()
+            assert not server.running
+            assert not server.answers("/data")
+            server.start()
+            connection = http.client.HTTPConnection("127.0.0.1", port)
+            connection.request("GET", "/data")
+            assert connection.getresponse().read() == b"two"
+            connection.close()
+    assert not server.running
+    assert not server.folder.exists()
+
+
+def test_one_that_ends_by_itself_is_shown_with_its_log() -> None:
+    """Nobody waits for a server that is dead already."""
+    with pytest.raises(ServerFailed, match=r"(?s)broken ended by itself, exit 1\..*no such option"):
+        Broken().__enter__()
+
+
+def test_one_that_is_missing_skips_on_a_laptop_and_fails_in_ci(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each time it is asked for, with the reason."""
+    with Running() as running:
+        for _ in range(2):
+            monkeypatch.delenv("CI", raising=False)
+            with pytest.raises(pytest.skip.Exception, match="no absent server here: install it"):
+                running.get("absent")
+            monkeypatch.setenv("CI", "true")
+            with pytest.raises(pytest.fail.Exception, match="no absent server here: install it"):
+                running.get("absent")
+
+
+def test_one_that_runs_is_given_again() -> None:
+    """Started once; one that a test left stopped is told by name."""
+    with Running() as running:
+        server = running.get("small")
+        assert running.get("small") is server
+        server.stop()
+        with pytest.raises(AssertionError, match="left small stopped"):
+            running.get("small")
+
+
+def test_it_outlives_the_thread_that_started_it() -> None:
+    """A test may restart it in a thread of its own."""
+    server = Small()
+    thread = threading.Thread(target=server.start)
+    thread.start()
+    thread.join()
+    with contextlib.closing(server):
+        for _ in range(20):
+            assert server.answers("/data")
+
+
+def test_a_killed_test_run_leaves_none_behind() -> None:
+    """Who is killed has no chance to stop its servers: they go by themselves."""
+    if sys.platform != "linux":
+        pytest.skip("only Linux tells a child that its parent died")
+    program = """
+        import os, signal
+        from tests.servers.test_servers import Small
+        print(Small().start().port, flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        stdout=subprocess.PIPE,
+        stdin=subprocess.DEVNULL,
+        check=False,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    server = Small()
+    server.port = int(done.stdout)
+    assert not server.answers("/data")
+    server.close()
+
+
+def test_a_download_is_there_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that fails leaves nothing; the next one does it again, and then never more."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    fills = 0
+
+    def fill(folder: Path) -> None:
+        nonlocal fills
+        fills += 1
+        (folder / "file").write_text("whole")
+        if fills == 1:
+            raise ConnectionError
+
+    with pytest.raises(ConnectionError):
+        cached("thing", fill)
+    assert [p.name for p in (tmp_path / "ferryman" / "servers").iterdir()] == ["thing.lock"]
+    for _ in range(2):
+        assert (cached("thing", fill) / "file").read_text() == "whole"
+    assert fills == 2
+
+
+def test_servers_are_found_by_their_modules() -> None:
+    """For `python -m tests.servers`, and for the fixture."""
+    assert {"opensearch", "small"} <= set(known())
+    with pytest.raises(pytest.skip.Exception if not os.environ.get("CI") else pytest.fail.Exception):
+        require("why")
