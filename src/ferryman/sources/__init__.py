@@ -3,6 +3,7 @@
 from ferryman.sources.base import Listed, Source
 from ferryman.sources.dataframe import Table
 from ferryman.sources.files import Files
+from ferryman.sources.jobs import Jobs
 from ferryman.sources.memory import Memory
 
-__all__ = ["Files", "Listed", "Memory", "Source", "Table"]
+__all__ = ["Files", "Jobs", "Listed", "Memory", "Source", "Table"]
