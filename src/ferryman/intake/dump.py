@@ -126,5 +126,3 @@ def _data(path: str, value: object) -> bytes:
         except (binascii.Error, ValueError):
             pass
     raise UsageError(f"this dump is damaged: the data of {path} is neither text nor base64. Take another.")
-
-

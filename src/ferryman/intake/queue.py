@@ -378,5 +378,3 @@ def _one_name(name: str) -> str:
     if not name or "/" in name or name in (".", ".."):
         raise NodeInvalid(f"/{name}", "is no id")
     return name
-
-

@@ -61,7 +61,7 @@ class MemoryStore:
             return self._session
 
     def alive(self, session: int) -> bool:
-        return session in self._tree.sessions
+        return session == self._session and session in self._tree.sessions
 
     def commit(self, ops: Sequence[Op], *, session: int | None = None) -> None:
         undo: list[Callable[[], object]] = []
