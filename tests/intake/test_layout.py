@@ -5,6 +5,7 @@ The expected nodes are written down by hand, step by step: what a step removes, 
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 from ferryman.intake import Queue
@@ -110,7 +111,7 @@ def test_the_life_of_two_batches(queue: Queue, opening: Opening) -> None:
     job.set_space_needed(4096)
     now.step(nodes={f"{J1}/space_needed": "4096"})
     steps = ["Provisioning", "Downloading", "Processing", "Storing", "Recording", "Notify"]
-    for before, after in zip(steps, steps[1:], strict=False):
+    for before, after in itertools.pairwise(steps):
         job.success()
         now.step(
             f"/jobs/states/{before.lower()}/15-jid0000000001",
@@ -164,7 +165,7 @@ def failing(queue: Queue, now: Expected, batch_id: str) -> None:
     now.step(
         nodes={
             **{f"{j}/bid": batch_id for j in (J2, J3)},
-            **{j: "" for j in (J2, J3)},
+            **dict.fromkeys((J2, J3), ""),
             f"{J2}/priority": "5",
             f"{J3}/priority": "120",
             **{f"{j}/space_needed": "0" for j in (J2, J3)},

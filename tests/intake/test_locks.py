@@ -80,7 +80,7 @@ def test_two_that_lock_one_name_at_once_do_not_both_get_it(opening: Opening, kin
         for turn in range(10):
             got = list(pool.map(lambda queue: queue.locks.lock(kind, "a_b"), queues[1:]))
             assert got.count(True) == 1, turn
-            assert [node for node in layout(queues[0]).values()].count("a_b") == 1
+            assert list(layout(queues[0]).values()).count("a_b") == 1
             for queue in queues[1:]:
                 queue.locks.unlock(kind, "a_b")
 

@@ -391,9 +391,9 @@ def test_a_retry_is_counted_as_a_number(queue: Queue) -> None:
         assert job.retry_count == expected
         assert f'"retry_count":{expected},' in layout(queue)[path]
         job.fail("again")
+    pending = queue.load_batch(job.batch_id).create_job({})
     with pytest.raises(StateError):
-        brought_job = queue.load_batch(job.batch_id).create_job({})
-        brought_job.requeue()
+        pending.requeue()
 
 
 def test_a_final_job_is_removed(queue: Queue) -> None:
@@ -603,7 +603,7 @@ def test_messages_of_any_kind(queue: Queue) -> None:
     for job, message in zip(queue.list_jobs(), ("x" * 100_000, "\ud800\0é", ValueError("boom")), strict=True):
         queue.load_job(job).fail(message)  # type: ignore[arg-type]
         assert queue.load_job(job).status == "Failed"
-    assert [len(queue.load_job(job).message) for job in queue.list_jobs()][0] == 4000
+    assert len(queue.load_job(queue.list_jobs()[0]).message) == 4000
     assert queue.load_job(queue.list_jobs()[2]).message == "boom"
 
 

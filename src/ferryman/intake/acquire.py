@@ -19,9 +19,9 @@ from ferryman.intake.nodes import (
     ACCESS,
     BATCHES,
     COLLECTION_LOCKS,
+    JOBS,
     batch_path,
     job_of,
-    job_path,
     state_path,
 )
 from ferryman.intake.states import AccessState, BatchState, JobState
@@ -49,8 +49,7 @@ class Acquirer:
         if self._paused and self._tree.find(PAUSED):
             return None  # no need to lock one in order to see that
         folder = state_path(state)
-        lock = lambda name: job_path(job_of(name), "lock")  # noqa: E731 - a word for it, nothing more
-        for name in self._tree.store.free(folder, lock, ""):
+        for name in self._tree.store.free(folder, JOBS):
             job = Job(self._tree, job_of(name))
             try:
                 look = (PAUSED, COLLECTION_LOCKS) if state is JobState.PENDING else (PAUSED,)

@@ -28,7 +28,7 @@ class Batch(Item):
 
     table: ClassVar[Table[Any]] = BATCH
 
-    def __init__(self, tree: Tree, id: str) -> None:  # noqa: A002 - as in Item
+    def __init__(self, tree: Tree, id: str) -> None:
         super().__init__(tree, id)
         self._told: Report | None = None
 
@@ -167,7 +167,7 @@ class Batch(Item):
 
     @property
     def kept_report(self) -> dict[str, Any] | None:
-        """What its submitter was told last: ``last_modified``, ``failed_jobs``, ``successful_jobs``; None if nothing."""
+        """What was told last: ``last_modified``, ``failed_jobs``, ``successful_jobs``; None if nothing was."""
         path = f"{self.path}/status-report"
         found = self._tree.find(path)
         return None if found is None else nodes.decoded(path, found.data)

@@ -23,7 +23,7 @@ class Job(Item):
 
     table: ClassVar[Table[Any]] = JOB
 
-    def __init__(self, tree: Tree, id: str) -> None:  # noqa: A002 - as in Item
+    def __init__(self, tree: Tree, id: str) -> None:
         super().__init__(tree, id)
         self._batch_id = ""
         self._priority: int | None = None

@@ -42,7 +42,7 @@ SESSION_TIMEOUT_S: Final = 10.0
 
 
 def opened(url: str, *, session_timeout_s: float = SESSION_TIMEOUT_S, clock: Callable[[], float] = time.time) -> Store:
-    """The store at a URL: ``sqlite:///file``, ``zookeeper://host:port,host:port/chroot``, ``memory:`` or ``memory:name``.
+    """The store at a URL: ``sqlite:///file``, ``zookeeper://host:port,host:port/chroot``, ``memory:``, ``memory:name``.
 
     Raises:
         QueueRefused: there is no such store, or it cannot be used.

@@ -18,14 +18,25 @@ from typing import Any, Final, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from ferryman.intake.errors import QueueLost, QueueRefused
-from ferryman.intake.nodes import DIGITS, name_of, parent_of
-from ferryman.intake.store.base import Check, Conflict, Create, Delete, Node, Op, SessionLost, Set, Why
+from ferryman.intake.nodes import DIGITS, lock_of, name_of, parent_of
+from ferryman.intake.store.base import Conflict, Create, Delete, Node, Op, SessionLost, Set, Why
 
 CONNECT_S: Final = 15.0
 """How long the first connection may take: a quorum that has just lost its leader needs some seconds for another."""
 
 LISTING_S: Final = 1.0
 """A listing is kept so long for acquiring: of 100 000 jobs it costs 0.2 s, each acquisition then one change."""
+
+HELD_S: Final = 3.0
+"""A job that somebody held is left alone for so long, as long as there are others: of thousands that are worked at,
+asking for each lock once a second would take longer than a second."""
+
+TRIED_BLINDLY: Final = 1
+"""Names that are given without asking whether they are held: it is cheaper to try. If these were held, there may be
+thousands more: they are asked for together."""
+
+ASKED_FIRST: Final = 8
+"""Names that are asked for together at first, then twice as many each time: others are most often a little ahead."""
 
 READ_AT_ONCE: Final = 256
 """Reads under way at once."""
@@ -73,7 +84,8 @@ def address(url: str) -> Address:
 class ZooKeeperStore:
     """A tree below a chroot of a ZooKeeper."""
 
-    def __init__(self, url: str, *, session_timeout_s: float = 10.0) -> None:
+    def __init__(self, url: str, *, session_timeout_s: float = 10.0, may_make: bool = True) -> None:
+        """``may_make``: the chroot is made if it is not there."""
         client, security = _kazoo()
         at = address(url)
         self.url = at.shown
@@ -94,7 +106,7 @@ class ZooKeeperStore:
         self._listings: dict[str, _Listing] = {}
         self._held: set[str] = set()
         self._client.add_listener(self._listen)
-        self._start(at.chroot)
+        self._start(at.chroot if may_make else "")
 
     def _start(self, chroot: str) -> None:
         try:
@@ -317,21 +329,29 @@ class ZooKeeperStore:
         except exceptions.NoNodeError:
             return []
 
-    def free(self, folder: str, lock: Callable[[str], str], after: str) -> Iterator[str]:
+    def free(self, folder: str, items: str) -> Iterator[str]:
         """Each name is given once a listing: who gets it tries its lock, and need not try it again within a second."""
-        asked = time.monotonic()
         listing = self._listings.setdefault(folder, _Listing())
-        if not listing.is_of(asked - LISTING_S):
-            listing.renew(self.children(folder), time.monotonic())
+        if listing.is_old():
+            listing.renew(self.children(folder))
+        given = 0
+        last = False
         while True:
-            name = listing.take(after)
+            if given >= TRIED_BLINDLY:
+                listing.step_over(lambda names: self._are_held(items, names))
+            name = listing.take()
             if name is not None:
-                if lock(name) not in self._held:
+                if lock_of(items, name) not in self._held:
+                    given += 1
                     yield name
-            elif listing.is_of(asked):
+            elif last:
                 return
             else:
-                listing.renew(self.children(folder), time.monotonic())
+                listing.renew(self.children(folder), all_of_them=True)
+                given, last = TRIED_BLINDLY, True
+
+    def _are_held(self, items: str, names: Sequence[str]) -> list[bool]:
+        return [node is not None for node in self.read([lock_of(items, name) for name in names])]
 
     def walk(self, path: str) -> Iterator[tuple[str, Node]]:
         level = [path]
@@ -361,35 +381,53 @@ class ZooKeeperStore:
 
 
 class _Listing:
-    """The children of a folder, each given once, for a second."""
+    """The children of a folder, each given once, for a second. Those that were held lately are left out of the next."""
 
     def __init__(self) -> None:
         self._using = threading.Lock()
         self._names: list[str] = []
         self._next = 0
         self._read_at = float("-inf")
+        self._held: dict[str, float] = {}
 
-    def is_of(self, time_s: float) -> bool:
-        """Was it read at this time, or later?"""
-        return self._read_at >= time_s
+    def is_old(self) -> bool:
+        return time.monotonic() - self._read_at > LISTING_S
 
-    def renew(self, names: list[str], read_at: float) -> None:
+    def renew(self, names: list[str], *, all_of_them: bool = False) -> None:
+        """Start again. ``all_of_them``: also those that were held lately; they are asked for."""
         with self._using:
-            self._names, self._next, self._read_at = names, 0, read_at
+            now = time.monotonic()
+            self._held = {name: at for name, at in self._held.items() if now - at < HELD_S and not all_of_them}
+            self._names = [name for name in names if name not in self._held]
+            self._next, self._read_at = 0, now
 
-    def take(self, after: str) -> str | None:
-        """The next name; None if all were given."""
+    def take(self) -> str | None:
+        """The next name; None if all were given. Whoever takes it holds it, or has found that another does."""
         with self._using:
-            while self._next < len(self._names):
-                name = self._names[self._next]
-                self._next += 1
-                if name > after:
-                    return name
-            return None
+            if self._next == len(self._names):
+                return None
+            self._next += 1
+            name = self._names[self._next - 1]
+            self._held[name] = time.monotonic()
+            return name
+
+    def step_over(self, are_held: Callable[[Sequence[str]], list[bool]]) -> None:
+        """Go on to the next name that nobody holds."""
+        with self._using:
+            size = ASKED_FIRST
+            while some := self._names[self._next : self._next + size]:
+                size = min(2 * size, READ_AT_ONCE)
+                held = are_held(some)
+                free = held.index(False) if False in held else len(some)
+                self._held.update(dict.fromkeys(some[:free], time.monotonic()))
+                self._next += free
+                if free < len(some):
+                    return
 
     def add(self, name: str) -> None:
         """This handle has made it just now."""
         with self._using:
+            self._held.pop(name, None)
             insort(self._names, name, lo=self._next)
 
 
