@@ -211,9 +211,18 @@ def _locks(tree: _Tree) -> Iterator[Problem]:
                     f"{what.folder}/{name}", "stale lock", text, (Delete(f"{what.folder}/{name}"),) if old else ()
                 )
             given = node.data.decode("utf-8", "backslashreplace")
-            if given and re.sub("~[0-9]+$", "", name) != nodes.mapped(given) != name:
+            if given and not _is_node_of(name, given):
                 text = f"This {kind} lock holds the name {given!r}, whose node it is not."
                 yield Problem(f"{what.folder}/{name}", "lock name", text)
+
+
+def _is_node_of(node: str, name: str) -> bool:
+    """May a lock of this name be kept in this node?"""
+    try:
+        own = nodes.mapped(name)
+    except UsageError:
+        return False
+    return node == own or re.fullmatch(re.escape(own) + "~[0-9]+", node) is not None
 
 
 RULES: Final = (_folders, _known_nodes, _batches, _uuids, _jobs, _access, _locks)

@@ -9,9 +9,9 @@ servers if it was sent: so a lock that was lost can never be used again.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
-import warnings
 from bisect import insort
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
@@ -20,6 +20,8 @@ from urllib.parse import unquote, urlsplit
 from ferryman.intake.errors import QueueLost, QueueRefused
 from ferryman.intake.nodes import DIGITS, lock_of, name_of, parent_of
 from ferryman.intake.store.base import Conflict, Create, Delete, Node, Op, SessionLost, Set, Why
+
+log = logging.getLogger("ferryman.intake")
 
 CONNECT_S: Final = 15.0
 """How long the first connection may take: a quorum that has just lost its leader needs some seconds for another."""
@@ -93,12 +95,10 @@ class ZooKeeperStore:
         acl = [security.make_digest_acl(at.user, at.password, all=True)] if at.user else None
         login = [("digest", f"{at.user}:{at.password}")] if at.user else None
         if not at.user and not at.is_local:
-            _warn(
-                f"{self.url}: anybody who reaches these servers may change this queue: give user:password@ in its URL"
+            log.warning(
+                "%s: whoever reaches these servers may change this queue: give user:password@ in its URL", at.shown
             )
-        self._client = client.KazooClient(
-            hosts=at.hosts + at.chroot, timeout=session_timeout_s, auth_data=login, default_acl=acl
-        )
+        self._client = client.KazooClient(hosts=at.hosts, timeout=session_timeout_s, auth_data=login, default_acl=acl)
         self._acl = acl
         self._turn = threading.Lock()
         """Between asking whether a session lives and sending what names it, it cannot be lost and another begun."""
@@ -106,15 +106,14 @@ class ZooKeeperStore:
         self._listings: dict[str, _Listing] = {}
         self._held: set[str] = set()
         self._client.add_listener(self._listen)
-        self._start(at.chroot if may_make else "")
+        self._start(at.chroot, may_make)
 
-    def _start(self, chroot: str) -> None:
+    def _start(self, chroot: str, may_make: bool) -> None:
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # that there is no chroot yet: the next line makes it
-                self._client.start(timeout=CONNECT_S)
-            if chroot:
-                self._client.ensure_path("/")
+            self._client.start(timeout=CONNECT_S)
+            if chroot and may_make:
+                self._client.ensure_path(chroot)
+            self._client.chroot = chroot  # kazoo takes one with the hosts, but makes no path of several parts for it
         except Exception as e:
             self._client.stop()
             self._client.close()
@@ -477,10 +476,6 @@ def _kazoo() -> tuple[Any, Any]:
         raise QueueRefused(
             "a queue on ZooKeeper needs the package kazoo, which is not installed: pip install 'ferryman[zookeeper]'"
         ) from None
+    # What it has to say, its errors say: nobody shall be told twice, unless a program asks for its log.
+    logging.getLogger("kazoo").addHandler(logging.NullHandler())
     return client, security
-
-
-def _warn(text: str) -> None:
-    import logging
-
-    logging.getLogger("ferryman.intake").warning("%s", text)
