@@ -17,7 +17,7 @@ class Assembly(Item):
 
     table: ClassVar[Table[Any]] = ACCESS
 
-    def __init__(self, tree: Tree, size: str, id: str) -> None:  # noqa: A002 - as in Item
+    def __init__(self, tree: Tree, size: str, id: str) -> None:
         super().__init__(tree, id)
         self.size = size
 

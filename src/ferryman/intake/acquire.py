@@ -19,10 +19,9 @@ from ferryman.intake.nodes import (
     ACCESS,
     BATCHES,
     COLLECTION_LOCKS,
-    access_path,
+    JOBS,
     batch_path,
     job_of,
-    job_path,
     state_path,
 )
 from ferryman.intake.states import AccessState, BatchState, JobState
@@ -50,19 +49,20 @@ class Acquirer:
         if self._paused and self._tree.find(PAUSED):
             return None  # no need to lock one in order to see that
         folder = state_path(state)
-        lock = lambda name: job_path(job_of(name), "lock")  # noqa: E731 - a word for it, nothing more
-        for name in self._tree.store.free(folder, lock, ""):
+        for name in self._tree.store.free(folder, JOBS):
             job = Job(self._tree, job_of(name))
             try:
-                found = job.acquire(state, Check(f"{folder}/{name}"), look=(PAUSED, COLLECTION_LOCKS))
+                look = (PAUSED, COLLECTION_LOCKS) if state is JobState.PENDING else (PAUSED,)
+                found = job.acquire(state, Check(f"{folder}/{name}"), look=look)
                 if found is None:
                     continue
-                paused, holds = found
+                paused, *holds = found
                 self._paused = paused is not None
                 if self._paused:
                     job.unlock()
                     return None
-                if state is JobState.PENDING and holds is not None and holds.children and self._is_on_hold(job):
+                job.was_entry(name)
+                if holds and holds[0] is not None and holds[0].children and self._is_on_hold(job):
                     job.set_status(JobState.HELD, "its collection is on hold")
                     job.unlock()
                     continue
@@ -119,8 +119,7 @@ class Acquirer:
     def _looked_at(self, done: set[str], skip: Collection[str]) -> Iterator[tuple[Batch, BatchState]]:
         if self._paused_now(PAUSED):
             return
-        lock = lambda name: batch_path(name, "lock")  # noqa: E731 - a word for it, nothing more
-        names = (n for n in self._tree.store.free(BATCHES, lock, "") if n not in done and n not in skip)
+        names = (n for n in self._tree.store.children(BATCHES) if n not in done and n not in skip)
         while some := list(islice(names, LOOKED_AT)):
             found = self._tree.store.read([batch_path(name, "status") for name in some])
             for name, node in zip(some, found, strict=True):
@@ -149,12 +148,11 @@ class Acquirer:
         """The oldest pending request of a size that nobody holds, locked."""
         done = self._done_with.setdefault(size, set())
         kind = KINDS[f"access-{size}"]
-        lock = lambda name: access_path(size, name, "lock")  # noqa: E731 - a word for it, nothing more
-        for name in self._tree.store.free(f"{ACCESS}/{size}", lock, ""):
+        if self._paused_now(f"{kind.folder}/{kind.node}"):
+            return None
+        for name in self._tree.store.children(f"{ACCESS}/{size}"):
             if name in done:
                 continue
-            if self._paused_now(f"{kind.folder}/{kind.node}"):
-                return None
             request = Assembly(self._tree, size, name)
             try:
                 if request.status != AccessState.PENDING.value:
@@ -175,5 +173,3 @@ def collection_of(tree: Tree, job: Job) -> str:
     if not name:
         name = Batch(tree, job.batch_id).submission.get("profile_name")
     return "" if name is None else str(name)
-
-

@@ -47,8 +47,10 @@ def _read(tree: Tree) -> Nodes:
 
 
 def _dated(tree: Tree, problem: Problem, found: Nodes, *, repair: bool) -> Finding:
-    at = found.get(problem.at or problem.path) or found.get(parent_of(problem.path))
-    age = max(0.0, tree.clock() - at.modified_s) if at else 0.0
+    near = [found.get(path) for path in (problem.path, f"{problem.path}/status")]
+    above = found.get(parent_of(problem.path))
+    changed = [node.modified_s for node in near if node] or ([above.modified_s] if above else [])
+    age = max(0.0, tree.clock() - max(changed)) if changed else 0.0
     text = problem.text
     if repair and problem.mend:
         try:

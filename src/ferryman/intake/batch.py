@@ -28,7 +28,7 @@ class Batch(Item):
 
     table: ClassVar[Table[Any]] = BATCH
 
-    def __init__(self, tree: Tree, id: str) -> None:  # noqa: A002 - as in Item
+    def __init__(self, tree: Tree, id: str) -> None:
         super().__init__(tree, id)
         self._told: Report | None = None
 
@@ -100,9 +100,7 @@ class Batch(Item):
             folder = batch_path(self.id, "states", list_of(state))
             return [
                 Check(f"{self.path}/status", now.node.version),
-                *creation(
-                    made, self.id, values, now=self._tree.now(), priority=priority, state=state, message=why
-                ),
+                *creation(made, self.id, values, now=self._tree.now(), priority=priority, state=state, message=why),
                 *self._tree.missing([batch_path(self.id, "states"), folder]),
                 Create(f"{folder}/{made}"),
             ]
@@ -153,11 +151,15 @@ class Batch(Item):
         failed = self.failed_jobs
         paths = [job_path(job, "status") for job in failed] if reasons else []
         found = self._tree.store.read(paths)
-        why = {
-            job: str(nodes.decoded(path, node.data).get("message") or "")
-            for job, path, node in zip(failed, paths, found, strict=True)
-            if node
-        } if reasons else {}
+        why = (
+            {
+                job: str(nodes.decoded(path, node.data).get("message") or "")
+                for job, path, node in zip(failed, paths, found, strict=True)
+                if node
+            }
+            if reasons
+            else {}
+        )
         told = Report(self.id, tuple(self.completed_jobs), tuple(failed), why)
         if reasons:
             self._told = told
@@ -165,7 +167,7 @@ class Batch(Item):
 
     @property
     def kept_report(self) -> dict[str, Any] | None:
-        """What its submitter was told last: ``last_modified``, ``failed_jobs``, ``successful_jobs``; None if nothing."""
+        """What was told last: ``last_modified``, ``failed_jobs``, ``successful_jobs``; None if nothing was."""
         path = f"{self.path}/status-report"
         found = self._tree.find(path)
         return None if found is None else nodes.decoded(path, found.data)

@@ -49,10 +49,10 @@ def restored(tree: Tree, data: Mapping[str, Any]) -> None:
     pausing = PAUSE not in nodes
     if pausing and tree.find(PAUSE) is None:
         tree.commit([Create(PAUSE)])
-    for path, number in numbers.items():
-        tree.store.advance(path, number)
     for ops in _commits(tree, nodes):
         tree.commit(ops)
+    for path, number in numbers.items():
+        tree.store.advance(path, number)
     if pausing:
         tree.commit([Delete(PAUSE)])
 
@@ -126,5 +126,3 @@ def _data(path: str, value: object) -> bytes:
         except (binascii.Error, ValueError):
             pass
     raise UsageError(f"this dump is damaged: the data of {path} is neither text nor base64. Take another.")
-
-

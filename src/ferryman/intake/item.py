@@ -32,7 +32,7 @@ class Item:
 
     table: ClassVar[Table[Any]]
 
-    def __init__(self, tree: Tree, id: str) -> None:  # noqa: A002 - what it is called in the contract
+    def __init__(self, tree: Tree, id: str) -> None:
         self._tree = tree
         self.id = id
         self._hold: Hold | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, ClassVar, Final
 
 from ferryman.errors import UsageError
@@ -23,7 +23,7 @@ class Job(Item):
 
     table: ClassVar[Table[Any]] = JOB
 
-    def __init__(self, tree: Tree, id: str) -> None:  # noqa: A002 - as in Item
+    def __init__(self, tree: Tree, id: str) -> None:
         super().__init__(tree, id)
         self._batch_id = ""
         self._priority: int | None = None
@@ -172,15 +172,10 @@ class Job(Item):
 
     # --- making, loading, removing ------------------------------------------------------------------------------------
 
-    def acquire(self, state: Any, *checks: Op, look: Sequence[str] = ()) -> list[Node | None] | None:
-        """As for every item. What a move needs is read at the same time."""
-        path = f"{self.path}/priority"
-        found = super().acquire(state, *checks, look=[*look, path])
-        if found is None:
-            return None
-        priority = found.pop()
-        self._priority = whole_number(path, priority.data) if priority else None
-        return found
+    def was_entry(self, name: str) -> None:
+        """It was acquired by this entry of its state: that tells its priority, if it is not above what names tell."""
+        priority = name.partition("-")[0]
+        self._priority = int(priority) if priority != str(nodes.PRIORITY_NAMED_MAX) else None
 
     def load(self) -> Job:
         """Read all of it.

@@ -148,7 +148,9 @@ def _job(tree: _Tree, job: str, listed: list[str]) -> Iterator[Problem]:
     batch = tree.nodes[f"{path}/bid"].data.decode()
     priority = nodes.whole_number(path, tree.nodes[f"{path}/priority"].data)
     same = Check(f"{path}/status", tree.nodes[f"{path}/status"].version)
-    yield from _entries(path, "job state", nodes.state_path(state, nodes.entry(priority, job)), listed, JOB_STATES, same)
+    yield from _entries(
+        path, "job state", nodes.state_path(state, nodes.entry(priority, job)), listed, JOB_STATES, same
+    )
     if nodes.batch_path(batch) not in tree.nodes:
         yield Problem(f"{path}/bid", "job batch", f"Its batch {batch!r} is not there.")
         return
@@ -205,11 +207,22 @@ def _locks(tree: _Tree) -> Iterator[Problem]:
             if not node.owner and not what.stays:
                 text = "A lock that lives with no session: nobody gives it back."
                 old = tree.now - node.modified_s >= STALE_S
-                yield Problem(f"{what.folder}/{name}", "stale lock", text, (Delete(f"{what.folder}/{name}"),) if old else ())
+                yield Problem(
+                    f"{what.folder}/{name}", "stale lock", text, (Delete(f"{what.folder}/{name}"),) if old else ()
+                )
             given = node.data.decode("utf-8", "backslashreplace")
-            if given and re.sub("~[0-9]+$", "", name) != nodes.mapped(given) != name:
+            if given and not _is_node_of(name, given):
                 text = f"This {kind} lock holds the name {given!r}, whose node it is not."
                 yield Problem(f"{what.folder}/{name}", "lock name", text)
+
+
+def _is_node_of(node: str, name: str) -> bool:
+    """May a lock of this name be kept in this node?"""
+    try:
+        own = nodes.mapped(name)
+    except UsageError:
+        return False
+    return node == own or re.fullmatch(re.escape(own) + "~[0-9]+", node) is not None
 
 
 RULES: Final = (_folders, _known_nodes, _batches, _uuids, _jobs, _access, _locks)

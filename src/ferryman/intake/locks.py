@@ -129,9 +129,7 @@ class Locks:
         nodes = [node for node in self._tree.store.children(what.folder) if pattern.fullmatch(node)]
         read = self._tree.store.read([f"{what.folder}/{node}" for node in nodes])
         return {
-            node: kept.data.decode("utf-8", "backslashreplace")
-            for node, kept in zip(nodes, read, strict=True)
-            if kept
+            node: kept.data.decode("utf-8", "backslashreplace") for node, kept in zip(nodes, read, strict=True) if kept
         }
 
 

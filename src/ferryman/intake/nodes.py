@@ -89,6 +89,11 @@ def job_of(name: str) -> str:
     return name.partition("-")[2]
 
 
+def lock_of(items: str, name: str) -> str:
+    """The lock of the item that an entry names."""
+    return f"{items}/{job_of(name)}/lock"
+
+
 def mapped(name: str) -> str:
     """A name as a node's: ``ark:/aaa/111`` is ``ark_aaa_111``.
 

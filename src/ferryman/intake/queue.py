@@ -191,7 +191,7 @@ class Queue:
         batch = Batch(self._tree, text_of(path, found.data))
         return batch.load() if submission_uuid(batch.submission) == uuid else None
 
-    def load_batch(self, id: str) -> Batch:  # noqa: A002 - what it is called in the contract
+    def load_batch(self, id: str) -> Batch:
         """A batch, not locked.
 
         Raises:
@@ -205,7 +205,7 @@ class Queue:
         Raises:
             UsageError: there is no such state.
         """
-        ids = [name for name in self._tree.store.children(BATCHES)]
+        ids = self._tree.store.children(BATCHES)
         if state is None:
             return ids
         wanted = _named(BatchState, state)
@@ -250,7 +250,7 @@ class Queue:
         """
         return self._acquirer.job(_named(JobState, state))
 
-    def load_job(self, id: str) -> Job:  # noqa: A002 - what it is called in the contract
+    def load_job(self, id: str) -> Job:
         """A job, not locked.
 
         Raises:
@@ -309,7 +309,7 @@ class Queue:
         """
         return self._acquirer.pending_assembly(_size(size))
 
-    def load_assembly(self, size: str, id: str) -> Assembly:  # noqa: A002 - as for batches and jobs
+    def load_assembly(self, size: str, id: str) -> Assembly:
         """A request, not locked.
 
         Raises:
@@ -378,5 +378,3 @@ def _one_name(name: str) -> str:
     if not name or "/" in name or name in (".", ".."):
         raise NodeInvalid(f"/{name}", "is no id")
     return name
-
-

@@ -7,6 +7,7 @@ not in the tables, and `set_status` takes it for a change of message and priorit
 from __future__ import annotations
 
 import enum
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
@@ -127,8 +128,8 @@ JOB: Final[Table[JobState]] = Table(
         _J.COMPLETED: frozenset(),
         _J.DELETED: frozenset(),
     },
-    success=dict(zip(_ONE_BY_ONE[:-1], _ONE_BY_ONE[1:], strict=True)),
-    fail={state: _J.FAILED for state in (_J.PENDING, *_ONE_BY_ONE[:-1])},
+    success=dict(itertools.pairwise(_ONE_BY_ONE)),
+    fail=dict.fromkeys((_J.PENDING, *_ONE_BY_ONE[:-1]), _J.FAILED),
     final=frozenset({_J.COMPLETED, _J.DELETED}),
     meaning={
         _J.PENDING: "made, and waiting for its turn",

@@ -76,9 +76,7 @@ class Tree:
 
     # --- changes ------------------------------------------------------------------------------------------------------
 
-    def change(
-        self, plan: Callable[[], Sequence[Op]], hold: Hold | None = None, session: int | None = None
-    ) -> None:
+    def change(self, plan: Callable[[], Sequence[Op]], hold: Hold | None = None, session: int | None = None) -> None:
         """Commit what ``plan`` makes of the tree as it is. If another was faster, it is asked again.
 
         ``hold``: only as long as this lock is held; ``session``: only as long as this session lives.
@@ -150,5 +148,3 @@ def message_text(message: object) -> str:
 def below(paths: Iterable[str]) -> list[str]:
     """Paths in an order in which they can be removed: what is in a folder before the folder."""
     return sorted(paths, key=lambda path: path.count("/"), reverse=True)
-
-

@@ -41,10 +41,8 @@ SESSION_TIMEOUT_S: Final = 10.0
 """A consumer that is dead, stopped or cut off for so long has lost its locks. ZooKeeper's servers may allow less."""
 
 
-def opened(
-    url: str, *, session_timeout_s: float = SESSION_TIMEOUT_S, clock: Callable[[], float] = time.time
-) -> Store:
-    """The store at a URL: ``sqlite:///file``, ``zookeeper://host:port,host:port/chroot``, ``memory:`` or ``memory:name``.
+def opened(url: str, *, session_timeout_s: float = SESSION_TIMEOUT_S, clock: Callable[[], float] = time.time) -> Store:
+    """The store at a URL: ``sqlite:///file``, ``zookeeper://host:port,host:port/chroot``, ``memory:``, ``memory:name``.
 
     Raises:
         QueueRefused: there is no such store, or it cannot be used.

@@ -22,7 +22,7 @@ A crash between two commits leaves what the first one said; the lock goes with t
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -48,7 +48,7 @@ class Node(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Create:
-    """Make a node. ``numbered``: the path ends in the number that the caller expects, from its parent's ``numbered``."""
+    """Make a node. ``numbered``: its path ends in the number that the caller expects, its parent's ``numbered``."""
 
     path: str
     data: bytes = b""
@@ -145,12 +145,12 @@ class Store(Protocol):
     def children(self, path: str) -> list[str]:
         """The names of a node's children, sorted; none if it is not there."""
 
-    def free(self, folder: str, lock: Callable[[str], str], after: str) -> Iterator[str]:
-        """Children of a folder whose names come after ``after``, sorted, first those that nobody seems to hold.
+    def free(self, folder: str, items: str) -> Iterator[str]:
+        """Children of a folder, sorted, that nobody seems to hold. They are named ``05-ID``; the lock of one is
+        ``items/ID/lock``.
 
-        ``lock`` makes the path of a child's lock from its name. This is a hint, and may be a second old: who wants a
-        child makes its lock, and checks that the child is there, in one commit. When it ends, all were named that were
-        there, and not held, when it was asked for.
+        This is a hint, and may be a second old: who wants one makes its lock, and checks that the child is there, in
+        one commit. When it ends, all were named that were there and not held when it was asked for.
         """
 
     def watch(self, path: str) -> Watch:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from ferryman.intake.nodes import name_of, parent_of
+from ferryman.intake.nodes import lock_of, name_of, parent_of
 from ferryman.intake.store.base import Check, Conflict, Create, Delete, Node, Op, SessionLost, Set, Why
 
 
@@ -61,7 +61,7 @@ class MemoryStore:
             return self._session
 
     def alive(self, session: int) -> bool:
-        return session in self._tree.sessions
+        return session == self._session and session in self._tree.sessions
 
     def commit(self, ops: Sequence[Op], *, session: int | None = None) -> None:
         undo: list[Callable[[], object]] = []
@@ -90,7 +90,7 @@ class MemoryStore:
             now = self._clock()
             self._put(op.path, _Kept(op.data, session if op.ephemeral else 0, now, now), parent)
             parent.numbered += 1
-            undo.append(lambda: (self._drop(op.path), setattr(parent, "numbered", parent.numbered - 1)))
+            undo.append(lambda: self._unmake(op.path, parent))
             return
         found = nodes.get(op.path)
         if found is None:
@@ -109,6 +109,10 @@ class MemoryStore:
             undo.append(lambda: found.__dict__.update(zip(("data", "version", "modified_s"), before, strict=True)))
         else:
             assert isinstance(op, Check)
+
+    def _unmake(self, path: str, parent: _Kept) -> None:
+        self._drop(path)
+        parent.numbered -= 1
 
     def _put(self, path: str, kept: _Kept, parent: _Kept) -> None:
         self._tree.nodes[path] = kept
@@ -129,9 +133,9 @@ class MemoryStore:
             kept = self._tree.nodes.get(path)
             return list(kept.names) if kept else []
 
-    def free(self, folder: str, lock: Callable[[str], str], after: str) -> Iterator[str]:
+    def free(self, folder: str, items: str) -> Iterator[str]:
         for name in self.children(folder):
-            if name > after and lock(name) not in self._tree.nodes:
+            if lock_of(items, name) not in self._tree.nodes:
                 yield name
 
     def watch(self, path: str) -> _Watch:

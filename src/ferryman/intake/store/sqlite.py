@@ -32,9 +32,6 @@ BUSY_S: Final = 30.0
 CHECKPOINT_PAGES: Final = 8192
 """The log is folded into the file at 32 MiB: pages that change all the time are written once, not a thousand times."""
 
-PAGE: Final = 64
-"""Names that are looked at at once for one that nobody holds: most often the first one is free."""
-
 REAP_S: Final = 1.0
 """How often a handle looks for dead sessions, unless one is in its way: their nodes are seen by nobody anyhow."""
 
@@ -218,17 +215,20 @@ class SqliteStore:
         with self._using, told(self.path):
             return [name for (name,) in self._connection.execute(asked, (path, self._boot, self._monotonic()))]
 
-    def free(self, folder: str, lock: Callable[[str], str], after: str) -> Iterator[str]:
-        asked = "SELECT name FROM node WHERE parent = ? AND name > ? ORDER BY name LIMIT ?"
-        limit = 1
+    def free(self, folder: str, items: str) -> Iterator[str]:
+        """One search along the index: what is held is stepped over, what comes after the first free one not read."""
+        asked = f"""SELECT name FROM node AS entry WHERE parent = ? AND name > ? AND NOT EXISTS (
+            SELECT 1 FROM node WHERE parent = ? || substr(entry.name, instr(entry.name, '-') + 1)
+            AND name = 'lock' AND (owner = 0 OR {_LIVES})) ORDER BY name LIMIT 1"""
+        after = ""
         while True:
             with self._using, told(self.path):
-                names = [name for (name,) in self._connection.execute(asked, (folder, after, limit))]
-            locks = self.read([lock(name) for name in names])
-            yield from (name for name, held in zip(names, locks, strict=True) if held is None)
-            if len(names) < limit:
+                values = (folder, after, f"{items}/", self._boot, self._monotonic())
+                found = self._connection.execute(asked, values).fetchone()
+            if found is None:
                 return
-            after, limit = names[-1], PAGE
+            (after,) = found
+            yield after
 
     def walk(self, path: str) -> Iterator[tuple[str, Node]]:
         """All of it as it was at one instant."""
