@@ -188,7 +188,7 @@ class Consumers:
         stations: list[Station] = [
             Pending(work, fetcher),
             Estimating(work, fetcher),
-            Provisioning(queue, work, serving.full),
+            Provisioning(queue, work, self.say, serving.full),
             Downloading(work, fetcher, stop),
             Storing(queue, work, serving.keep_originals),
             Recording(queue),
@@ -220,7 +220,7 @@ class Consumers:
             log.warning("%d consumers did not end within %g s; their locks end with this process", len(late), GRACE_S)
 
     def is_idle(self) -> bool:
-        """Is nothing left to do that can be done now? A paused queue has nothing to do, and held jobs are left alone."""
+        """Is nothing left to do that can be done now? A paused queue has nothing, and held jobs are left alone."""
         if not all(loop.idle.is_set() for loop in self._loops):
             return False
         if self._queue.locks.check("ingest"):

@@ -111,8 +111,9 @@ class Provisioning:
 
     state = JobState.PROVISIONING
 
-    def __init__(self, queue: Queue, work: Workspace, full: float = FULL) -> None:
-        self._queue, self._work, self._full = queue, work, full
+    def __init__(self, queue: Queue, work: Workspace, say: Callable[[str], None], full: float = FULL) -> None:
+        self._queue, self._work, self._say, self._full = queue, work, say, full
+        self._said = False
         self._granted = 0
         """Bytes that were granted, and perhaps not written yet."""
         self._count_at = 0.0
@@ -120,10 +121,15 @@ class Provisioning:
     def open(self) -> bool:
         """Over the threshold nobody fits."""
         total, used = self._work.space()
-        if used <= total * self._full:
-            return True
-        self._work.sweep(self._queue)
-        return False
+        is_open = used <= total * self._full
+        if not is_open and not self._said:
+            self._work.sweep(self._queue)
+            self._say(
+                f"{self._work.root}: {used} of {total} bytes are used, more than {self._full:.0%}: jobs wait in "
+                "Provisioning. Make room, or serve with --work on another disk or with a higher --full."
+            )
+        self._said = not is_open
+        return is_open
 
     def work(self, job: Job) -> Done:
         needed = job.space_needed

@@ -40,7 +40,7 @@ class Space(NamedTuple):
 def space_of(folder: Path) -> Space:
     """Of the disk that a folder is on."""
     usage = shutil.disk_usage(folder)
-    return Space(usage.total, usage.total - usage.free)
+    return Space(usage.used + usage.free, usage.used)  # without what is reserved for root
 
 
 class Workspace:

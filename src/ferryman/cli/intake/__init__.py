@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from ferryman.cli.intake import admin, listing, submit, whole
+from ferryman.cli.intake import access, admin, listing, serve, submit, whole
 
 app = typer.Typer(
     name="intake",
@@ -12,11 +12,12 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
 )
+app.command()(serve.serve)
 app.command()(submit.submit)
 app.command()(listing.batches)
 app.command()(listing.jobs)
 app.command()(listing.show)
-app.command()(listing.access)
+app.command()(access.access)
 app.command()(admin.hold)
 app.command()(admin.release)
 app.command()(admin.requeue)

@@ -1,4 +1,4 @@
-"""``ferryman intake batches``, ``jobs``, ``access``, ``show``: what is in the queue."""
+"""``ferryman intake batches``, ``jobs``, ``show``: what is in the queue."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def batches(state: OfState = None, queue: QueueUrl = None, json: Json = False, v
     """
     with opened(queue) as found:
         rows = [_batch(found, name) for name in found.list_batches(state)]
-    _told(rows, ("id", "status", "processing", "completed", "failed", "deleted", "last_modified", "message"), json)
+    told_rows(rows, ("id", "status", "processing", "completed", "failed", "deleted", "last_modified", "message"), json)
 
 
 def jobs(
@@ -43,23 +43,7 @@ def jobs(
     with opened(queue) as found:
         only = None if batch is None else set(_jobs_of(found.load_batch(batch)))
         rows = [_job(found, name) for name in found.list_jobs(state) if only is None or name in only]
-    _told(rows, ("id", "batch", "status", "priority", "retry_count", "last_modified", "message"), json)
-
-
-def access(state: OfState = None, queue: QueueUrl = None, json: Json = False, verbose: Verbose = False) -> None:
-    """List access requests: the small ones, then the large ones, oldest first."""
-    rows = []
-    with opened(queue) as found:
-        for size in ("small", "large"):
-            for name in found.list_assemblies(size, state):
-                request = _or_error(lambda n=name, s=size: found.load_assembly(s, n))
-                row: dict[str, Any] = {"id": f"{size}/{name}"}
-                if isinstance(request, str):
-                    rows.append({**row, "status": None, "message": request})
-                    continue
-                told = {"status": request.status, "last_modified": request.last_modified, "message": request.message}
-                rows.append({**row, **told, "token": request.token})
-    _told(rows, ("id", "status", "last_modified", "message"), json)
+    told_rows(rows, ("id", "batch", "status", "priority", "retry_count", "last_modified", "message"), json)
 
 
 def show(
@@ -103,7 +87,7 @@ def _jobs_of(batch: Batch) -> list[str]:
 
 
 def _batch(queue: Queue, name: str) -> dict[str, Any]:
-    batch = _or_error(lambda: queue.load_batch(name))
+    batch = or_error(lambda: queue.load_batch(name))
     if isinstance(batch, str):
         return {"id": name, "status": None, "message": batch}
     return {
@@ -119,7 +103,7 @@ def _batch(queue: Queue, name: str) -> dict[str, Any]:
 
 
 def _job(queue: Queue, name: str) -> dict[str, Any]:
-    job: Job | str = _or_error(lambda: queue.load_job(name))
+    job: Job | str = or_error(lambda: queue.load_job(name))
     if isinstance(job, str):
         return {"id": name, "status": None, "message": job}
     return {
@@ -133,7 +117,7 @@ def _job(queue: Queue, name: str) -> dict[str, Any]:
     }
 
 
-def _or_error(load: Any) -> Any:
+def or_error(load: Any) -> Any:
     """What it loads, or in words why it cannot: one damaged node hides no other row."""
     try:
         return load()
@@ -141,7 +125,7 @@ def _or_error(load: Any) -> Any:
         return str(e)
 
 
-def _told(rows: list[dict[str, Any]], columns: tuple[str, ...], json: bool) -> None:
+def told_rows(rows: list[dict[str, Any]], columns: tuple[str, ...], json: bool) -> None:
     if json:
         json_line(rows)
     elif rows:
