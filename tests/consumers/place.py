@@ -56,11 +56,11 @@ def plan_into(database: Path, *, version: int = 1) -> Plan:
 class Place:
     """A folder with a queue, files to submit, and a plan into ``index.db``."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, session_timeout_s: float = 10.0) -> None:
         self.folder = folder
         self.files = folder / "files"
         self.files.mkdir(exist_ok=True)
-        self.queue = Queue.open(f"sqlite:///{folder / 'queue.db'}")
+        self.queue = Queue.open(f"sqlite:///{folder / 'queue.db'}", session_timeout_s=session_timeout_s)
         self.plan = plan_into(folder / "index.db")
         self.serving = Serving(folder / "work", threads=2, once=True)
         self.said = Said()

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from ferryman.consumers.batches import Batches
+from ferryman.consumers.batches import Batches, is_made
 from ferryman.consumers.bundles import Bundles
 from ferryman.consumers.callback import Callback
 from ferryman.consumers.errors import Stopping
@@ -235,7 +235,7 @@ class Consumers:
         """Is there something to do for this batch? Not while it waits for jobs that are held."""
         try:
             batch = self._queue.load_batch(batch_id)
-            if batch.status != BatchState.PROCESSING:
+            if batch.status != BatchState.PROCESSING or not is_made(batch):
                 return True
             return not batch.processing_jobs and bool(batch.completed_jobs or batch.failed_jobs or batch.deleted_jobs)
         except NodeInvalid:
