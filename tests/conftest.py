@@ -15,3 +15,9 @@ def server() -> Iterator[Callable[[str], Server]]:
     """``server("opensearch")``: a running server of this worker's own. See the docstring of tests/servers."""
     with Running() as running:
         yield running.get
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--run-quorum", action="store_true", help="also test three ZooKeeper servers that lose their leader"
+    )

@@ -10,6 +10,7 @@ from typing import Annotated, cast
 import typer
 
 from ferryman.cli import demo, documents, fsck, init, plan, preview, resolve, retry, run, search, status
+from ferryman.cli.intake import app as intake_app
 from ferryman.cli.options import Asked
 from ferryman.cli.terminal import error, tolerate_any_text
 from ferryman.errors import FerrymanError, PlanError
@@ -60,6 +61,7 @@ app.command()(resolve.resolve)
 app.command()(search.search)
 app.command()(fsck.fsck)
 app.add_typer(plan.app)
+app.add_typer(intake_app)
 
 
 def start(args: list[str]) -> int:

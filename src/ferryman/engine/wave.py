@@ -18,6 +18,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 from ferryman import settings
@@ -26,6 +27,7 @@ from ferryman.engine.runner import Patient, Runner, Shipped, run_patiently
 from ferryman.engine.scan.cut import Slice
 from ferryman.engine.scan.judge import Verdict, judge
 from ferryman.engine.scan.listing import list_sources
+from ferryman.engine.summary import Summary as Summary
 from ferryman.engine.transform.staging import Staged
 from ferryman.engine.transform.task import Transform, now_us
 from ferryman.errors import EngineError, FerrymanError, WorkerDied
@@ -43,25 +45,8 @@ _IDLE_TURNS: Final = 3
 """Turns that may move nothing (a worker died, a document that was owed is not listed any more) before a run ends."""
 
 
-@dataclasses.dataclass
-class Summary:
-    """What a run did (``waves``, ``delivered``, ``dropped``) and what it left (the other counts, of the state)."""
-
-    exit: int = 0
-    waves: int = 0
-    delivered: int = 0
-    dropped: int = 0
-    dead: int = 0
-    error_doc: int = 0
-    owed: int = 0
-    unknown: int = 0
-    messages: list[str] = dataclasses.field(default_factory=list)
-
-    def as_dict(self) -> dict[str, int]:
-        """The keys of ``run --json``."""
-        counts = dataclasses.asdict(self)
-        del counts["messages"]
-        return counts
+_KEPT_MESSAGES: Final = 100
+"""Messages that a driver remembers that goes on for months: what it said already it does not say again."""
 
 
 def run(
@@ -95,17 +80,31 @@ def run(
         StateError: the state is held, damaged or foreign; nothing was touched.
         EngineError: Spark or the disk failed; start again and it goes on.
     """
-    plan.freeze()
-    root = state_root(plan, state)
     if from_version is not None:
-        versions.carry_over(root, plan, from_version)
+        plan.freeze()
+        versions.carry_over(state_root(plan, state), plan, from_version)
+    with driving(plan, state, spark, master, conf or {}, accept_changes) as (taken, runner):
+        return Run(taken, runner, observer or Silent(), wait=wait, allow_deletes=allow_deletes).go(every)
+
+
+@contextlib.contextmanager
+def driving(
+    plan: Plan,
+    state: str | Path | None,
+    spark: Any = None,
+    master: str = "local[*]",
+    conf: Mapping[str, str] = MappingProxyType({}),
+    accept_changes: bool = False,
+) -> Iterator[tuple[State, Runner]]:
+    """Be the driver of a plan's state, with a Spark session, for a while. Arguments and errors as for ``run``."""
+    plan.freeze()
     with (
-        State.take(root, plan) as taken,
+        State.take(state_root(plan, state), plan) as taken,
         _plain_errors(taken),
         _followed(taken, accept_changes),
-        session_for(plan, spark, master, conf or {}) as runner,
+        session_for(plan, spark, master, conf) as runner,
     ):
-        return Run(taken, runner, observer or Silent(), wait=wait, allow_deletes=allow_deletes).go(every)
+        yield taken, runner
 
 
 class Run:
@@ -151,6 +150,20 @@ class Run:
             if every is None:
                 return self._finish()
             self._sleep(max(0.0, began + every - time.monotonic()))
+
+    def turn(self, *, scan: bool = True) -> bool:
+        """Scan once, if asked to, and deliver what is due; nothing is waited for. Was the listing complete?
+
+        For who drives a state for long: call ``recover`` first, then this, as often as there is something to do.
+        """
+        del self._summary.messages[:-_KEPT_MESSAGES]
+        complete = self._scan() if scan else True
+        self._catch_up(None)
+        return complete
+
+    def due_s(self) -> float | None:
+        """Seconds until something can be done without a scan; None: nothing is owed."""
+        return 0.0 if commands.waiting(self._state) else self._pause()
 
     def recover(self) -> None:
         """Finish or discard what the last driver left, in one line."""

@@ -12,6 +12,7 @@ import getpass
 import socket
 import uuid
 from collections import defaultdict
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -52,6 +53,8 @@ class Command(msgspec.Struct, frozen=True):
     destination: str | None
     source: str | None
     file: str = ""
+    documents: frozenset[str] | None = None
+    """Only source documents of these ids; None: any."""
 
     @property
     def message(self) -> str:
@@ -150,9 +153,7 @@ def _give(plan: Plan, state: str | Path | None, command: Command) -> Retried:
     root = state_root(plan, state)
     if not (root / "state.json").exists():
         raise UsageError(f"{root}: there is no state of this plan yet: nothing to {command.verb.split()[0]}.")
-    name = f"{dt.datetime.now(dt.UTC):%Y%m%dT%H%M%S%f}-{uuid.uuid4().hex[:8]}.json"
-    files.publish(root / "commands" / name, files.sealed(command))
-    crash.point("command.queued")
+    name = _queue(root / "commands", command)
     try:
         with State.take(root, plan) as taken:
             if taken.wave > taken.settled:
@@ -161,6 +162,20 @@ def _give(plan: Plan, state: str | Path | None, command: Command) -> Retried:
             return Retried(counts.get(name, 0), queued=False)
     except StateHeld:
         return Retried(None, queued=True)
+
+
+def restart(state: State, source: str, documents: Collection[str], why: str) -> None:
+    """As the driver, on somebody's behalf: try again what failed of these documents of a source. The next wave takes it
+    up."""
+    command = Command("retry", Status.RESTART, _who(), why, None, None, None, source, documents=frozenset(documents))
+    _queue(state.commands, command)
+
+
+def _queue(folder: Path, command: Command) -> str:
+    name = f"{dt.datetime.now(dt.UTC):%Y%m%dT%H%M%S%f}-{uuid.uuid4().hex[:8]}.json"
+    files.publish(folder / name, files.sealed(command))
+    crash.point("command.queued")
+    return name
 
 
 def _status(text: str | None) -> str | None:
@@ -249,6 +264,8 @@ def _chosen(state: State, command: Command) -> list[dict[str, Any]]:
         return []
     with view(state.root, state.plan) as seen:
         found = seen.docs(statuses, command.destination, command.source, command.document)
+    if command.documents is not None:
+        found = [d for d in found if d["origin"] in command.documents]
     if command.say in (Status.FORCE, Status.DIRTY):
         found = [d for d in found if d["operation"] == "upsert"]
     return [{name: d[name] for name in (*EVENT_OF_ROW, "destination")} for d in found]

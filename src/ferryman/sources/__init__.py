@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
 
 from ferryman.sources.base import Listed, Source
 from ferryman.sources.csv import Csv
@@ -13,15 +14,16 @@ from ferryman.sources.lines import Lines
 from ferryman.sources.memory import Memory
 
 if TYPE_CHECKING:
+    from ferryman.sources.jobs import Jobs
     from ferryman.sources.sql import Sql
 
-__all__ = ["Csv", "Files", "JsonLines", "Lines", "Listed", "Memory", "Source", "Sql", "Table"]
+__all__ = ["Csv", "Files", "Jobs", "JsonLines", "Lines", "Listed", "Memory", "Source", "Sql", "Table"]
+
+_HEAVY: Final = {"Jobs": "jobs", "Sql": "sql"}
+"""On demand, from these modules: SQLAlchemy takes longer to load than all of Ferryman, and few plans read a queue."""
 
 
 def __getattr__(name: str) -> Any:
-    """``Sql`` on demand: SQLAlchemy takes longer to load than all of Ferryman, and most plans do not need it."""
-    if name == "Sql":
-        from ferryman.sources.sql import Sql
-
-        return Sql
+    if name in _HEAVY:
+        return getattr(import_module(f"ferryman.sources.{_HEAVY[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -50,6 +50,10 @@ class Source:
         max_deleted: share of the known documents that may vanish in one scan before a person is asked.
     """
 
+    lists_all = True
+    """Does a complete listing name every document, so that one that is missing is gone, and deleted? False: a listing
+    brings work (jobs of a queue), and says nothing of the rest."""
+
     def __init__(
         self, *, prefix: str = "", detect: Detect = "content", max_deleted: float = settings.MAX_DELETED
     ) -> None:

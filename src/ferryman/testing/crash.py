@@ -90,6 +90,26 @@ POINTS: Final[dict[str, str]] = {
 """Name of each point -> where it stands (driver or executor), in the order of a run. ``x.logged``, ``.synced`` and
 ``.marked`` follow the steps of one commit (storage/tables.py); x is what the commit is for."""
 
+INTAKE: Final[dict[str, str]] = {
+    "batch.planned": "the objects of a batch lie in the working space, no job was made of them",
+    "batch.job": "one more job was made",
+    "batch.made": "every job was made, which is not noted yet",
+    "job.listed": "the list of its files lies in the working space",
+    "job.estimated": "its size is noted, the job has not moved",
+    "job.fetched": "one file is there whole",
+    "job.inventory": "all files are there and listed, the job does not say where",
+    "job.downloaded": "the job says where its files are, and has not moved",
+    "job.waved": "its documents are settled, and it is not judged",
+    "job.judged": "judged, and not moved",
+    "job.kept": "its originals lie where they stay, which the job does not say",
+    "job.stored": "the job says so, and has not moved",
+    "job.recorded": "what was delivered is noted, the job has not moved",
+    "job.told": "its submitter was told, the job has not moved",
+    "batch.told": "its submitter got the report, the batch has not moved",
+    "access.bundled": "a bundle lies ready, the request does not say so",
+}
+"""The durable steps of the intake consumers, in the order of a batch's life -> what a kill there leaves."""
+
 ENVIRONMENT: Final = "FERRYMAN_CRASH"
 
 _armed: dict[str, tuple[int, str | None]] = {}
@@ -100,8 +120,8 @@ def arm(spec: str, seen_file: str | None = None) -> None:
     """Arm ``name`` or ``name:n`` (die at the n-th pass). With ``seen_file`` the kill happens once over all processes:
     the file is made at the kill, and where it exists the point stays silent."""
     name, _, count = spec.partition(":")
-    if name not in POINTS:
-        raise KeyError(f"no crash point {name!r}; there are {', '.join(POINTS)}")
+    if name not in POINTS and name not in INTAKE:
+        raise KeyError(f"no crash point {name!r}; there are {', '.join([*POINTS, *INTAKE])}")
     _armed[name] = (int(count or 1), seen_file)
 
 

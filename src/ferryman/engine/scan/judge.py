@@ -112,7 +112,7 @@ class _SourceJudge:
         self._now_us = now_us
         self._outbox = outbox
         self._only_owed = only_owed
-        self._guards = not only_owed and not listing.failures
+        self._guards = self._source.lists_all and not only_owed and not listing.failures
         """May what is not listed be gone?"""
         self._paths = [p.path for p in listing.parts if p.rows]
         self._listed = self._relation_of_listing()

@@ -1,0 +1,34 @@
+"""``ferryman intake``: hand in batches, look at them, and stop or mend what goes wrong."""
+
+from __future__ import annotations
+
+import typer
+
+from ferryman.cli.intake import access, admin, listing, serve, submit, whole
+
+app = typer.Typer(
+    name="intake",
+    help="The queue of batches and jobs: hand in, look, hold, release, mend.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+app.command()(serve.serve)
+app.command()(submit.submit)
+app.command()(listing.batches)
+app.command()(listing.jobs)
+app.command()(listing.show)
+app.command()(access.access)
+app.command()(admin.hold)
+app.command()(admin.release)
+app.command()(admin.requeue)
+app.command()(admin.report)
+app.command()(admin.delete)
+app.command()(admin.cleanup)
+app.command()(admin.pause)
+app.command()(admin.resume)
+app.command()(admin.lock)
+app.command()(admin.unlock)
+app.command()(whole.audit)
+app.command()(whole.dump)
+app.command()(whole.restore)
+app.command("import-legacy")(whole.import_legacy)

@@ -1,0 +1,145 @@
+"""``ferryman intake serve``: consumers for every state, and a plan for the documents."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from ferryman.cli import terminal
+from ferryman.cli.intake.options import QueueUrl, opened
+from ferryman.cli.interrupt import CODE, SIGNALS
+from ferryman.cli.options import Conf, Master, PlanSpec, StateDir, Verbose, spark_settings
+
+if TYPE_CHECKING:
+    from ferryman.engine.runner import Runner
+    from ferryman.ledger.state import State
+
+ONE_S: Final = 1.0
+"""Signals so close are one: `timeout` and some shells signal a process, and then its group."""
+
+
+def serve(
+    plan: PlanSpec,
+    queue: QueueUrl = None,
+    state: StateDir = None,
+    work: Annotated[
+        Path | None,
+        typer.Option(
+            "--work",
+            metavar="DIR",
+            show_default=False,
+            help="Where files of jobs lie while they are at work. Every process that serves this queue, and every "
+            "worker of Spark, has to see it at this path. Default: work/ in the state's directory.",
+        ),
+    ] = None,
+    threads: Annotated[int, typer.Option("--threads", metavar="N", min=1, help="For each state.")] = 4,
+    drop_originals: Annotated[
+        bool,
+        typer.Option("--drop-originals", help="Do not keep delivered files; access requests cannot be served then."),
+    ] = False,
+    full: Annotated[
+        int,
+        typer.Option(
+            "--full", metavar="PERCENT", min=1, max=100, help="Of the disk: above, jobs wait in Provisioning."
+        ),
+    ] = 80,
+    once: Annotated[bool, typer.Option("--once", help="End when nothing is left to do.")] = False,
+    accept_changes: Annotated[
+        bool, typer.Option("--accept-changes", help="Go on under this version although the plan's structure changed.")
+    ] = False,
+    master: Master = "local[*]",
+    conf: Conf = None,
+    verbose: Verbose = False,
+) -> None:
+    """Serve the queue: carry batches from Pending to their reports, through a plan.
+
+    The plan has a source of jobs: plan.source("jobs", Jobs()). Ctrl-C or SIGTERM ends it gracefully: each consumer
+    finishes its step, or gives its job back as it is; a second one ends it at once. Killed at any moment, type the same
+    again: the work is found where it was. Further processes that serve the same queue share all work but the plan's,
+    and take that over when the first one ends.
+    """
+    from ferryman.consumers import Serving
+    from ferryman.consumers import serve as serving
+    from ferryman.consumers.processing import jobs_sources
+    from ferryman.ledger.state import state_root
+    from ferryman.observe import watching
+    from ferryman.observe.log import logging_to
+    from ferryman.plan.load import load_plan, plan_file
+
+    settings = spark_settings(conf)
+    loaded = load_plan(plan)
+    jobs_sources(loaded)
+    for warning in loaded.check():
+        if verbose:
+            terminal.note(f"warning: {warning}")
+    root = state_root(loaded, state, plan_file(plan))
+    how = Serving(work or root.parent / "work", threads, not drop_originals, full / 100, once)
+    with opened(queue) as found, Graceful() as graceful:
+
+        @contextmanager
+        def driving() -> Iterator[tuple[State, Runner]]:
+            from ferryman.consumers import on_spark
+
+            with on_spark(loaded, root.parent, master, settings, accept_changes) as driver:
+                graceful.listen()  # Spark's start has put itself in the place of who hears Ctrl-C
+                yield driver
+
+        with watching(sys.stderr, verbose) as observer, logging_to(observer, verbose):
+            observer.message(f"serving {found.url} with plan {loaded.key}; files lie in {how.work}")
+            with graceful.excusing():
+                serving(loaded, found, how, driving, stop=graceful.stop, observer=observer)
+    if graceful.heard:
+        terminal.note("stopped: what was at work is found again where it was.")
+
+
+class Graceful:
+    """While it is entered, the first signal sets ``stop``, and the second ends this process at once."""
+
+    def __init__(self) -> None:
+        self.stop = threading.Event()
+        self.heard = False
+        self._heard_at = 0.0
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Graceful:
+        for number in SIGNALS:
+            self._before[number] = signal.getsignal(number)
+        self.listen()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def listen(self) -> None:
+        """Be the one who is told."""
+        for number in SIGNALS:
+            signal.signal(number, self._heard)
+
+    @contextmanager
+    def excusing(self) -> Iterator[None]:
+        """What breaks after a signal breaks because of it: Spark's JVM hears Ctrl-C too."""
+        try:
+            yield
+        except Exception:
+            if not self.heard:
+                raise
+
+    def _heard(self, number: int, frame: FrameType | None) -> None:
+        now = time.monotonic()
+        if self.heard and now - self._heard_at > ONE_S:
+            os._exit(CODE)  # killing is safe at any moment
+        if not self.heard:
+            self._heard_at = now
+        self.heard = True
+        self.stop.set()

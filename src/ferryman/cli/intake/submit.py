@@ -1,0 +1,144 @@
+"""``ferryman intake submit``: hand in a batch."""
+
+from __future__ import annotations
+
+import enum
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+from urllib.parse import urlsplit
+
+import typer
+
+from ferryman.cli.intake.options import QueueUrl, opened
+from ferryman.cli.options import Json, Verbose, seconds
+from ferryman.cli.terminal import json_line, say
+from ferryman.errors import UsageError
+
+if TYPE_CHECKING:
+    from ferryman.intake import Batch
+
+
+class Payload(enum.StrEnum):
+    """What is handed in."""
+
+    FILE = "file"
+    CONTAINER = "container"
+    MANIFEST = "manifest"
+    OBJECT_MANIFEST = "object-manifest"
+    MANIFEST_OF_MANIFESTS = "manifest-of-manifests"
+    MANIFEST_OF_CONTAINERS = "manifest-of-containers"
+
+
+LOOK_S: Final = 0.5
+"""Between two looks at a batch that is waited for."""
+
+BY_ENDING = {
+    **dict.fromkeys((".zip", ".tar", ".tgz", ".gz", ".bz2", ".xz"), Payload.CONTAINER),
+    **dict.fromkeys((".csv", ".jsonl", ".ndjson"), Payload.MANIFEST),
+}
+
+
+def _option(name: str, metavar: str, text: str) -> typer.models.OptionInfo:
+    found: typer.models.OptionInfo = typer.Option(name, metavar=metavar, show_default=False, help=text)
+    return found
+
+
+def submit(
+    payload: Annotated[str, typer.Argument(metavar="PAYLOAD", show_default=False, help="A file, or a URL.")],
+    kind: Annotated[
+        Payload | None,
+        typer.Option("--type", show_default=False, help="What it is. Default: by the ending of its name."),
+    ] = None,
+    collection: Annotated[
+        str | None, _option("--collection", "NAME", "The collection it is for (profile_name): one can be put on hold.")
+    ] = None,
+    submitter: Annotated[str | None, _option("--submitter", "NAME", "Who hands it in.")] = None,
+    batch_id: Annotated[
+        str | None, _option("--batch-id", "ID", "A batchID of your own: handed in twice, it is one batch.")
+    ] = None,
+    local_id: Annotated[
+        list[str] | None, _option("--local-id", "ID", "Your own id of the object. May be repeated.")
+    ] = None,
+    title: Annotated[str | None, _option("--title", "TEXT", "What it is about (erc_what).")] = None,
+    priority: Annotated[
+        int | None, typer.Option("--priority", metavar="N", min=0, show_default=False, help="Of its jobs. 0 is first.")
+    ] = None,
+    digest: Annotated[
+        str | None, _option("--digest", "sha256:HEX", "Of the payload: it is refused if it is another. md5, sha1, …")
+    ] = None,
+    response_url: Annotated[
+        str | None, _option("--response-url", "URL", "Each completed job, and the report, is posted there.")
+    ] = None,
+    wait: Annotated[
+        str | None,
+        _option("--wait", "TIME", "Wait for the report, at most so long: 60, 60s, 2h. Ends with 3 if a job failed."),
+    ] = None,
+    queue: QueueUrl = None,
+    json: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """Hand in a batch.
+
+    A file, a container (zip, tar), a manifest (a list of URLs, CSV or JSON lines), or a manifest of manifests or of
+    containers. The batch waits in the queue until `ferryman intake serve` takes it up; what is printed is its id.
+
+    The lines of a manifest that have one local_id become one job, and a line without any one of its own; of an
+    object-manifest all lines are one object.
+    """
+    longest = seconds("--wait", wait)
+    url = _url(payload)
+    name = Path(urlsplit(url).path).name
+    given = {
+        "profile_name": collection,
+        "submitter": submitter,
+        "payload_url": url,
+        "payload_type": (kind or BY_ENDING.get(Path(name).suffix.lower(), Payload.FILE)).value,
+        "payload_file_name": name,
+        "batchID": batch_id,
+        "local_id": local_id or None,
+        "erc_what": title,
+        "priority": priority,
+        "digest": digest,
+        "response_url": response_url,
+    }
+    submission = {key: value for key, value in given.items() if value is not None}
+    with opened(queue) as found:
+        batch = found.create_batch(submission)
+        if not json:
+            say(batch.id)
+        if longest is not None:
+            _wait(batch, longest)
+        if json:
+            json_line({"id": batch.id, "status": batch.status, "message": batch.message, "submission": submission})
+        elif longest is not None:
+            say(f"{batch.status}: {batch.message}")
+        if longest is not None:
+            raise typer.Exit(WAITED.get(batch.status, NOT_YET))
+
+
+WAITED: Final = {"Completed": 0, "Failed": 3, "Deleted": 3}
+"""Exit codes: as those of `run`."""
+
+NOT_YET: Final = 4
+
+
+def _wait(batch: Batch, longest_s: float) -> None:
+    """Until it is reported, or given up."""
+    give_up = time.monotonic() + longest_s
+    while batch.status not in WAITED and (left := give_up - time.monotonic()) > 0:
+        time.sleep(min(LOOK_S, left))
+
+
+def _url(payload: str) -> str:
+    """Where it is; a path becomes a file's URL.
+
+    Raises:
+        UsageError: there is no such file.
+    """
+    if urlsplit(payload).scheme in ("http", "https", "file", "s3", "ftp"):
+        return payload
+    path = Path(payload)
+    if not path.is_file():
+        raise UsageError(f"{payload}: there is no such file. Give a file, or a URL.")
+    return path.resolve().as_uri()

@@ -1,0 +1,136 @@
+"""Batches: what was handed in becomes jobs, each once, whatever is killed in between."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from typing import Final
+
+from ferryman.consumers.callback import Callback
+from ferryman.consumers.errors import Stopping
+from ferryman.consumers.fetch import Fetcher
+from ferryman.consumers.payload import Planned, has_payload, planned
+from ferryman.consumers.workspace import Workspace
+from ferryman.errors import DeliveryError, PermanentError, TransientError
+from ferryman.intake import Batch, Queue
+from ferryman.testing import crash
+
+AGAIN_S: Final = 30.0
+"""Between two looks at a manifest whose server does not answer."""
+
+PATIENCE_S: Final = 24 * 3600.0
+"""So long a batch waits for its manifest, as nobody can hand the same batch in again. Then it has failed."""
+
+_MADE: Final = re.compile(r"[0-9]+ jobs? made")
+
+
+def is_made(batch: Batch) -> bool:
+    """Was every job of it made? Until then its report is not due."""
+    return bool(_MADE.match(batch.message)) or not has_payload(batch.submission)
+
+
+class Batches:
+    """The consumer of pending batches.
+
+    1. The batch is acquired: locked, and in Processing.
+    2. Its manifest is fetched, checked, and laid into the working space.
+    3. A job is made of each object that has none yet; which those are, their ``jobID`` says.
+    4. The batch's message says that all were made.
+
+    A batch in Processing whose message does not say so is one that was killed in between: it is acquired again.
+    """
+
+    def __init__(
+        self,
+        queue: Queue,
+        work: Workspace,
+        fetcher: Fetcher,
+        callback: Callback,
+        say: Callable[[str], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._queue, self._work, self._fetcher, self._callback = queue, work, fetcher, callback
+        self._say, self._clock = say, clock
+        self._made: set[str] = set()
+        self._again: dict[str, float] = {}
+        """Batches whose manifest could not be fetched -> when to try again."""
+        self._since: dict[str, float] = {}
+
+    @property
+    def waiting(self) -> bool:
+        """Is a batch to be tried again?"""
+        return bool(self._again)
+
+    def turn(self) -> bool:
+        """Make the jobs of one batch. False: there was none.
+
+        Raises:
+            LockLost, QueueLost: another goes on with it.
+            Stopping.
+        """
+        now = self._clock()
+        skip = self._made | {batch for batch, at in self._again.items() if at > now}
+        batch = self._queue.acquire_pending_batch() or self._queue.acquire_batch_in_processing(skip)  # 1
+        if batch is None:
+            return False
+        try:
+            if not is_made(batch):
+                self._make(batch)
+            self._made.add(batch.id)
+            self._again.pop(batch.id, None)
+        except TransientError as e:
+            self._wait(batch, e)
+        except PermanentError as e:
+            self._give_up(batch, e)
+        finally:
+            batch.unlock()
+        return True
+
+    def _make(self, batch: Batch) -> None:
+        jobs = list(planned(batch.submission, batch.id, self._work, self._fetcher))  # 2
+        crash.point("batch.planned")
+        there = self._keys(batch)
+        for job in jobs:  # 3
+            if job.configuration["jobID"] not in there:
+                self._place(batch, job)
+                crash.point("batch.job")
+        crash.point("batch.made")
+        batch.set_status("Processing", f"{len(jobs)} {'job' if len(jobs) == 1 else 'jobs'} made")  # 4
+        self._say(f"{batch.id}: {batch.message}")
+
+    def _place(self, batch: Batch, job: Planned) -> None:
+        batch.create_job(job.configuration, job.priority, identifiers=job.identifiers, metadata=job.metadata)
+
+    def _keys(self, batch: Batch) -> set[str]:
+        """Of the jobs that were made before."""
+        ids = [*batch.processing_jobs, *batch.completed_jobs, *batch.failed_jobs, *batch.deleted_jobs]
+        return {str(self._queue.load_job(job).configuration.get("jobID")) for job in ids}
+
+    def _wait(self, batch: Batch, error: TransientError) -> None:
+        now = self._clock()
+        since = self._since.setdefault(batch.id, now)
+        if now - since >= PATIENCE_S:
+            self._give_up(batch, error)
+            return
+        batch.set_status("Processing", f"waits for its manifest: {error}")
+        self._again[batch.id] = now + AGAIN_S
+        self._say(f"{batch.id}: {error}. It is tried again in {AGAIN_S:g} s.")
+
+    def _give_up(self, batch: Batch, error: DeliveryError) -> None:
+        """It has failed for good; its submitter is told, if that can be."""
+        told = {
+            "id": f"{batch.id}/refused",
+            "batch": batch.id,
+            "batchID": batch.submission.get("batchID"),
+            "status": "Failed",
+            "why": str(error),
+        }
+        try:
+            self._callback.tell(batch.submission, told)
+        except (DeliveryError, Stopping) as e:
+            self._say(f"{batch.id}: its submitter could not be told: {e}")
+        batch.set_status("Failed", str(error))
+        self._made.add(batch.id)
+        self._again.pop(batch.id, None)
+        self._say(f"{batch.id}: failed: {error}")

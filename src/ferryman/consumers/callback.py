@@ -1,0 +1,107 @@
+"""Telling submitters: a JSON object posted to the URL that they gave."""
+
+from __future__ import annotations
+
+import random
+import ssl
+import threading
+from base64 import b64encode
+from collections.abc import Mapping
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import unquote_to_bytes, urlsplit
+
+import msgspec
+
+from ferryman.consumers.errors import Corrupt, Stopping
+from ferryman.consumers.manifest import checked_url, shown
+from ferryman.errors import PermanentError, TransientError
+
+if TYPE_CHECKING:
+    from urllib3 import PoolManager
+
+TRIES: Final = 3
+PAUSE_FIRST_S: Final = 0.5
+TIMEOUT_S: Final = 10.0
+"""A receiver that needs longer to say yes keeps a consumer from its work."""
+
+_TRY_AGAIN: Final = frozenset({408, 425, 429})
+
+
+class Callback:
+    """Posts to submitters, each time a bounded number of times. A kill between the answer and its note posts again:
+    receivers know what they have by ``id``.
+
+    Args:
+        stop: set it, and pauses end with ``Stopping``.
+    """
+
+    def __init__(
+        self,
+        stop: threading.Event | None = None,
+        *,
+        tries: int = TRIES,
+        pause_s: float = PAUSE_FIRST_S,
+        timeout_s: float = TIMEOUT_S,
+    ) -> None:
+        self._stop = stop or threading.Event()
+        self._tries, self._pause_s, self._timeout_s = tries, pause_s, timeout_s
+
+    def tell(self, submitted: Mapping[str, Any], what: Mapping[str, Any]) -> bool:
+        """Post to the ``response_url`` of a submission, or of a job. False: none was given.
+
+        Raises:
+            PermanentError: the URL is none, or its server refuses.
+            TransientError: no good answer, as often as it was tried.
+            Stopping.
+        """
+        url = str(submitted.get("response_url") or "")
+        if not url:
+            return False
+        if urlsplit(url).scheme not in ("http", "https"):
+            raise Corrupt(f"the response_url {shown(url)} is no http or https URL. Correct it.")
+        checked_url(url)
+        body = msgspec.json.encode(dict(what))
+        for tried in range(1, self._tries + 1):
+            if self._stop.is_set():
+                raise Stopping
+            try:
+                self._post(url, body)
+            except TransientError as e:
+                if tried == self._tries:
+                    raise TransientError(f"{e.why} (tried {tried} times)") from None
+            else:
+                return True
+            if self._stop.wait(self._pause_s * 4 ** (tried - 1) * random.uniform(0.7, 1.3)):
+                raise Stopping
+        raise AssertionError("unreachable")
+
+    def _post(self, url: str, body: bytes) -> None:
+        from urllib3.exceptions import HTTPError, LocationValueError
+
+        parts = urlsplit(url)
+        headers = {"content-type": "application/json", "user-agent": "ferryman"}
+        if parts.username:
+            login = f"{parts.username}:{parts.password or ''}"
+            headers["authorization"] = "Basic " + b64encode(unquote_to_bytes(login)).decode()
+        plain = parts._replace(netloc=parts.netloc.rpartition("@")[2], fragment="").geturl()
+        try:
+            answer = self._pool.request(
+                "POST", plain, body=body, headers=headers, timeout=self._timeout_s, retries=False, redirect=False
+            )
+        except LocationValueError:
+            raise PermanentError(f"{shown(url)}: no host can have this name. Correct it.") from None
+        except HTTPError as e:
+            raise TransientError(f"{shown(url)}: {type(e).__name__}, no answer") from None
+        if 200 <= answer.status < 300:
+            return
+        said = f"{shown(url)}: answered {answer.status} {answer.reason or ''}".rstrip()
+        if answer.status in _TRY_AGAIN or answer.status >= 500:
+            raise TransientError(said)
+        raise PermanentError(said)
+
+    @cached_property
+    def _pool(self) -> PoolManager:
+        from urllib3 import PoolManager
+
+        return PoolManager(num_pools=32, maxsize=4, ssl_context=ssl.create_default_context())

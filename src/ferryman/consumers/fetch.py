@@ -1,0 +1,328 @@
+"""Getting what a URL leads to: its size, or its bytes as a durable file. Broken off, it goes on where it was."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import random
+import ssl
+import stat
+import threading
+from base64 import b64encode
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
+from urllib.parse import unquote, unquote_to_bytes, urljoin, urlsplit
+
+from ferryman import settings
+from ferryman.consumers.errors import Corrupt, Stopping
+from ferryman.consumers.manifest import checked_url, shown
+from ferryman.errors import PermanentError, TransientError
+from ferryman.settings import GIB, KIB, MIB
+from ferryman.storage import files
+from ferryman.testing import crash
+
+if TYPE_CHECKING:
+    from urllib3 import BaseHTTPResponse, PoolManager
+
+TRIES: Final = 4
+"""How often a file is asked for: a server that is restarted is back after the pauses between."""
+
+PAUSE_FIRST_S: Final = 0.5
+PAUSE_FACTOR: Final = 4.0
+"""Between tries: 0.5, 2, 8 s, each a bit more or less."""
+
+PIECE_BYTES: Final = MIB
+FILE_BYTES: Final = 64 * GIB
+"""Largest file that is fetched: more is a mistake, or fills every disk."""
+
+_TRY_AGAIN: Final = frozenset({408, 425, 429})
+"""Client errors that pass: Request Timeout, Too Early, Too Many Requests."""
+
+_NO_RANGE: Final = 416
+_PARTIAL: Final = 206
+_STAMP: Final = ".stamp"
+
+T = TypeVar("T")
+
+
+class Fetched(NamedTuple):
+    """A file that is there, whole and durable."""
+
+    size: int
+    sha256: str
+
+
+class Fetcher:
+    """Fetches over http, https and from files; safe to use from many threads.
+
+    Args:
+        stop: set it, and whatever is going on ends soon with ``Stopping``; what was fetched of a file stays.
+        tries, pause_s: how often a URL is asked, and the first pause in between (s).
+        timeout_s: so long may a server be silent.
+    """
+
+    def __init__(
+        self,
+        stop: threading.Event | None = None,
+        *,
+        tries: int = TRIES,
+        pause_s: float = PAUSE_FIRST_S,
+        timeout_s: float = settings.FETCH_TIMEOUT_S,
+    ) -> None:
+        self._stop = stop or threading.Event()
+        self._tries, self._pause_s, self._timeout_s = tries, pause_s, timeout_s
+
+    def size(self, url: str) -> int | None:
+        """Bytes at a URL by its server's word; None if it does not say, or cannot be asked. Asks once."""
+        try:
+            if urlsplit(url).scheme == "file":
+                return _local(url).stat().st_size
+            with self._answer("HEAD", url, {}) as answer:
+                length = answer.headers.get("content-length", "")
+                return int(length) if answer.status == 200 and length.isdigit() else None
+        except (TransientError, PermanentError, OSError):
+            return None
+
+    def bytes(self, url: str, limit: int, digest: str = "") -> bytes:
+        """What is at a URL, up to ``limit`` bytes.
+
+        Raises:
+            Corrupt: it is larger, or not what the digest says.
+            PermanentError: it is not there.
+            TransientError: tried as often as it may be.
+            Stopping.
+        """
+
+        def get() -> bytes:
+            with self._content(url, 0, {}) as (_, pieces):
+                content = bytearray()
+                for piece in pieces:
+                    content += piece
+                    if len(content) > limit:
+                        raise Corrupt(f"{shown(url)}: more than {limit} bytes. Cut it into several.")
+                return bytes(content)
+
+        content = self._trying(url, get)
+        if digest:
+            kind = digest.partition(":")[0]
+            _same(url, digest, f"{kind}:{hashlib.new(kind, content).hexdigest()}")
+        return content
+
+    def file(self, url: str, target: Path, digest: str = "", size: int | None = None) -> Fetched:
+        """Have what is at a URL as a file, and check it. A part that is there from before is gone on with.
+
+        Raises:
+            Corrupt: its digest or size is not what was given.
+            PermanentError: it is not there.
+            TransientError: tried as often as it may be; the part that came stays.
+            OSError: the disk is full, or failed.
+            Stopping.
+        """
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if target.exists():
+            try:
+                return checked(url, target, digest, size)
+            except Corrupt:
+                target.unlink()  # damaged since, or the submitter has another one by now
+        part = target.with_name(f".{hashlib.sha256(target.name.encode()).hexdigest()[:24]}.part")
+        found = self._part(url, part, digest, size)
+        files.fsync_file(part)
+        os.replace(part, target)
+        files.fsync_folder(target.parent)
+        _forget(part)
+        crash.point("job.fetched")
+        return found
+
+    def _part(self, url: str, part: Path, digest: str, size: int | None) -> Fetched:
+        """Fetch it into a part, and check it. An old part that was gone on with may be at fault: once more without."""
+        resumed = part.exists()
+        self._trying(url, lambda: self._go_on(url, part, checked=bool(digest)))
+        try:
+            return checked(url, part, digest, size)
+        except Corrupt:
+            _forget(part)
+            if not resumed:
+                raise
+        return self._part(url, part, digest, size)
+
+    def _go_on(self, url: str, part: Path, *, checked: bool) -> None:
+        """Append to a part what it lacks. Without a digest only what its server calls the same is gone on with."""
+        stamp = part.with_name(part.name + _STAMP)
+        have = part.stat().st_size if part.exists() else 0
+        same = stamp.read_text("ascii", "replace") if have and stamp.exists() else ""
+        if have and not (same or checked):
+            have = 0
+        headers = {"range": f"bytes={have}-", **({"if-range": same} if same else {})} if have else {}
+        with self._content(url, have, headers) as (said, pieces):
+            mode = "ab" if said.begins else "wb"
+            if said.stamp and not said.begins:
+                stamp.write_text(said.stamp, "ascii")
+            with part.open(mode) as out:
+                written = said.begins
+                for piece in pieces:
+                    written += len(piece)
+                    if written > FILE_BYTES:
+                        raise Corrupt(f"{shown(url)}: more than {FILE_BYTES} bytes.")
+                    out.write(piece)
+
+    # --- asking -------------------------------------------------------------------------------------------------------
+
+    def _trying(self, url: str, get: Callable[[], T]) -> T:
+        for tried in range(1, self._tries + 1):
+            if self._stop.is_set():
+                raise Stopping
+            try:
+                return get()
+            except TransientError as e:
+                if tried == self._tries:
+                    raise TransientError(f"{e.why} (tried {tried} times)") from None
+            except OSError as e:
+                if urlsplit(url).scheme != "file" or e.errno in (errno.ENOSPC, errno.EDQUOT):
+                    raise  # our own disk
+                if tried == self._tries or e.errno in (errno.ENOENT, errno.EISDIR, errno.EACCES, errno.ENOTDIR):
+                    raise PermanentError(f"{shown(url)}: {os.strerror(e.errno or 0)}.") from None
+            pause = self._pause_s * PAUSE_FACTOR ** (tried - 1)
+            if self._stop.wait(random.uniform(0.7, 1.3) * pause):
+                raise Stopping
+        raise AssertionError("unreachable")
+
+    @contextmanager
+    def _content(self, url: str, have: int, headers: dict[str, str]) -> Iterator[tuple[_Said, Iterator[bytes]]]:
+        """What the server says of the content, and the content from where it says that it begins."""
+        if urlsplit(url).scheme == "file":
+            with _local(url).open("rb") as source:
+                yield _Said(0, ""), self._pieces(source.read)
+            return
+        with self._answer("GET", url, headers) as answer:
+            if answer.status == _NO_RANGE and have and answer.headers.get("content-range", "").endswith(f"/{have}"):
+                yield _Said(have, ""), iter(())
+                return
+            if answer.status == _NO_RANGE and have:
+                raise TransientError(f"{shown(url)}: has become another one while it was fetched")
+            _refuse_unless_fine(url, answer)
+            begins = 0
+            if answer.status == _PARTIAL:
+                span = answer.headers.get("content-range", "").removeprefix("bytes ")
+                if not span.startswith(f"{have}-"):
+                    raise TransientError(f"{shown(url)}: answered with bytes {span[:40]} where {have}- were asked for")
+                begins = have
+            stamp = answer.headers.get("etag", "")
+            stamp = answer.headers.get("last-modified", "") if stamp.startswith("W/") or not stamp else stamp
+            yield _Said(begins, stamp if stamp.isascii() else ""), self._pieces(lambda n: answer.read(n) or b"")
+
+    def _pieces(self, read: Callable[[int], bytes]) -> Iterator[bytes]:
+        while piece := read(PIECE_BYTES):
+            yield piece
+            if self._stop.is_set():
+                raise Stopping
+
+    @contextmanager
+    def _answer(self, method: str, url: str, headers: dict[str, str]) -> Iterator[BaseHTTPResponse]:
+        """The server's answer, redirects followed. Errors of the network in here are ``TransientError``."""
+        from urllib3.exceptions import HTTPError, LocationValueError
+
+        for _ in range(settings.FETCH_REDIRECTS + 1):
+            parts = urlsplit(url)
+            sent = {"user-agent": "ferryman", "accept-encoding": "identity", **headers}
+            if parts.username:
+                login = f"{parts.username}:{parts.password or ''}"
+                sent["authorization"] = "Basic " + b64encode(unquote_to_bytes(login)).decode()
+            plain = parts._replace(netloc=parts.netloc.rpartition("@")[2], fragment="").geturl()
+            try:
+                answer = self._pool.request(
+                    method,
+                    plain,
+                    headers=sent,
+                    timeout=self._timeout_s,
+                    retries=False,
+                    redirect=False,
+                    preload_content=False,
+                )
+                try:
+                    target = answer.get_redirect_location()
+                    if not target:
+                        yield answer
+                        return
+                finally:
+                    answer.close()
+            except LocationValueError:
+                raise PermanentError(f"{shown(url)}: no host can have this name. Correct it.") from None
+            except HTTPError as e:
+                raise TransientError(f"{shown(url)}: {type(e).__name__}, no whole answer") from None
+            url = urljoin(url, target)
+            if urlsplit(url).scheme == "file":
+                raise PermanentError(f"{shown(plain)}: leads to a file of this machine, which a server may not.")
+            checked_url(url)
+        raise PermanentError(f"{shown(url)}: is reached by more than {settings.FETCH_REDIRECTS} redirects. Correct it.")
+
+    @cached_property
+    def _pool(self) -> PoolManager:
+        from urllib3 import PoolManager
+
+        return PoolManager(num_pools=32, maxsize=16, ssl_context=ssl.create_default_context())
+
+
+class _Said(NamedTuple):
+    begins: int
+    """Where what comes begins."""
+    stamp: str
+    """What tells this content from another at the same URL; "" if nothing does."""
+
+
+def checked(url: str, path: Path, digest: str, size: int | None) -> Fetched:
+    """A file's size and digest, if they are those that were given.
+
+    Raises:
+        Corrupt: they are not.
+    """
+    kind, _, _ = (digest or "sha256:").partition(":")
+    ours, theirs = hashlib.sha256(), hashlib.new(kind)
+    with path.open("rb") as content:
+        while piece := content.read(256 * KIB):
+            ours.update(piece)
+            if kind != "sha256":
+                theirs.update(piece)
+    found = path.stat().st_size
+    if size is not None and found != size:
+        raise Corrupt(f"{shown(url)}: has {found} bytes, its submitter says {size}. Correct the manifest or the file.")
+    if digest:
+        _same(url, digest, f"{kind}:{(ours if kind == 'sha256' else theirs).hexdigest()}")
+    return Fetched(found, ours.hexdigest())
+
+
+def _same(url: str, wanted: str, found: str) -> None:
+    if wanted != found:
+        raise Corrupt(
+            f"{shown(url)}: its digest is {found}, its submitter says {wanted}. Correct the manifest or the file."
+        )
+
+
+def _refuse_unless_fine(url: str, answer: BaseHTTPResponse) -> None:
+    if answer.status in (200, _PARTIAL):
+        return
+    said = f"{shown(url)}: answered {answer.status} {answer.reason or ''}".rstrip()
+    if answer.status in _TRY_AGAIN or answer.status >= 500:
+        raise TransientError(said)
+    raise PermanentError(f"{said}. Correct the URL.")
+
+
+def _local(url: str) -> Path:
+    """The file that a URL names.
+
+    Raises:
+        PermanentError: it is a folder, a pipe or a device.
+        OSError: it is not there.
+    """
+    path = Path(unquote(urlsplit(url).path))
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise PermanentError(f"{shown(url)}: is no file.")
+    return path
+
+
+def _forget(part: Path) -> None:
+    for path in (part, part.with_name(part.name + _STAMP)):
+        path.unlink(missing_ok=True)

@@ -1,0 +1,272 @@
+"""Manifests: lists of URLs, as CSV with a header or as JSON lines, each with an optional digest, size and local id."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import PurePosixPath
+from typing import Any, Final, NamedTuple
+from urllib.parse import unquote, urljoin, urlsplit
+
+import msgspec
+
+from ferryman.consumers.errors import Corrupt
+from ferryman.errors import words
+from ferryman.settings import MIB
+
+MANIFEST_BYTES: Final = 256 * MIB
+"""Of one manifest: it is read whole. Some million lines; a longer one is better cut into several."""
+
+PATH_CHARS: Final = 1024
+NAME_BYTES: Final = 255
+"""Of a name in a path: what file systems take."""
+
+SCHEMES: Final = ("http", "https", "file")
+DIGESTS: Final[Mapping[str, int]] = {"md5": 32, "sha1": 40, "sha256": 64, "sha512": 128}
+"""Digests that are checked -> how many hex digits each has."""
+
+_OWN: Final = ("url", "digest", "size", "local_id", "primary_id", "file_name", "priority", "profile_name")
+_ALIASES: Final = {"localid": "local_id", "primaryid": "primary_id", "filename": "file_name", "name": "file_name"}
+_NOT_IN_NAMES: Final = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
+
+
+class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One file that a submitter names."""
+
+    url: str
+    path: str
+    """Its place among the files of its object."""
+    digest: str = ""
+    """``sha256:HEX``; "" if the submitter gave none."""
+    size: int | None = None
+    fields: dict[str, Any] = {}
+    """Whatever else the manifest says of it."""
+
+
+class Row(NamedTuple):
+    """A line of a manifest."""
+
+    line: int
+    entry: Entry
+    local_id: str
+    primary_id: str
+    priority: int | None
+    collection: str
+
+
+class Object(NamedTuple):
+    """What becomes one job: the lines with one local id, or one line without any."""
+
+    key: str
+    """The same each time the manifest is read."""
+    rows: list[Row]
+
+
+def rows_of(text: bytes, base: str) -> list[Row]:
+    """The lines of a manifest. URLs may be relative to ``base``, its own.
+
+    Raises:
+        Corrupt: it cannot be read as one, naming the line.
+    """
+    try:
+        decoded = text.decode("utf-8-sig")
+    except UnicodeDecodeError as e:
+        raise Corrupt(f"the manifest is not UTF-8 at byte {e.start}. Write it as UTF-8.") from None
+    lines = _of_json(decoded) if decoded.lstrip().startswith("{") else _of_csv(decoded)
+    found = [_row(number, values, base) for number, values in lines]
+    if not found:
+        raise Corrupt("the manifest names no files.")
+    return found
+
+
+def objects_of(rows: Iterable[Row]) -> list[Object]:
+    """Lines by object, in the order in which the objects are first named.
+
+    Raises:
+        Corrupt: two files of one object would be in one place.
+    """
+    found: dict[tuple[str, str], list[Row]] = {}
+    for row in rows:
+        key = (row.collection, row.local_id) if row.local_id else ("", f"\0{row.line}")
+        found.setdefault(key, []).append(row)
+    return [
+        Object(f"{collection}/{local}" if local[0] != "\0" else f"line {local[1:]}", _placed(lines))
+        for (collection, local), lines in found.items()
+    ]
+
+
+def _of_json(text: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    for number, line in enumerate(text.split("\n"), 1):
+        if not line.strip():
+            continue
+        try:
+            values = msgspec.json.decode(line)
+        except (msgspec.MsgspecError, ValueError, RecursionError) as e:
+            raise Corrupt(f"line {number} of the manifest is no JSON: {words(e)}.") from None
+        if not isinstance(values, dict):
+            raise Corrupt(f"line {number} of the manifest is JSON, but no object.")
+        yield number, {_column(name): value for name, value in values.items()}
+
+
+def _of_csv(text: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+    header: list[str] = []
+    try:
+        for cells in reader:
+            if not any(cell.strip() for cell in cells):
+                continue
+            if not header:
+                header = [_column(cell) for cell in cells]
+                if "url" not in header:
+                    raise Corrupt(
+                        f"line {reader.line_num} of the manifest has no column url, but {', '.join(cells)[:200]}. "
+                        "The first line names the columns."
+                    )
+                continue
+            if len(cells) != len(header):
+                raise Corrupt(
+                    f"line {reader.line_num} of the manifest has {len(cells)} columns, the first one {len(header)}."
+                )
+            yield reader.line_num, dict(zip(header, cells, strict=True))
+    except csv.Error as e:
+        raise Corrupt(f"line {reader.line_num} of the manifest is no CSV: {e}.") from None
+
+
+def _column(name: str) -> str:
+    plain = re.sub(r"[\s-]+", "_", name.strip().lower())
+    return _ALIASES.get(plain, plain)
+
+
+def _row(line: int, values: Mapping[str, Any], base: str) -> Row:
+    try:
+        given = {name: "" if values.get(name) is None else str(values[name]).strip() for name in _OWN}
+        url = checked_url(urljoin(base, given["url"]) if given["url"] else "")
+        entry = Entry(
+            url,
+            checked_path(given["file_name"]) if given["file_name"] else "",
+            checked_digest(given["digest"]),
+            _whole("size", given["size"]),
+            {name: value for name, value in values.items() if name not in _OWN and name and value not in ("", None)},
+        )
+        return Row(
+            line,
+            entry,
+            given["local_id"],
+            given["primary_id"],
+            _whole("priority", given["priority"]),
+            given["profile_name"],
+        )
+    except Corrupt as e:
+        raise Corrupt(f"line {line} of the manifest: {e}") from None
+
+
+def _whole(name: str, text: str) -> int | None:
+    if not text:
+        return None
+    if not re.fullmatch(r"[0-9]{1,18}", text):
+        raise Corrupt(f"{name} {text[:40]!r} is no whole number.")
+    return int(text)
+
+
+def _placed(rows: list[Row]) -> list[Row]:
+    """The lines of an object, each file in a place of its own."""
+    given = {row.entry.path: row.line for row in rows if row.entry.path}
+    taken: dict[str, int] = {}
+    placed = []
+    for row in rows:
+        entry = row.entry
+        path = entry.path or _free(name_in(entry.url), {*taken, *given})
+        if path in taken:
+            raise Corrupt(
+                f"line {row.line} of the manifest: the file_name {path!r} is that of line {taken[path]} too. Give each "
+                "file of an object its own."
+            )
+        taken[path] = row.line
+        placed.append(row._replace(entry=msgspec.structs.replace(entry, path=path)))
+    return placed
+
+
+def _free(name: str, taken: set[str]) -> str:
+    """The name, or the next one that is like it: ``page.txt``, ``page-2.txt``."""
+    at, path = 2, name
+    while path in taken:
+        pure = PurePosixPath(name)
+        path, at = f"{pure.stem}-{at}{pure.suffix}", at + 1
+    return path
+
+
+def name_in(url: str) -> str:
+    """The name that the file at a URL has."""
+    name = unquote(urlsplit(url).path.rpartition("/")[2], errors="replace")
+    name = _NOT_IN_NAMES.sub("_", name.replace("/", "_").replace("\\", "_")).strip()
+    while len(name.encode()) > NAME_BYTES:
+        name = name[1:]  # the end says what kind of file it is
+    return "file" if name in ("", ".", "..") else name
+
+
+def checked_url(url: str) -> str:
+    """A URL that is fetched.
+
+    Raises:
+        Corrupt: it is none.
+    """
+    try:
+        parts = urlsplit(url)
+        _ = parts.port
+    except ValueError:
+        raise Corrupt("the url is none. Correct it.") from None
+    if not url or _NOT_IN_NAMES.search(url):
+        raise Corrupt("there is no url.")
+    if parts.scheme not in SCHEMES or (parts.scheme != "file" and not parts.hostname):
+        raise Corrupt(f"the url {shown(url)} is not one of {', '.join(SCHEMES)}. Give it whole: http://host/path.")
+    if parts.scheme == "file" and (parts.netloc not in ("", "localhost") or not parts.path.startswith("/")):
+        raise Corrupt(f"the url {shown(url)} is no file of this machine. Give it as file:///path.")
+    return url
+
+
+def checked_digest(text: str) -> str:
+    """``sha256:HEX`` of what a submitter wrote: ``SHA-256:…``, or hex digits alone, known by their number.
+
+    Raises:
+        Corrupt: it is no digest that can be checked.
+    """
+    if not text:
+        return ""
+    kind, colon, digits = text.lower().replace("=", ":", 1).partition(":")
+    if not colon:
+        kind, digits = next((name for name, length in DIGESTS.items() if length == len(text)), ""), text.lower()
+    kind = kind.replace("-", "").strip()
+    digits = digits.strip()
+    if DIGESTS.get(kind) != len(digits) or not re.fullmatch("[0-9a-f]+", digits):
+        raise Corrupt(f"the digest {text[:140]!r} is none of {', '.join(DIGESTS)}. Write it as sha256:HEX.")
+    return f"{kind}:{digits}"
+
+
+def checked_path(path: str) -> str:
+    """A place below a folder, ``/`` between names.
+
+    Raises:
+        Corrupt: it climbs out, or no file can have it.
+    """
+    parts = path.replace("\\", "/").split("/")
+    if parts[0] == "" or re.match("[A-Za-z]:", path) or ".." in parts:
+        raise Corrupt(f"the path {path[:200]!r} leads out of the object. Give paths below one folder.")
+    parts = [part for part in parts if part not in ("", ".")]
+    if not parts or len(path) > PATH_CHARS or _NOT_IN_NAMES.search(path):
+        raise Corrupt(f"the path {path[:200]!r} can be no file's.")
+    if any(len(part.encode()) > NAME_BYTES for part in parts):
+        raise Corrupt(f"the path {path[:200]!r} has a name of more than {NAME_BYTES} bytes.")
+    return "/".join(parts)
+
+
+def shown(url: str) -> str:
+    """A URL in a message: without user, password and query, which may be secrets."""
+    try:
+        parts = urlsplit(url)
+        host = parts.hostname or ""
+        where = f"{host}:{parts.port}" if parts.port else host
+    except ValueError:
+        return "(no URL)"
+    return parts._replace(netloc=where, query="", fragment="").geturl() + ("?…" if parts.query else "")

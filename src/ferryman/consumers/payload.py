@@ -1,0 +1,251 @@
+"""What a submission's payload is, and the jobs that it becomes: one an object."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+from urllib.parse import urlsplit
+
+from ferryman.consumers.container import SUFFIXES
+from ferryman.consumers.errors import Corrupt
+from ferryman.consumers.fetch import Fetcher
+from ferryman.consumers.manifest import (
+    MANIFEST_BYTES,
+    Entry,
+    Object,
+    Row,
+    checked_digest,
+    checked_path,
+    checked_url,
+    name_in,
+    objects_of,
+    rows_of,
+)
+from ferryman.consumers.workspace import Workspace, read_entries, write_entries
+from ferryman.intake import Job, inventory
+from ferryman.intake.nodes import PRIORITY
+from ferryman.storage import files
+
+
+class Kind(enum.StrEnum):
+    """What a payload is."""
+
+    FILE = "file"
+    CONTAINER = "container"
+    MANIFEST = "manifest"
+    """Lines of files; those with one local id are one object."""
+    OBJECT = "object-manifest"
+    """Lines of files of one object."""
+    MANIFESTS = "manifest-of-manifests"
+    """Lines of manifests, each of one object."""
+    CONTAINERS = "manifest-of-containers"
+    """Lines of containers, each one object."""
+
+
+_OTHER_NAMES: Final = {
+    "manifests": Kind.MANIFESTS,
+    "batch-manifest": Kind.MANIFESTS,
+    "single-file-batch-manifest": Kind.MANIFEST,
+    "container-batch-manifest": Kind.CONTAINERS,
+    "zip": Kind.CONTAINER,
+    "tar": Kind.CONTAINER,
+}
+"""What other tools call them."""
+
+METADATA: Final = ("erc_who", "erc_what", "erc_when", "erc_where")
+INHERITED: Final = ("profile_name", "submitter", "response_type", "response_url", "submission_mode", "mode")
+"""Of the submission, in each of its jobs."""
+
+_OBJECT_FILE: Final = "object"
+"""Payload of a job that the batch consumer wrote itself: lines of files, already read and checked."""
+
+
+class Planned(NamedTuple):
+    """A job that is to be made."""
+
+    configuration: dict[str, Any]
+    """``jobID`` is its key in the batch."""
+    priority: int
+    identifiers: dict[str, Any]
+    metadata: dict[str, Any]
+
+
+def has_payload(submission: Mapping[str, Any]) -> bool:
+    """Is there something to make jobs of? (Who made jobs through the API has submitted nothing else.)"""
+    return bool(submission.get("payload_url") or submission.get("manifest_url"))
+
+
+def kind_of(submission: Mapping[str, Any]) -> Kind:
+    """What a submission, or a job, holds.
+
+    Raises:
+        Corrupt: nobody knows this kind.
+    """
+    named = str(submission.get("payload_type") or "").strip().lower().replace("_", "-").replace(" ", "-")
+    if not named:
+        if submission.get("manifest_url"):
+            return Kind.MANIFEST
+        path = urlsplit(str(submission.get("payload_url") or "")).path.lower()
+        return Kind.CONTAINER if path.endswith(SUFFIXES) else Kind.FILE
+    if named in _OTHER_NAMES:
+        return _OTHER_NAMES[named]
+    try:
+        return Kind(named)
+    except ValueError:
+        raise Corrupt(f"payload_type {named!r} is not known. Choose one of {', '.join(Kind)}.") from None
+
+
+def planned(submission: Mapping[str, Any], batch_id: str, work: Workspace, fetcher: Fetcher) -> Iterator[Planned]:
+    """The jobs of a batch, each time the same ones. What they need is in the working space.
+
+    Raises:
+        Corrupt: the payload is not what it says it is.
+        PermanentError, TransientError: it cannot be fetched.
+        Stopping.
+    """
+    kind = kind_of(submission)
+    if kind not in (Kind.MANIFEST, Kind.MANIFESTS, Kind.CONTAINERS):
+        yield _single(submission, kind)
+        return
+    folder = work.batch(batch_id) / "objects"
+    objects = objects_of(_rows(submission, work.batch(batch_id) / "manifest", fetcher))
+    for number, one in enumerate(objects):
+        if kind is not Kind.MANIFEST:
+            for row in one.rows:
+                yield _of_row(submission, kind, Object(f"line {row.line}", [row]))
+            continue
+        path = folder / f"{number:07d}.jsonl"
+        write_entries(path, [row.entry for row in one.rows])
+        yield _of_lines(submission, one, path)
+
+
+def _rows(submission: Mapping[str, Any], kept: Path, fetcher: Fetcher) -> list[Row]:
+    """The lines of a batch's manifest. It is fetched once: what becomes of its URL later makes no other jobs."""
+    url = _url(submission)
+    if not kept.exists():
+        text = fetcher.bytes(url, MANIFEST_BYTES, checked_digest(str(submission.get("digest") or "")))
+        files.make_folder(kept.parent)
+        files.replace(kept, text)
+    return rows_of(kept.read_bytes(), url)
+
+
+def _url(values: Mapping[str, Any]) -> str:
+    return checked_url(str(values.get("manifest_url") or values.get("payload_url") or ""))
+
+
+def _single(submission: Mapping[str, Any], kind: Kind) -> Planned:
+    """A file, a container or the manifest of one object: the whole batch is one job."""
+    configuration = {**_inherited(submission), "jobID": "1", "payload_type": kind.value}
+    for name in ("payload_url", "manifest_url", "payload_file_name", "digest", "size"):
+        if submission.get(name) not in (None, ""):
+            configuration[name] = submission[name]
+    return Planned(configuration, _priority(submission), _identifiers(submission), _metadata(submission))
+
+
+def _of_row(submission: Mapping[str, Any], kind: Kind, one: Object) -> Planned:
+    """A line that leads to a manifest or a container."""
+    (row,) = one.rows
+    inner = Kind.OBJECT if kind is Kind.MANIFESTS else Kind.CONTAINER
+    where = "manifest_url" if inner is Kind.OBJECT else "payload_url"
+    configuration = {
+        **_inherited(submission),
+        "jobID": one.key,
+        "payload_type": inner.value,
+        where: row.entry.url,
+        "digest": row.entry.digest,
+        "size": row.entry.size,
+    }
+    return _planned(submission, one, configuration)
+
+
+def _of_lines(submission: Mapping[str, Any], one: Object, path: Path) -> Planned:
+    """Lines of one object."""
+    configuration = {
+        **_inherited(submission),
+        "jobID": one.key,
+        "payload_type": _OBJECT_FILE,
+        "manifest_url": inventory.url_of(path),
+    }
+    return _planned(submission, one, configuration)
+
+
+def _planned(submission: Mapping[str, Any], one: Object, configuration: dict[str, Any]) -> Planned:
+    first = one.rows[0]
+    priorities = [row.priority for row in one.rows if row.priority is not None]
+    identifiers = {"local_id": [first.local_id] if first.local_id else [], "primary_id": first.primary_id}
+    if first.collection:
+        configuration["profile_name"] = first.collection
+    return Planned(
+        {name: value for name, value in configuration.items() if value not in (None, "")},
+        min(priorities) if priorities else _priority(submission),
+        {name: value for name, value in identifiers.items() if value},
+        _metadata(submission),
+    )
+
+
+def _inherited(submission: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: submission[name] for name in INHERITED if submission.get(name) not in (None, "")}
+
+
+def _identifiers(submission: Mapping[str, Any]) -> dict[str, Any]:
+    local = submission.get("local_id")
+    found = {"local_id": local if isinstance(local, list) else [local] if local else []}
+    found["primary_id"] = submission.get("primary_id")
+    return {name: value for name, value in found.items() if value}
+
+
+def _metadata(submission: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: submission[name] for name in METADATA if submission.get(name)}
+
+
+def _priority(submission: Mapping[str, Any]) -> int:
+    given = submission.get("priority", PRIORITY)
+    if not str(given).isdigit():
+        raise Corrupt(f"priority {given!r} is no whole number; 0 is most urgent.")
+    return int(given)
+
+
+# --- a job's files ----------------------------------------------------------------------------------------------------
+
+
+def listed(job: Job, work: Workspace, fetcher: Fetcher) -> list[Entry]:
+    """The files that a job's submitter names; read once, then known in the working space.
+
+    Raises:
+        Corrupt: its manifest is not what it says it is.
+        PermanentError, TransientError: it cannot be fetched.
+        Stopping.
+    """
+    found = work.list(job.id)
+    if found is None:
+        found = _entries(job.configuration, fetcher)
+        work.set_list(job.id, found)
+    return found
+
+
+def is_container(job: Job) -> bool:
+    """Is what is fetched of a job a container, whose files are the documents?"""
+    configuration = job.configuration
+    return configuration.get("payload_type") != _OBJECT_FILE and kind_of(configuration) is Kind.CONTAINER
+
+
+def _entries(configuration: Mapping[str, Any], fetcher: Fetcher) -> list[Entry]:
+    url = _url(configuration)
+    digest = checked_digest(str(configuration.get("digest") or ""))
+    if configuration.get("payload_type") == _OBJECT_FILE:
+        return read_entries(fetcher.bytes(url, MANIFEST_BYTES))
+    match kind_of(configuration):
+        case Kind.FILE | Kind.CONTAINER:
+            size = configuration.get("size")
+            if size is not None and not str(size).isdigit():
+                raise Corrupt(f"size {size!r} is no whole number.")
+            name = str(configuration.get("payload_file_name") or "") or name_in(url)
+            return [Entry(url, checked_path(name), digest, None if size is None else int(size))]
+        case Kind.OBJECT:
+            rows = rows_of(fetcher.bytes(url, MANIFEST_BYTES, digest), url)
+            alone = [row._replace(local_id="1", collection="") for row in rows]
+            return [row.entry for row in objects_of(alone)[0].rows]
+        case kind:
+            raise Corrupt(f"payload_type {kind.value!r} is a batch's, not a job's.")

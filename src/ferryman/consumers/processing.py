@@ -1,0 +1,290 @@
+"""Jobs in Processing: their documents run through the plan, many jobs of many batches in one wave."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from ferryman.errors import UsageError, words
+from ferryman.intake import Job, JobState, LockLost, NodeInvalid, Queue, StateError
+from ferryman.ledger import commands
+from ferryman.ledger.endings import Ending, Failure, endings
+from ferryman.plan import Plan, SourceNode
+from ferryman.sources import Jobs, Listed
+from ferryman.sources.jobs import collection_of, local_id_of, piece_of
+from ferryman.storage import files
+from ferryman.testing import crash
+
+if TYPE_CHECKING:
+    from ferryman.engine.wave import Run
+    from ferryman.ledger.state import State
+
+WAVE_JOBS: Final = 1000
+"""Jobs that share a turn: enough to make its few commits cheap for each, few enough to judge in a second."""
+
+TOLD: Final = 5
+"""Documents that a failed job names, with the reason of each; `ferryman docs` has them all."""
+
+LOST_AGAIN_S: Final = 5.0
+"""Until documents that a turn did not take up (the listing was incomplete) are listed again."""
+
+
+def jobs_sources(plan: Plan) -> dict[str, Jobs]:
+    """The plan's sources of jobs by name.
+
+    Raises:
+        UsageError: it has none.
+    """
+    found = {n.name: n.source for n in plan.nodes if isinstance(n, SourceNode) and isinstance(n.source, Jobs)}
+    if not found:
+        raise UsageError(
+            f"plan {plan.name} takes no jobs: give it a source of them, plan.source('jobs', Jobs()), with Jobs from "
+            "ferryman.sources."
+        )
+    return found
+
+
+class Processing:
+    """The consumer of jobs in Processing, and the driver of the plan's state. One process a plan.
+
+    1. As many jobs as share a turn are acquired, and their objects' local ids locked: of two jobs of one object the
+       second waits until the first is done, or its files would take turns with the first one's.
+    2. A turn: the jobs' files are listed, and go through waves as any documents.
+    3. Each job is judged by the ledger: are all its documents, as they were downloaded, settled?
+    4. Those that are move on, or fail with the reasons; the others stay held, and what they owe is sent when due.
+
+    Killed anywhere, the jobs are found in Processing again, and what is settled is not done again: its files'
+    digests are known.
+    """
+
+    def __init__(
+        self,
+        queue: Queue,
+        run: Run,
+        state: State,
+        say: Callable[[str], None],
+        stop: threading.Event,
+        *,
+        wave_jobs: int = WAVE_JOBS,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._queue, self._run, self._state = queue, run, state
+        self._say, self._stop, self._wave_jobs, self._clock = say, stop, wave_jobs, clock
+        self._sources = jobs_sources(state.plan)
+        self._held: dict[str, Job] = {}
+        self._waiting: dict[str, Job] = {}
+        """Jobs whose object another one is being processed of."""
+        self._names: dict[str, str] = {}
+        """Job -> the local id that it has locked."""
+        self._listed: set[str] = set()
+        """Jobs that a complete turn has listed: until something is due, there is nothing new to find out of them."""
+        self._scan_at = 0.0
+        for source in self._sources.values():
+            source.serve(queue, ())
+
+    @property
+    def holds(self) -> bool:
+        """Is there a job that it has not done with?"""
+        return bool(self._held or self._waiting)
+
+    def turn(self) -> bool:
+        """Acquire, run, judge. False: there was nothing to do now.
+
+        Raises:
+            QueueLost: what is held may be lost; go on.
+            StateError, EngineError: of the plan's state; it is over.
+            Stopping.
+        """
+        self._drop_lost()
+        self._acquire()  # 1
+        new = self._held.keys() - self._listed
+        due = self._run.due_s()
+        if not (new and self._clock() >= self._scan_at) and (due is None or due > 0):
+            return False
+        for source in self._sources.values():
+            source.serve(self._queue, self._held)
+        complete = self._run.turn(scan=bool(new))  # 2
+        if new:
+            self._scan_at = 0.0 if complete else self._clock() + LOST_AGAIN_S
+        if complete:
+            self._listed |= new
+        crash.point("job.waved")
+        self._judge()
+        return True
+
+    def wait(self, timeout_s: float) -> None:
+        """Until a job comes, or something that is owed is due; at most so long."""
+        due = self._run.due_s()
+        watch = self._queue.watch_jobs(JobState.PROCESSING)
+        try:
+            watch.wait(timeout_s if due is None else min(timeout_s, max(due, 0.01)))
+        finally:
+            watch.close()
+
+    def release(self) -> None:
+        """Give back what is held, as it is."""
+        for job in [*self._held.values(), *self._waiting.values()]:
+            self._let_go(job)
+        self._waiting.clear()
+
+    # --- 1 ------------------------------------------------------------------------------------------------------------
+
+    def _acquire(self) -> None:
+        for job in list(self._waiting.values()):
+            if self._is_free(job):
+                del self._waiting[job.id]
+                self._take(job)
+        while len(self._held) + len(self._waiting) < self._wave_jobs and not self._stop.is_set():
+            job = self._queue.acquire_job(JobState.PROCESSING)
+            if job is None:
+                return
+            if self._is_free(job):
+                self._take(job)
+            else:
+                self._waiting[job.id] = job
+
+    def _is_free(self, job: Job) -> bool:
+        """Is no other job of this object being processed? It is locked then."""
+        local = local_id_of(job.identifiers)
+        if not local:
+            return True
+        name = f"{local}_{collection_of(job)}"
+        if not self._queue.locks.lock("localid", name):
+            return False
+        self._names[job.id] = name
+        return True
+
+    def _take(self, job: Job) -> None:
+        """Hold it for the next turn; one that was taken up again after a failure has its documents tried again."""
+        self._held[job.id] = job
+        try:
+            if job.retry_count:
+                self._try_again(job)
+        except (NodeInvalid, LockLost, StateError) as e:
+            self._say(f"{job.id}: {e}")
+            self._let_go(job)
+
+    def _try_again(self, job: Job) -> None:
+        """Once a retry: a note in the working space says that it was asked for."""
+        piece = piece_of(job)
+        note = Path(piece.list).parent / f"retry-{job.retry_count}"
+        if note.exists():
+            return
+        for name, source in self._sources.items():
+            expected = {source.prefix + one.id: one for one in _documents(source, job)}
+            found = self._endings(name, expected)
+            failed = [document for document, ending in found.items() if ending.failures]
+            if failed:
+                commands.restart(self._state, name, failed, f"intake {job.id}, retry {job.retry_count}")
+        files.publish(note, b"")
+
+    # --- 3, 4 ---------------------------------------------------------------------------------------------------------
+
+    def _judge(self) -> None:
+        """Move on every job that is settled."""
+        expected: dict[str, Expected] = {}
+        for job in list(self._held.values()):
+            if job.id not in self._listed:
+                continue
+            try:
+                expected[job.id] = {
+                    name: {source.prefix + one.id: one for one in _documents(source, job)}
+                    for name, source in self._sources.items()
+                }
+            except NodeInvalid as e:
+                self._move(job, [f"{words(e)} Download the job again."])
+        found = {
+            name: self._endings(name, [document for each in expected.values() for document in each[name]])
+            for name in self._sources
+        }
+        for job_id, by_source in expected.items():
+            verdict = _verdict(by_source, found)
+            if verdict is not None:
+                self._move(self._held[job_id], verdict)
+            elif not _is_known(by_source, found):
+                self._listed.discard(job_id)
+                self._scan_at = self._clock() + LOST_AGAIN_S
+        self._drop_lost()
+
+    def _endings(self, source: str, documents: Iterable[str]) -> dict[str, Ending]:
+        wanted = list(documents)
+        return endings(self._state.root, self._state.plan, source, wanted) if wanted else {}
+
+    def _move(self, job: Job, failures: list[str]) -> None:
+        crash.point("job.judged")
+        try:
+            if failures:
+                why = "; ".join(failures[:TOLD])
+                more = f"; and {len(failures) - TOLD} more" if len(failures) > TOLD else ""
+                self._say(f"{job.id}: failed in Processing: {why}{more}")
+                job.fail(why + more, unlock=True)
+            else:
+                job.success("delivered", unlock=True)
+        except (LockLost, NodeInvalid, StateError) as e:
+            self._say(f"{job.id}: {e}")
+        self._let_go(job)
+
+    def _let_go(self, job: Job) -> None:
+        self._held.pop(job.id, None)
+        self._listed.discard(job.id)
+        name = self._names.pop(job.id, "")
+        if name:
+            self._queue.locks.unlock("localid", name)
+        job.unlock()
+
+    def _drop_lost(self) -> None:
+        """Whose lock was lost is another's: nothing of it is touched any more."""
+        for job in [job for job in self._held.values() if not job.locked]:
+            self._say(f"{job.id}: its lock was lost; it is acquired again")
+            self._let_go(job)
+        self._waiting = {id: job for id, job in self._waiting.items() if job.locked}
+
+
+def _documents(source: Jobs, job: Job) -> list[Listed]:
+    """What the source lists of a job, and refuses.
+
+    Raises:
+        NodeInvalid: the job does not say where its files are.
+    """
+    return [one for one in source.listing(piece_of(job)) if isinstance(one, Listed)]
+
+
+Expected = dict[str, dict[str, Listed]]
+"""Source -> document (its id with the prefix) -> what was listed."""
+
+Found = dict[str, dict[str, Ending]]
+
+
+def _is_known(expected: Expected, found: Found) -> bool:
+    """Does the ledger speak of all these documents, as they are listed?"""
+    return all(
+        document in found[source] and found[source][document].speaks_of(listed.fingerprint)
+        for source, documents in expected.items()
+        for document, listed in documents.items()
+    )
+
+
+def _verdict(expected: Expected, found: Found) -> list[str] | None:
+    """Why a job has failed; [] if it is delivered; None while something is owed, or not known yet."""
+    if not _is_known(expected, found):
+        return None
+    all_of_it = [found[source][document] for source, documents in expected.items() for document in documents]
+    if not all(ending.settled for ending in all_of_it):
+        return None
+    return [why for ending in all_of_it for why in _reasons(ending.failures)]
+
+
+def _reasons(failures: Iterable[Failure]) -> list[str]:
+    """Each once, though several destinations may have it."""
+    found = {}
+    for one in failures:
+        why = one.why.removeprefix(f"{one.document}: ")
+        if one.status == "INDEXING":
+            why = f"nobody knows whether {one.destination} has it: `ferryman resolve` says so"
+        elif one.status == "DEAD":
+            why = f"{one.destination}: {why}"
+        found[f"{one.document}: {why}"] = None
+    return list(found)

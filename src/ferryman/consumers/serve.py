@@ -1,0 +1,295 @@
+"""Serving a queue: one consumer a state, and the plan between Downloading and Storing."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from ferryman.consumers.batches import Batches, is_made
+from ferryman.consumers.bundles import Bundles
+from ferryman.consumers.callback import Callback
+from ferryman.consumers.errors import Stopping
+from ferryman.consumers.fetch import Fetcher
+from ferryman.consumers.processing import Processing, jobs_sources
+from ferryman.consumers.reporting import Reporting
+from ferryman.consumers.stations import (
+    Downloading,
+    Estimating,
+    Notify,
+    Pending,
+    Provisioning,
+    Recording,
+    Station,
+    Storing,
+)
+from ferryman.consumers.worker import LOST_PAUSE_S, POLL_S, Loop, Worker
+from ferryman.consumers.workspace import FULL, Workspace
+from ferryman.errors import StateHeld
+from ferryman.intake import BatchState, JobState, NodeInvalid, Queue, QueueLost
+from ferryman.observe.progress import Observer, Silent
+from ferryman.plan import Plan
+
+if TYPE_CHECKING:
+    from ferryman.engine.runner import Runner
+    from ferryman.ledger.state import State
+
+log = logging.getLogger("ferryman.intake")
+
+THREADS: Final = 4
+"""A state: a job of most of them waits for a disk or a server, not for this machine."""
+
+GRACE_S: Final = 30.0
+"""After a stop, consumers get so long to finish or give back what they hold. What then still hangs loses its locks with
+this process."""
+
+HELD_AGAIN_S: Final = 2.0
+"""Between two looks at a plan's state that another process holds: when that ends, this one takes over."""
+
+SWEEP_S: Final = 3600.0
+"""What belongs to jobs that were removed is cleared away so often, and bundles that have expired."""
+
+AT_WORK: Final = (
+    JobState.PENDING,
+    JobState.ESTIMATING,
+    JobState.PROVISIONING,
+    JobState.DOWNLOADING,
+    JobState.PROCESSING,
+    JobState.STORING,
+    JobState.RECORDING,
+    JobState.NOTIFY,
+)
+
+OPEN: Final = (BatchState.PENDING, BatchState.PROCESSING, BatchState.REPORTING, BatchState.UPDATE_REPORTING)
+
+
+@dataclass(frozen=True)
+class Serving:
+    """How a queue is served.
+
+    Attributes:
+        work: the working space; every process that serves this queue, and every Spark worker, sees it at this path.
+        threads: a state.
+        keep_originals: files that were delivered stay in the working space, for access requests.
+        full: share of the disk above which no job is provisioned.
+        once: end when nothing is left to do.
+    """
+
+    work: Path
+    threads: int = THREADS
+    keep_originals: bool = True
+    full: float = FULL
+    once: bool = False
+
+
+Driving = Callable[[], Any]
+"""Makes the driver of the plan's state: a context manager of (state, runner)."""
+
+
+def serve(
+    plan: Plan,
+    queue: Queue,
+    serving: Serving,
+    driving: Driving,
+    *,
+    stop: threading.Event | None = None,
+    observer: Observer | None = None,
+) -> None:
+    """Serve a queue until ``stop`` is set, or with ``once`` until nothing is left to do.
+
+    The plan runs in this thread; another process that serves the same plan does all but that, and takes it over when
+    this one ends. After ``stop`` each consumer finishes its step, or gives the job back in the state it was in.
+
+    Raises:
+        UsageError: the plan has no source of jobs.
+        StateDamaged, EngineError, …: the plan's state or Spark failed; jobs stay where they are.
+    """
+    jobs_sources(plan)
+    stop = stop or threading.Event()
+    observer = observer or Silent()
+    consumers = Consumers(queue, serving, stop, observer.message)
+    consumers.start()
+    try:
+        while not _is_over(consumers, None, serving, stop):
+            with suppress(StateHeld), driving() as (state, runner):
+                _process(plan, queue, state, runner, consumers, serving, stop, observer)
+            if not stop.is_set():
+                consumers.say(f"plan {plan.key}: another process runs it; this one does the rest")
+                stop.wait(HELD_AGAIN_S)
+    finally:
+        stop.set()
+        consumers.join()
+
+
+def _process(
+    plan: Plan,
+    queue: Queue,
+    state: State,
+    runner: Runner,
+    consumers: Consumers,
+    serving: Serving,
+    stop: threading.Event,
+    observer: Observer,
+) -> None:
+    """Run the plan for jobs in Processing."""
+    from ferryman.engine.wave import Run
+
+    run = Run(state, runner, _Heeding(observer, stop), wait=0)
+    processing = Processing(queue, run, state, consumers.say, stop)
+    try:
+        run.recover()
+        while not stop.is_set():
+            try:
+                if not processing.turn():
+                    if _is_over(consumers, processing, serving, stop):
+                        stop.set()
+                        return
+                    processing.wait(POLL_S)
+            except QueueLost as e:
+                consumers.say(str(e))
+                stop.wait(LOST_PAUSE_S)
+    except Stopping:
+        return
+    finally:
+        with suppress(QueueLost):
+            processing.release()
+
+
+def _is_over(consumers: Consumers, processing: Processing | None, serving: Serving, stop: threading.Event) -> bool:
+    if stop.is_set():
+        return True
+    if not serving.once or processing is None or processing.holds:
+        return False
+    return consumers.is_idle()
+
+
+class Consumers:
+    """The threads of all states but Processing."""
+
+    def __init__(self, queue: Queue, serving: Serving, stop: threading.Event, say: Callable[[str], None]) -> None:
+        self._queue, self._stop = queue, stop
+        self._saying = threading.Lock()
+        self._say = say
+        self._work = work = Workspace(serving.work)
+        fetcher, callback = Fetcher(stop), Callback(stop)
+        self._batches = Batches(queue, work, fetcher, callback, self.say)
+        self._reporting = Reporting(queue, work, callback, self.say)
+        self._loops = [
+            Loop("batches", stop, self._batches.turn, self.say, wait=self._batch_wait),
+            Loop("reports", stop, self._reporting.turn, self.say, release=self._reporting.release),
+            Loop("sweep", stop, self._sweep, self.say, wait=stop.wait),
+        ]
+        self._swept_at = -SWEEP_S
+        stations: list[Station] = [
+            Pending(work, fetcher),
+            Estimating(work, fetcher),
+            Provisioning(queue, work, self.say, serving.full),
+            Downloading(work, fetcher, stop),
+            Storing(queue, work, serving.keep_originals),
+            Recording(queue),
+            Notify(work, callback),
+        ]
+        for station in stations:
+            for _ in range(1 if isinstance(station, Provisioning) else serving.threads):
+                worker = Worker(queue, station, self.say)
+                loop = Loop(station.state, stop, worker.turn, self.say, wait=worker.wait, release=worker.release)
+                self._loops.append(loop)
+        self._bundles = [Bundles(queue, work, size, self._stopping, self.say) for size in ("small", "large")]
+        for bundles in self._bundles:
+            self._loops.append(Loop("access", stop, bundles.turn, self.say))
+
+    def say(self, text: str) -> None:
+        """A line for people, from any thread."""
+        with self._saying:
+            self._say(text)
+
+    def start(self) -> None:
+        for loop in self._loops:
+            loop.start()
+
+    def join(self) -> None:
+        """Wait until all have given back what they hold; not for ever."""
+        until = time.monotonic() + GRACE_S
+        late = [loop for loop in self._loops if not loop.join(max(0.0, until - time.monotonic()))]
+        if late:
+            log.warning("%d consumers did not end within %g s; their locks end with this process", len(late), GRACE_S)
+
+    def is_idle(self) -> bool:
+        """Is nothing left to do that can be done now? A paused queue has nothing, and held jobs are left alone."""
+        if not all(loop.idle.is_set() for loop in self._loops):
+            return False
+        if self._queue.locks.check("ingest"):
+            return True
+        if self._batches.waiting or self._reporting.waiting:
+            return False
+        if any(self._queue.list_jobs(state) for state in AT_WORK):
+            return False
+        return not any(self._is_due(batch) for state in OPEN for batch in self._queue.list_batches(state))
+
+    def _is_due(self, batch_id: str) -> bool:
+        """Is there something to do for this batch? Not while it waits for jobs that are held."""
+        try:
+            batch = self._queue.load_batch(batch_id)
+            if batch.status != BatchState.PROCESSING or not is_made(batch):
+                return True
+            return not batch.processing_jobs and bool(batch.completed_jobs or batch.failed_jobs or batch.deleted_jobs)
+        except NodeInvalid:
+            return False  # the audit's business
+
+    def _batch_wait(self, timeout_s: float) -> None:
+        watch = self._queue.watch_batches()
+        try:
+            watch.wait(timeout_s)
+        finally:
+            watch.close()
+
+    def _stopping(self) -> None:
+        if self._stop.is_set():
+            raise Stopping
+
+    def _sweep(self) -> bool:
+        now = time.monotonic()
+        if now - self._swept_at < SWEEP_S:
+            return False
+        self._swept_at = now
+        self._work.sweep(self._queue)
+        for bundles in self._bundles:
+            bundles.expire(time.time())
+        return True
+
+
+class _Heeding:
+    """The same observer, which ends the run between two waves once it is to stop."""
+
+    def __init__(self, observer: Observer, stop: threading.Event) -> None:
+        self._observer, self._stop = observer, stop
+
+    def phase(self, wave: int, name: str) -> None:
+        if self._stop.is_set() and name in ("scan", "transform"):
+            raise Stopping  # what is committed is delivered by the next
+        self._observer.phase(wave, name)
+
+    def taken_up(self, documents: int) -> None:
+        self._observer.taken_up(documents)
+
+    def settled(self, delivered: int, owed: int, dead: int) -> None:
+        self._observer.settled(delivered, owed, dead)
+
+    def message(self, text: str) -> None:
+        self._observer.message(text)
+
+
+@contextmanager
+def on_spark(
+    plan: Plan, state: Path | None, master: str, conf: Mapping[str, str], accept_changes: bool = False
+) -> Iterator[tuple[State, Runner]]:
+    """The driver of a plan's state, on a Spark session of its own."""
+    from ferryman.engine import wave
+
+    with ExitStack() as stack:
+        yield stack.enter_context(wave.driving(plan, state, None, master, conf, accept_changes))

@@ -1,0 +1,192 @@
+"""Threads that take jobs of one state, and what becomes of a job by how its work ended.
+
+==================  ====================================================================================
+the work            the job
+==================  ====================================================================================
+returns             moves on; move and lock in one change
+PermanentError      fails, with the reason
+TransientError      fails too: its work has tried as often as it may
+Later               stays, locked, and is tried again; others of its state are looked at meanwhile
+Stopping            is given back as it is
+LockLost            is not ours any more: nothing was changed, another does it again
+NodeInvalid         was removed, or is damaged: it is given back
+StateError          was moved by a person meanwhile: it is given back
+any other           fails: a fault that a person shall see; a full disk is Later
+==================  ====================================================================================
+"""
+
+from __future__ import annotations
+
+import errno
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final
+
+from ferryman.consumers.errors import Later, Stopping
+from ferryman.consumers.stations import Done, Station
+from ferryman.errors import DeliveryError, FerrymanError, named
+from ferryman.intake import Job, JobState, LockLost, NodeInvalid, Queue, QueueLost, StateError
+
+POLL_S: Final = 0.5
+"""A thread looks so often whether it is to stop, and whether what waits is due; a watch tells it of new jobs."""
+
+LOST_PAUSE_S: Final = 1.0
+"""Between two tries while the queue's server does not answer."""
+
+FULL_AGAIN_S: Final = 10.0
+"""Until a job is tried again that met a full disk."""
+
+Say = Callable[[str], None]
+
+
+class Loop:
+    """A thread that takes turns until it is told to stop.
+
+    Args:
+        turn: one turn. False: there was nothing to do.
+        wait: called after such a turn, for at most ``POLL_S``.
+        release: called at the end: gives back what is held.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        stop: threading.Event,
+        turn: Callable[[], bool],
+        say: Say,
+        *,
+        wait: Callable[[float], object] | None = None,
+        release: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._stop, self._turn, self._say, self._release = stop, turn, say, release
+        self._wait = wait or stop.wait
+        self._thread = threading.Thread(target=self._run, name=f"intake {name}", daemon=True)
+        self.idle = threading.Event()
+        """Set while there is nothing to do."""
+        self._lost = False
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def join(self, timeout_s: float) -> bool:
+        """Wait for its end. Has it ended?"""
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        try:
+            while not self._stop.is_set():
+                self._once()
+        finally:
+            with suppress(FerrymanError):
+                self._release()
+
+    def _once(self) -> None:
+        try:
+            if self._turn():
+                self.idle.clear()
+            else:
+                self.idle.set()
+                self._wait(POLL_S)
+            self._lost = False
+        except Stopping:
+            return
+        except (LockLost, NodeInvalid, StateError) as e:
+            self._say(f"{e}")
+        except QueueLost as e:
+            self.idle.clear()
+            if not self._lost:
+                self._say(f"{e}")
+            self._lost = True
+            self._stop.wait(LOST_PAUSE_S)
+        except Exception as e:  # a fault of ours: say it, and go on with the rest
+            self._say(f"{self._thread.name}: {named(e)}")
+            self._stop.wait(LOST_PAUSE_S)
+
+
+class Worker:
+    """Takes jobs of a station's state, one after the other. Each thread has its own."""
+
+    def __init__(self, queue: Queue, station: Station, say: Say, clock: Callable[[], float] = time.monotonic) -> None:
+        self._queue, self._station, self._say, self._clock = queue, station, say, clock
+        self._waiting: list[tuple[float, Job]] = []
+        """(when to try again, job), each locked."""
+
+    def turn(self) -> bool:
+        """Work at one job. False: there is none, or none that can be worked at now.
+
+        Raises:
+            QueueLost.
+            Stopping.
+        """
+        job = self._due()
+        if job is None and self._station.open():
+            job = self._queue.acquire_job(self._station.state)
+        if job is None:
+            return False
+        return self._work(job)
+
+    def wait(self, timeout_s: float) -> None:
+        """Until a job comes into the state, at most so long."""
+        watch = self._queue.watch_jobs(self._station.state)
+        try:
+            watch.wait(timeout_s)
+        finally:
+            watch.close()
+
+    def release(self) -> None:
+        """Give back what waits."""
+        for _, job in self._waiting:
+            job.unlock()
+        self._waiting.clear()
+
+    def _due(self) -> Job | None:
+        now = self._clock()
+        self._waiting = [(due, job) for due, job in self._waiting if job.locked]
+        for at, (due, job) in enumerate(self._waiting):
+            if due <= now:
+                del self._waiting[at]
+                return job
+        return None
+
+    def _work(self, job: Job) -> bool:
+        """False: the job went from under our hands; a pause does no harm."""
+        try:
+            try:
+                self._done(job, self._station.work(job))
+            except DeliveryError as e:
+                self._fail(job, str(e))
+            except OSError as e:
+                if e.errno in (errno.ENOSPC, errno.EDQUOT):
+                    raise Later("the disk is full", FULL_AGAIN_S) from None
+                self._fail(job, named(e))
+            except FerrymanError:
+                raise
+            except Exception as e:  # whatever it is, it is this job's end and no other's
+                self._fail(job, named(e))
+        except Later as e:
+            if job.locked:
+                self._waiting.append((self._clock() + e.after_s, job))
+        except (LockLost, NodeInvalid, StateError) as e:
+            self._say(f"{job.id}: {e}")
+            job.unlock()
+            return False
+        except BaseException:
+            job.unlock()
+            raise
+        return True
+
+    def _done(self, job: Job, done: Done) -> None:
+        state = self._station.state
+        if state is not JobState.PENDING and done.priority is None:
+            job.success(done.message, unlock=True)
+            return
+        after = JobState.ESTIMATING if state is JobState.PENDING else job.table.succeeded(state)
+        job.set_status(after, done.message, priority=done.priority)
+        job.unlock()
+
+    def _fail(self, job: Job, why: str) -> None:
+        self._say(f"{job.id}: failed in {self._station.state}: {why}")
+        job.fail(why, unlock=True)

@@ -1,0 +1,130 @@
+"""The working space: a folder for each job, and one for each batch, on a disk that every consumer of the queue sees.
+
+::
+
+    WORK/jobs/JID/list.jsonl        the files that its submitter named
+    WORK/jobs/JID/files/…           those that are there, each whole
+    WORK/jobs/JID/inventory.jsonl   written when all are
+    WORK/jobs/JID/container         a container, before it is unpacked
+    WORK/batches/BID/objects/N.jsonl  what a manifest says of one object
+    WORK/originals/JID/…            what was delivered, kept
+    WORK/bundles/QID.zip            what access requests asked for
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import msgspec
+
+from ferryman.consumers.manifest import Entry
+from ferryman.intake import NodeInvalid, Queue
+from ferryman.intake.inventory import FILES
+from ferryman.storage import files
+
+FULL: Final = 0.8
+"""Share of the disk that may be used: above, jobs wait in Provisioning. The rest is for what is unpacked, and for the
+state of the plan if it lies there too."""
+
+
+class Space(NamedTuple):
+    """Of a disk, in bytes."""
+
+    total: int
+    used: int
+
+
+def space_of(folder: Path) -> Space:
+    """Of the disk that a folder is on."""
+    usage = shutil.disk_usage(folder)
+    return Space(usage.used + usage.free, usage.used)  # without what is reserved for root
+
+
+class Workspace:
+    """Where files of jobs are between Pending and Completed."""
+
+    def __init__(self, root: Path, space: Callable[[Path], Space] = space_of) -> None:
+        self.root = root.absolute()
+        self._space = space
+        for folder in ("jobs", "batches", "originals", "bundles"):
+            files.make_folder(self.root / folder)
+
+    def job(self, job_id: str) -> Path:
+        return self.root / "jobs" / job_id
+
+    def files(self, job_id: str) -> Path:
+        return self.job(job_id) / FILES
+
+    def originals(self, job_id: str) -> Path:
+        return self.root / "originals" / job_id
+
+    def batch(self, batch_id: str) -> Path:
+        return self.root / "batches" / batch_id
+
+    def bundle(self, request_id: str) -> Path:
+        return self.root / "bundles" / f"{request_id}.zip"
+
+    def space(self) -> Space:
+        return self._space(self.root)
+
+    def set_list(self, job_id: str, entries: Iterable[Entry]) -> None:
+        """Publish what the submitter named of a job."""
+        files.make_folder(self.job(job_id))
+        write_entries(self.job(job_id) / "list.jsonl", entries)
+
+    def list(self, job_id: str) -> list[Entry] | None:
+        """What the submitter named; None if that is not known here."""
+        try:
+            return read_entries((self.job(job_id) / "list.jsonl").read_bytes())
+        except (FileNotFoundError, msgspec.MsgspecError):
+            return None
+
+    def drop(self, job_id: str) -> None:
+        """Remove a job's files; what was kept of it stays."""
+        shutil.rmtree(self.job(job_id), ignore_errors=True)
+
+    def drop_batch(self, batch_id: str) -> None:
+        shutil.rmtree(self.batch(batch_id), ignore_errors=True)
+
+    def sweep(self, queue: Queue) -> list[str]:
+        """Remove what belongs to jobs and batches that are done with, or gone. Returns whose it was."""
+        swept = []
+        for folder in sorted((self.root / "jobs").iterdir()):
+            if _is_done(lambda job=folder.name: queue.load_job(job).deletable):
+                self.drop(folder.name)
+                swept.append(folder.name)
+        for folder in sorted((self.root / "batches").iterdir()):
+            if _is_done(lambda batch=folder.name: queue.load_batch(batch).deletable):
+                self.drop_batch(folder.name)
+                swept.append(folder.name)
+        for folder in sorted((self.root / "originals").iterdir()):
+            if _is_gone(queue, folder.name):
+                shutil.rmtree(folder, ignore_errors=True)
+                swept.append(folder.name)
+        return swept
+
+
+def write_entries(path: Path, entries: Iterable[Entry]) -> None:
+    files.make_folder(path.parent)
+    files.replace(path, b"".join(msgspec.json.encode(entry) + b"\n" for entry in entries))
+
+
+def read_entries(data: bytes) -> list[Entry]:
+    return [msgspec.json.decode(line, type=Entry) for line in data.splitlines() if line]
+
+
+def _is_done(deletable: Callable[[], bool]) -> bool:
+    try:
+        return deletable()
+    except NodeInvalid as e:
+        return e.what == "is not there"
+
+
+def _is_gone(queue: Queue, job_id: str) -> bool:
+    try:
+        return queue.load_job(job_id).status == "Deleted"
+    except NodeInvalid as e:
+        return e.what == "is not there"

@@ -1,0 +1,34 @@
+"""The intake queue: batches that submitters hand in, their jobs, access requests, locks.
+
+``Queue.open(url)`` is the door. Everything else is reached through it.
+"""
+
+from ferryman.intake.access import Assembly
+from ferryman.intake.audit import Finding
+from ferryman.intake.batch import Batch
+from ferryman.intake.errors import BatchExists, LockLost, NodeInvalid, QueueLost, QueueRefused, StateError
+from ferryman.intake.job import Job
+from ferryman.intake.locks import Locks
+from ferryman.intake.queue import Cleanup, Queue
+from ferryman.intake.report import Report
+from ferryman.intake.states import AccessState, BatchState, JobState
+
+__all__ = [
+    "AccessState",
+    "Assembly",
+    "Batch",
+    "BatchExists",
+    "BatchState",
+    "Cleanup",
+    "Finding",
+    "Job",
+    "JobState",
+    "LockLost",
+    "Locks",
+    "NodeInvalid",
+    "Queue",
+    "QueueLost",
+    "QueueRefused",
+    "Report",
+    "StateError",
+]

@@ -1,0 +1,73 @@
+"""An access request: a bundle of delivered originals that somebody waits for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from ferryman.intake.item import Item
+from ferryman.intake.nodes import access_path, encoded
+from ferryman.intake.states import ACCESS, AccessState, Table
+from ferryman.intake.store import Create, Op, Set
+from ferryman.intake.tree import Tree
+
+
+class Assembly(Item):
+    """A request in the queue of small or of large ones."""
+
+    table: ClassVar[Table[Any]] = ACCESS
+
+    def __init__(self, tree: Tree, size: str, id: str) -> None:
+        super().__init__(tree, id)
+        self.size = size
+
+    @property
+    def path(self) -> str:
+        return access_path(self.size, self.id)
+
+    @property
+    def token(self) -> dict[str, Any]:
+        """What was asked for, and, once it lies ready, where."""
+        return self._tree.json(f"{self.path}/token")
+
+    def set_token(self, token: Mapping[str, Any]) -> None:
+        """Replace it: a new expected time, the URL of what lies ready."""
+        path = f"{self.path}/token"
+        data = encoded(path, dict(token))
+        self._tree.change(lambda: [Set(path, data)], self._hold)
+
+    def load(self) -> Assembly:
+        """Read it.
+
+        Raises:
+            NodeInvalid: a node is missing or malformed.
+        """
+        self._status()
+        _ = self.token
+        return self
+
+    def delete(self) -> None:
+        """Remove it.
+
+        Raises:
+            StateError: it is in no final state.
+            NodeInvalid: it is gone, or damaged.
+        """
+
+        def plan() -> list[Op]:
+            now = self._status()
+            self._refuse_unless_final(now)
+            return self._removal(now)
+
+        self._tree.change(plan, self._hold)
+        self._hold = None
+
+
+def creation(path: str, token: Mapping[str, Any], now: str) -> list[Op]:
+    """The nodes of a new request."""
+    status = {"status": AccessState.PENDING.value, "last_modified": now, "message": ""}
+    return [
+        Create(path, numbered=True),
+        Create(f"{path}/token", encoded(f"{path}/token", dict(token))),
+        Create(f"{path}/status", encoded(f"{path}/status", status)),
+    ]

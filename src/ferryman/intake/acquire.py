@@ -1,0 +1,175 @@
+"""Who gets what: locks the next thing to do, most urgent first, and reads it again under the lock.
+
+Nothing new is acquired while its queue is paused. A pending job of a collection that is on hold becomes Held instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from itertools import islice
+from typing import Final
+
+from ferryman.errors import words
+from ferryman.intake.access import Assembly
+from ferryman.intake.batch import Batch
+from ferryman.intake.errors import NodeInvalid
+from ferryman.intake.job import Job
+from ferryman.intake.locks import KINDS, Locks
+from ferryman.intake.nodes import (
+    ACCESS,
+    BATCHES,
+    COLLECTION_LOCKS,
+    JOBS,
+    batch_path,
+    job_of,
+    state_path,
+)
+from ferryman.intake.states import AccessState, BatchState, JobState
+from ferryman.intake.store import Check
+from ferryman.intake.tree import Tree
+
+LOOKED_AT: Final = 64
+"""Status nodes that are read at once."""
+
+PAUSED: Final = f"{KINDS['ingest'].folder}/{KINDS['ingest'].node}"
+
+
+class Acquirer:
+    """Acquires for one queue. ``warn`` is told of nodes that are damaged: they are passed over."""
+
+    def __init__(self, tree: Tree, locks: Locks, warn: Callable[[str], None]) -> None:
+        self._tree, self._locks, self._warn = tree, locks, warn
+        self._paused = False
+        self._done_with: dict[str, set[str]] = {"pending": set(), "reporting": set()}
+
+    # --- jobs ---------------------------------------------------------------------------------------------------------
+
+    def job(self, state: JobState) -> Job | None:
+        """The most urgent job in this state that nobody holds, locked."""
+        if self._paused and self._tree.find(PAUSED):
+            return None  # no need to lock one in order to see that
+        folder = state_path(state)
+        for name in self._tree.store.free(folder, JOBS):
+            job = Job(self._tree, job_of(name))
+            try:
+                look = (PAUSED, COLLECTION_LOCKS) if state is JobState.PENDING else (PAUSED,)
+                found = job.acquire(state, Check(f"{folder}/{name}"), look=look)
+                if found is None:
+                    continue
+                paused, *holds = found
+                self._paused = paused is not None
+                if self._paused:
+                    job.unlock()
+                    return None
+                job.was_entry(name)
+                if holds and holds[0] is not None and holds[0].children and self._is_on_hold(job):
+                    job.set_status(JobState.HELD, "its collection is on hold")
+                    job.unlock()
+                    continue
+            except NodeInvalid as e:
+                job.unlock()
+                self._warn(words(e))
+                continue
+            return job
+        return None
+
+    def _is_on_hold(self, job: Job) -> bool:
+        name = collection_of(self._tree, job)
+        return bool(name) and self._locks.check("collection", name)
+
+    # --- batches ------------------------------------------------------------------------------------------------------
+
+    def pending_batch(self) -> Batch | None:
+        """The oldest pending batch that nobody holds, locked and moved to Processing."""
+        for batch in self._batches("pending", {BatchState.PENDING}, {BatchState.HELD}):
+            batch.acquired()
+            return batch
+        return None
+
+    def batch_for_reporting(self, ready: Callable[[Batch], bool]) -> Batch | None:
+        """The oldest batch whose report is due and that nobody holds, locked, in Reporting or UpdateReporting."""
+        due = {BatchState.PROCESSING, BatchState.REPORTING, BatchState.UPDATE_REPORTING}
+        for batch in self._batches("reporting", due, {BatchState.PENDING, BatchState.HELD, BatchState.FAILED}):
+            if batch.status != BatchState.PROCESSING.value or (ready(batch) and batch.to_report()):
+                return batch
+            batch.unlock()
+        return None
+
+    def batch_in_processing(self, skip: Collection[str]) -> Batch | None:
+        """The oldest batch in Processing that nobody holds, locked."""
+        for batch in self._batches("", {BatchState.PROCESSING}, set(), skip):
+            return batch
+        return None
+
+    def _batches(
+        self, what: str, wanted: set[BatchState], later: set[BatchState], skip: Collection[str] = ()
+    ) -> Iterator[Batch]:
+        """Batches in these states, each locked. One that is in neither these nor ``later`` is never looked at again."""
+        done = self._done_with.get(what, set())
+        for batch, state in self._looked_at(done, skip):
+            if state not in wanted:
+                if state not in later and what:
+                    done.add(batch.id)
+                continue
+            if state is BatchState.PROCESSING and what == "reporting" and not self._is_done(batch):
+                continue
+            if self._locked(batch, state):
+                yield batch
+
+    def _looked_at(self, done: set[str], skip: Collection[str]) -> Iterator[tuple[Batch, BatchState]]:
+        if self._paused_now(PAUSED):
+            return
+        names = (n for n in self._tree.store.children(BATCHES) if n not in done and n not in skip)
+        while some := list(islice(names, LOOKED_AT)):
+            found = self._tree.store.read([batch_path(name, "status") for name in some])
+            for name, node in zip(some, found, strict=True):
+                batch = Batch(self._tree, name)
+                try:
+                    state = batch.state_of(node)
+                except NodeInvalid as e:
+                    self._warn(words(e))
+                    continue
+                yield batch, state
+
+    def _is_done(self, batch: Batch) -> bool:
+        folder = self._tree.find(batch_path(batch.id, "states", "batch-processing"))
+        return folder is not None and not folder.children
+
+    def _locked(self, batch: Batch, state: BatchState) -> bool:
+        try:
+            return batch.acquire(state) is not None
+        except NodeInvalid as e:
+            self._warn(words(e))
+            return False
+
+    # --- access requests ----------------------------------------------------------------------------------------------
+
+    def pending_assembly(self, size: str) -> Assembly | None:
+        """The oldest pending request of a size that nobody holds, locked."""
+        done = self._done_with.setdefault(size, set())
+        kind = KINDS[f"access-{size}"]
+        if self._paused_now(f"{kind.folder}/{kind.node}"):
+            return None
+        for name in self._tree.store.children(f"{ACCESS}/{size}"):
+            if name in done:
+                continue
+            request = Assembly(self._tree, size, name)
+            try:
+                if request.status != AccessState.PENDING.value:
+                    done.add(name)
+                elif request.acquire(AccessState.PENDING) is not None:
+                    return request
+            except NodeInvalid as e:
+                self._warn(words(e))
+        return None
+
+    def _paused_now(self, path: str) -> bool:
+        return self._tree.find(path) is not None
+
+
+def collection_of(tree: Tree, job: Job) -> str:
+    """The collection that a job belongs to: the profile it, or its batch, was submitted with; "" if none was named."""
+    name = job.configuration.get("profile_name")
+    if not name:
+        name = Batch(tree, job.batch_id).submission.get("profile_name")
+    return "" if name is None else str(name)

@@ -1,0 +1,75 @@
+"""How the queue refuses.
+
+::
+
+    FerrymanError
+    ├── UsageError
+    │   ├── StateError     this move is not in the table; nothing was changed
+    │   ├── BatchExists    the batchID is another submission's
+    │   └── QueueRefused   this is no queue, or none that this command may touch
+    ├── NodeInvalid        a node is missing, or holds what it cannot hold
+    ├── LockLost           the lock is not ours any more: stop what you do under it
+    └── QueueLost          the queue's server does not answer, or went away in the middle of a change
+"""
+
+from __future__ import annotations
+
+from ferryman.errors import FerrymanError, UsageError
+
+
+class StateError(UsageError):
+    """A move that the table of states does not have. ``before`` and ``after`` are its two names."""
+
+    def __init__(self, before: str, after: str) -> None:
+        super().__init__(str(before), str(after))
+        self.before, self.after = str(before), str(after)
+
+    def __str__(self) -> str:
+        return f"State change ({self.before}->{self.after}) is not allowed"
+
+
+class BatchExists(UsageError):
+    """A ``batchID`` that another submission has taken. Nothing was made."""
+
+    def __init__(self, uuid: str, batch_id: str) -> None:
+        super().__init__(uuid, batch_id)
+        self.uuid, self.batch_id = uuid, batch_id
+
+    def __str__(self) -> str:
+        return (
+            f"batchID {self.uuid} belongs to batch {self.batch_id}, which was submitted with other contents. Nothing "
+            "was made. Give this submission a batchID of its own."
+        )
+
+
+class QueueRefused(UsageError):
+    """This is no queue, or not one that can be used like this; nothing was touched."""
+
+
+class NodeInvalid(FerrymanError):
+    """A node is missing or malformed. ``path`` names it."""
+
+    def __init__(self, path: str, what: str) -> None:
+        super().__init__(path, what)
+        self.path, self.what = path, what
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.what}. `ferryman intake audit` lists everything that is wrong with this queue."
+
+
+class LockLost(FerrymanError):
+    """The lock that this object held is gone, with the session it was taken in. Another may hold it: stop at once."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
+        self.path = path
+
+    def __str__(self) -> str:
+        return (
+            f"{self.path}: the lock was lost (its session ended: this process was stopped, or cut off, for longer than "
+            "the session timeout). Nothing was changed. Another may be at this work: stop it, and acquire again."
+        )
+
+
+class QueueLost(FerrymanError):
+    """The queue's server cannot be reached, or was lost in the middle of a change."""

@@ -1,0 +1,304 @@
+"""A job: one object of a batch, on its way from Pending to Completed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Final
+
+from ferryman.errors import UsageError
+from ferryman.intake import nodes
+from ferryman.intake.errors import NodeInvalid, StateError
+from ferryman.intake.item import Item, Status
+from ferryman.intake.nodes import batch_path, decoded, encoded, job_path, state_path, text_of, whole_number
+from ferryman.intake.states import JOB, JobState, Table, list_of, resumed_at
+from ferryman.intake.store import Check, Create, Delete, Node, Op, Set
+from ferryman.intake.tree import Tree
+
+JSON_NODES: Final = ("configuration", "identifiers", "metadata", "inventory", "store")
+"""Made only when there is something in them."""
+
+
+class Job(Item):
+    """One object of a batch."""
+
+    table: ClassVar[Table[Any]] = JOB
+
+    def __init__(self, tree: Tree, id: str) -> None:
+        super().__init__(tree, id)
+        self._batch_id = ""
+        self._priority: int | None = None
+
+    @property
+    def path(self) -> str:
+        return job_path(self.id)
+
+    # --- what it holds ------------------------------------------------------------------------------------------------
+
+    @property
+    def batch_id(self) -> str:
+        """The batch it belongs to."""
+        if not self._batch_id:  # it never changes
+            path = f"{self.path}/bid"
+            self._batch_id = text_of(path, self._tree.get(path).data)
+        return self._batch_id
+
+    @property
+    def priority(self) -> int:
+        """0 is most urgent. Above 99 it sorts with 99."""
+        return self._number("priority")
+
+    @property
+    def space_needed(self) -> int:
+        """Working space that it needs, in bytes; 0 while nobody knows."""
+        return self._number("space_needed")
+
+    @property
+    def last_successful_status(self) -> str | None:
+        """The last state whose work was done; None in a new job."""
+        found = self._status().values.get("last_successful_status")
+        return None if found is None else str(found)
+
+    @property
+    def retry_count(self) -> int:
+        """How often it was taken up again."""
+        return _count(self._status())
+
+    @property
+    def configuration(self) -> dict[str, Any]:
+        return self._json("configuration")
+
+    @property
+    def identifiers(self) -> dict[str, Any]:
+        return self._json("identifiers")
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        return self._json("metadata")
+
+    @property
+    def inventory(self) -> dict[str, Any]:
+        return self._json("inventory")
+
+    @property
+    def store(self) -> dict[str, Any]:
+        return self._json("store")
+
+    def set_space_needed(self, bytes_needed: int) -> None:
+        """Note how much working space it needs."""
+        if bytes_needed < 0:
+            raise UsageError(f"{self.id}: {bytes_needed} bytes of space: give 0 or more.")
+        path = f"{self.path}/space_needed"
+        self._tree.change(lambda: [Set(path, str(int(bytes_needed)).encode())], self._hold)
+
+    def set_inventory(self, values: Mapping[str, Any]) -> None:
+        """Replace what is known of its inventory; {} removes it."""
+        self._set_json("inventory", values)
+
+    def set_store(self, values: Mapping[str, Any]) -> None:
+        """Replace what is known of where it was stored; {} removes it."""
+        self._set_json("store", values)
+
+    def set_identifiers(self, values: Mapping[str, Any]) -> None:
+        """Replace its identifiers; {} removes them."""
+        self._set_json("identifiers", values)
+
+    # --- moves --------------------------------------------------------------------------------------------------------
+
+    def set_status(self, status: str, message: str = "", priority: int | None = None, retry: bool = False) -> None:
+        """Move to another state; with another priority, if one is given. ``retry`` counts it as taken up again.
+
+        In the state it has already, only message and priority change. Raises as for every item.
+        """
+        if priority is not None:
+            checked_priority(priority)
+        self._move(lambda now: self._named(now, status), message, priority=priority, retry=retry)
+
+    def success(self, message: str = "", *, unlock: bool = False) -> None:
+        """Move on, its work in this state done; ``unlock``: and give the lock back, both or neither."""
+        self._move(lambda now: self.table.succeeded(now.state), message, unlock=unlock)
+
+    def fail(self, message: str = "", *, unlock: bool = False) -> None:
+        """Move to Failed; ``unlock``: and give the lock back, both or neither."""
+        self._move(lambda now: self.table.failed(now.state), message, unlock=unlock)
+
+    def requeue(self, message: str = "") -> None:
+        """Take a failed job up again: in the state after the last one that succeeded, counted as a retry."""
+
+        def after(now: Status) -> JobState:
+            resumed = resumed_at(now.values.get("last_successful_status"))
+            if now.state is not JobState.FAILED:  # some may follow other states too, but not as a retry
+                raise StateError(now.state, resumed)
+            return resumed
+
+        self._move(after, message, retry=True)
+
+    def _moved(
+        self, now: Status, after: JobState, message: str, *, priority: int | None = None, retry: bool = False
+    ) -> list[Op]:
+        had, self._priority = self.priority if self._priority is None else self._priority, None
+        gets = had if priority is None else priority
+        values = self._next(now, after, message)
+        if retry and after is not now.state:
+            values["retry_count"] += 1
+        ops: list[Op] = [self._set_status(now, values)]
+        if gets != had:
+            ops.append(Set(f"{self.path}/priority", str(gets).encode()))
+        was = state_path(now.state, nodes.entry(had, self.id))
+        becomes = state_path(after, nodes.entry(gets, self.id))
+        ops += [Delete(was), Create(becomes)] if was != becomes else [Check(was)]
+        if list_of(after) != list_of(now.state):
+            ops += self._listed(list_of(now.state), list_of(after))
+        return ops
+
+    def _listed(self, before: str, after: str) -> list[Op]:
+        folder = batch_path(self.batch_id, "states", after)
+        return [
+            *self._tree.missing([folder]),
+            Delete(batch_path(self.batch_id, "states", before, self.id)),
+            Create(f"{folder}/{self.id}"),
+        ]
+
+    def _next(self, now: Status, after: Any, message: str) -> dict[str, Any]:
+        kept = now.values.get("last_successful_status")
+        keeps = after in (now.state, JobState.FAILED, JobState.DELETED) or now.state is JobState.FAILED
+        plain = super()._next(now, after, message)
+        return {
+            "status": plain["status"],
+            "last_successful_status": kept if keeps else now.state.value,
+            "last_modified": plain["last_modified"],
+            "retry_count": _count(now),
+            "message": plain["message"],
+        }
+
+    # --- making, loading, removing ------------------------------------------------------------------------------------
+
+    def was_entry(self, name: str) -> None:
+        """It was acquired by this entry of its state: that tells its priority, if it is not above what names tell."""
+        priority = name.partition("-")[0]
+        self._priority = int(priority) if priority != str(nodes.PRIORITY_NAMED_MAX) else None
+
+    def load(self) -> Job:
+        """Read all of it.
+
+        Raises:
+            NodeInvalid: a node is missing or malformed.
+        """
+        names = ("status", "bid", "priority", "space_needed", *JSON_NODES)
+        paths = [f"{self.path}/{name}" for name in names]
+        found = dict(zip(names, self._tree.store.read(paths), strict=True))
+        self._status_of(found["status"])
+        for name in ("bid", "priority", "space_needed"):
+            if found[name] is None:
+                raise NodeInvalid(f"{self.path}/{name}", "is not there")
+        self._batch_id = text_of(f"{self.path}/bid", _data(found["bid"]))
+        self._priority = whole_number(f"{self.path}/priority", _data(found["priority"]))
+        whole_number(f"{self.path}/space_needed", _data(found["space_needed"]))
+        for name in JSON_NODES:
+            node = found[name]
+            if node is not None:
+                decoded(f"{self.path}/{name}", node.data)
+        return self
+
+    def delete(self) -> None:
+        """Remove it, with its entries in all lists.
+
+        Raises:
+            StateError: it is in no final state.
+            NodeInvalid: it is gone, or damaged.
+        """
+
+        def plan() -> list[Op]:
+            now = self._status()
+            self._refuse_unless_final(now)
+            return self._gone(now)
+
+        self._tree.change(plan, self._hold)
+        self._hold = None
+
+    def remove(self) -> None:
+        """Remove it whatever its state: its batch goes."""
+        self._tree.change(lambda: self._gone(self._status()))
+        self._hold = None
+
+    def _gone(self, now: Status) -> list[Op]:
+        listed = [
+            state_path(now.state, nodes.entry(self.priority, self.id)),
+            batch_path(self.batch_id, "states", list_of(now.state), self.id),
+        ]
+        found = self._tree.store.read(listed)
+        return [
+            *(Delete(path) for path, node in zip(listed, found, strict=True) if node),
+            *self._removal(now),
+        ]
+
+    def _number(self, name: str) -> int:
+        path = f"{self.path}/{name}"
+        return whole_number(path, self._tree.get(path).data)
+
+    def _json(self, name: str) -> dict[str, Any]:
+        path = f"{self.path}/{name}"
+        found = self._tree.find(path)
+        return {} if found is None else decoded(path, found.data)
+
+    def _set_json(self, name: str, values: Mapping[str, Any]) -> None:
+        path = f"{self.path}/{name}"
+        data = encoded(path, dict(values))
+
+        def plan() -> list[Op]:
+            found = self._tree.find(path)
+            if not values:
+                return [Delete(path)] if found else []
+            return [Set(path, data) if found else Create(path, data)]
+
+        self._tree.change(plan, self._hold)
+
+
+def creation(
+    job_id: str,
+    batch_id: str,
+    values: Mapping[str, Mapping[str, Any]],
+    *,
+    now: str,
+    priority: int = nodes.PRIORITY,
+    state: JobState = JobState.PENDING,
+    message: str = "",
+) -> list[Op]:
+    """The nodes of a new job, but for its place in its batch's list. ``values``: its JSON nodes by name."""
+    path = job_path(job_id)
+    status = {
+        "status": state.value,
+        "last_successful_status": None,
+        "last_modified": now,
+        "retry_count": 0,
+        "message": message,
+    }
+    return [
+        Create(path, numbered=True),
+        Create(f"{path}/bid", batch_id.encode()),
+        *(Create(f"{path}/{name}", encoded(f"{path}/{name}", dict(d))) for name, d in values.items() if d),
+        Create(f"{path}/priority", str(priority).encode()),
+        Create(f"{path}/space_needed", b"0"),
+        Create(f"{path}/status", encoded(f"{path}/status", status)),
+        Create(state_path(state, nodes.entry(priority, job_id))),
+    ]
+
+
+def checked_priority(priority: int) -> int:
+    """A priority.
+
+    Raises:
+        UsageError: it is none.
+    """
+    if isinstance(priority, bool) or not isinstance(priority, int) or priority < 0:
+        raise UsageError(f"priority {priority!r}: give a whole number; 0 is most urgent.")
+    return priority
+
+
+def _data(node: Node | None) -> bytes:
+    return b"" if node is None else node.data
+
+
+def _count(now: Status) -> int:
+    """Retries, also where another tool wrote the number as text."""
+    found = now.values.get("retry_count") or 0
+    return int(found) if str(found).isdigit() else 0

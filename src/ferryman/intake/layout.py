@@ -1,0 +1,251 @@
+"""The rules of the layout, each as a function of all nodes that gives what breaks it."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from ferryman.errors import UsageError
+from ferryman.intake import nodes
+from ferryman.intake.errors import NodeInvalid
+from ferryman.intake.job import JSON_NODES
+from ferryman.intake.locks import KINDS
+from ferryman.intake.nodes import ACCESS, BATCH_UUIDS, BATCHES, JOB_STATES, JOBS, SIZES, name_of, parent_of
+from ferryman.intake.states import ACCESS as ACCESS_TABLE
+from ferryman.intake.states import BATCH, JOB, JobList, JobState, Table, list_of
+from ferryman.intake.store import Check, Create, Delete, Node, Op
+
+STALE_S: Final = 3600.0
+"""A lock that stays, where locks live with a session, is nobody's after an hour."""
+
+Nodes = Mapping[str, Node]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A node that breaks a rule, and what mends it."""
+
+    path: str
+    rule: str
+    text: str
+    mend: tuple[Op, ...] = ()
+    """Empty: a person has to decide."""
+
+
+def problems(found: Nodes, now: float) -> list[Problem]:
+    """Everything that is wrong with these nodes."""
+    below: dict[str, list[str]] = defaultdict(list)
+    for path in found:
+        below[parent_of(path)].append(name_of(path))
+    tree = _Tree(found, below, now)
+    return [problem for rule in RULES for problem in rule(tree)]
+
+
+@dataclass(frozen=True)
+class _Tree:
+    nodes: Nodes
+    below: Mapping[str, list[str]]
+    now: float
+
+    def json(self, path: str) -> dict[str, Any] | None:
+        """The object at a path; None if there is none, for whatever reason."""
+        try:
+            return nodes.decoded(path, self.nodes[path].data)
+        except (KeyError, NodeInvalid):
+            return None
+
+    def why_not(self, path: str, read: Callable[[str, bytes], object]) -> str:
+        """What is wrong with a node that has to be there; "" if nothing."""
+        if path not in self.nodes:
+            return "It is not there."
+        try:
+            read(path, self.nodes[path].data)
+        except NodeInvalid as e:
+            return f"It {e.what}."
+        return ""
+
+
+def _folders(tree: _Tree) -> Iterator[Problem]:
+    """Every queue has these folders."""
+    for path in nodes.skeleton():
+        if path not in tree.nodes:
+            yield Problem(path, "folder", "A folder of the layout is not there.", (Create(path),))
+
+
+def _known_nodes(tree: _Tree) -> Iterator[Problem]:
+    """No nodes but those of the layout."""
+    for path in tree.nodes:
+        if not _LAYOUT.fullmatch(path):
+            yield Problem(path, "unknown node", "The layout has no such node. Remove it, if it is nobody's.")
+
+
+def _batches(tree: _Tree) -> Iterator[Problem]:
+    """A batch has a submission and a status; its batchID leads to it."""
+    for name in tree.below.get(BATCHES, ()):
+        path = nodes.batch_path(name)
+        yield from _status(tree, path, BATCH)
+        if why := tree.why_not(f"{path}/submission", nodes.decoded):
+            yield Problem(f"{path}/submission", "batch submission", why)
+            continue
+        uuid = nodes.submission_uuid(tree.json(f"{path}/submission") or {})
+        if not uuid:
+            continue
+        try:
+            at = f"{BATCH_UUIDS}/{nodes.mapped(uuid)}"
+        except UsageError:
+            yield Problem(f"{path}/submission", "batch uuid", f"Its batchID {uuid!r} cannot be a node's name.")
+            continue
+        if at not in tree.nodes:
+            text = f"The batchID of {name} does not lead to it: this node is not there."
+            yield Problem(at, "batch uuid", text, (Check(path), Create(at, name.encode())))
+        elif tree.nodes[at].data != name.encode():
+            other = tree.nodes[at].data.decode("utf-8", "backslashreplace")
+            yield Problem(at, "batch uuid", f"{name} has this batchID, but it leads to {other!r}.")
+
+
+def _uuids(tree: _Tree) -> Iterator[Problem]:
+    """A uuid leads to a batch."""
+    for name in tree.below.get(BATCH_UUIDS, ()):
+        path = f"{BATCH_UUIDS}/{name}"
+        batch = tree.nodes[path].data.decode("utf-8", "backslashreplace")
+        if nodes.batch_path(batch) not in tree.nodes:
+            yield Problem(path, "uuid batch", f"It leads to batch {batch!r}, which is not there.", (Delete(path),))
+
+
+def _jobs(tree: _Tree) -> Iterator[Problem]:
+    """A job has its nodes, is in the one list of its batch and in the one state that its status says."""
+    listed: dict[str, list[str]] = defaultdict(list)
+    for path in tree.nodes:
+        if _LIST_ENTRY.fullmatch(path):
+            listed[name_of(path)].append(path)
+        elif _STATE_ENTRY.fullmatch(path):
+            listed[nodes.job_of(name_of(path))].append(path)
+    for job in tree.below.get(JOBS, ()):
+        if job != "states":
+            yield from _job(tree, job, listed.pop(job, []))
+    for job, paths in listed.items():
+        for path in paths:
+            text = f"It lists {job}, which is not there."
+            yield Problem(path, "list without job", text, (Delete(path),))
+
+
+def _job(tree: _Tree, job: str, listed: list[str]) -> Iterator[Problem]:
+    path = nodes.job_path(job)
+    bad = list(_status(tree, path, JOB))
+    for name, read in (("bid", nodes.text_of), ("priority", nodes.whole_number), ("space_needed", nodes.whole_number)):
+        if why := tree.why_not(f"{path}/{name}", read):
+            bad.append(Problem(f"{path}/{name}", f"job {name}", why))
+    for name in JSON_NODES:
+        if f"{path}/{name}" in tree.nodes and (why := tree.why_not(f"{path}/{name}", nodes.decoded)):
+            bad.append(Problem(f"{path}/{name}", f"job {name}", why))
+    yield from bad
+    if any(problem.path.endswith(("/status", "/bid", "/priority")) for problem in bad):
+        return  # where it belongs is not known
+    state = JobState((tree.json(f"{path}/status") or {})["status"])
+    batch = tree.nodes[f"{path}/bid"].data.decode()
+    priority = nodes.whole_number(path, tree.nodes[f"{path}/priority"].data)
+    same = Check(f"{path}/status", tree.nodes[f"{path}/status"].version)
+    yield from _entries(
+        path, "job state", nodes.state_path(state, nodes.entry(priority, job)), listed, JOB_STATES, same
+    )
+    if nodes.batch_path(batch) not in tree.nodes:
+        yield Problem(f"{path}/bid", "job batch", f"Its batch {batch!r} is not there.")
+        return
+    place = nodes.batch_path(batch, "states", list_of(state), job)
+    folders = [folder for folder in (parent_of(parent_of(place)), parent_of(place)) if folder not in tree.nodes]
+    yield from _entries(path, "job batch list", place, listed, BATCHES, same, folders)
+
+
+def _entries(
+    path: str, rule: str, place: str, listed: list[str], top: str, same: Op, folders: list[str] | None = None
+) -> Iterator[Problem]:
+    """Where it is listed below ``top`` is this one place. A repair holds only while the job has not moved."""
+    inside = [one for one in listed if one.startswith(f"{top}/")]
+    if inside == [place]:
+        return
+    wrong = [one for one in inside if one != place]
+    mend: list[Op] = [same, *(Delete(one) for one in wrong)]
+    if place not in inside:
+        mend += [*(Create(folder) for folder in folders or []), Create(place)]
+    where = ", ".join(sorted(inside)) or "nowhere"
+    yield Problem(path, rule, f"It is listed in {where}; its place is {place}.", tuple(mend))
+
+
+def _access(tree: _Tree) -> Iterator[Problem]:
+    """A request has a token and a status."""
+    for size in SIZES:
+        for name in tree.below.get(f"{ACCESS}/{size}", ()):
+            path = nodes.access_path(size, name)
+            yield from _status(tree, path, ACCESS_TABLE)
+            if why := tree.why_not(f"{path}/token", nodes.decoded):
+                yield Problem(f"{path}/token", "access token", why)
+
+
+def _status(tree: _Tree, path: str, table: Table[Any]) -> Iterator[Problem]:
+    at = f"{path}/status"
+    if why := tree.why_not(at, nodes.decoded):
+        yield Problem(at, "status", why)
+        return
+    named = (tree.json(at) or {}).get("status")
+    if named not in {state.value for state in table.states}:
+        yield Problem(at, "status", f"It names no state, but {named!r}.")
+
+
+def _locks(tree: _Tree) -> Iterator[Problem]:
+    """Locks that live with a session do; a lock's node is the one that its name maps to."""
+    for path, node in tree.nodes.items():
+        if _ITEM_LOCK.fullmatch(path) and not node.owner:
+            old = tree.now - node.modified_s >= STALE_S
+            text = "A lock that lives with no session: nobody gives it back."
+            yield Problem(path, "stale lock", text, (Delete(path),) if old else ())
+    for kind, what in KINDS.items():
+        for name in tree.below.get(what.folder, ()) if not what.node else ():
+            node = tree.nodes[f"{what.folder}/{name}"]
+            if not node.owner and not what.stays:
+                text = "A lock that lives with no session: nobody gives it back."
+                old = tree.now - node.modified_s >= STALE_S
+                yield Problem(
+                    f"{what.folder}/{name}", "stale lock", text, (Delete(f"{what.folder}/{name}"),) if old else ()
+                )
+            given = node.data.decode("utf-8", "backslashreplace")
+            if given and not _is_node_of(name, given):
+                text = f"This {kind} lock holds the name {given!r}, whose node it is not."
+                yield Problem(f"{what.folder}/{name}", "lock name", text)
+
+
+def _is_node_of(node: str, name: str) -> bool:
+    """May a lock of this name be kept in this node?"""
+    try:
+        own = nodes.mapped(name)
+    except UsageError:
+        return False
+    return node == own or re.fullmatch(re.escape(own) + "~[0-9]+", node) is not None
+
+
+RULES: Final = (_folders, _known_nodes, _batches, _uuids, _jobs, _access, _locks)
+
+_LISTS = "|".join(JobList)
+_STATES = "|".join(state.lower() for state in JobState)
+_LIST_ENTRY = re.compile(rf"/batches/[^/]+/states/(?:{_LISTS})/[^/]+")
+_STATE_ENTRY = re.compile(rf"/jobs/states/(?:{_STATES})/[0-9]{{2}}-[^/]+")
+_ITEM_LOCK = re.compile(r"/batches/[^/]+/lock|/jobs/(?!states/)[^/]+/lock|/access/[^/]+/[^/]+/lock")
+_LAYOUT = re.compile(
+    "|".join(
+        [
+            *map(re.escape, nodes.skeleton()),
+            _LIST_ENTRY.pattern,
+            _STATE_ENTRY.pattern,
+            "/batch-uuids/[^/]+",
+            r"/batches/bid[0-9]{10}(?:/(?:submission|status|status-report|lock|states))?",
+            rf"/batches/bid[0-9]{{10}}/states/(?:{_LISTS})",
+            r"/jobs/jid[0-9]{10}(?:/(?:bid|priority|space_needed|status|lock|" + "|".join(JSON_NODES) + "))?",
+            r"/access/(?:small|large)/qid[0-9]{10}(?:/(?:token|status|lock))?",
+            "/locks/queue/(?:ingest|accessSmall|accessLarge)",
+            "/locks/(?:collections|storage|inventory|localid)/[^/]+",
+        ]
+    )
+)
+"""Every path that the layout knows."""

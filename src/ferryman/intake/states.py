@@ -1,0 +1,237 @@
+"""The states of batches, jobs and access requests, and their legal moves, as data.
+
+The pictures and tables of the docs are made from these. A move to the state that an item already has is no move: it is
+not in the tables, and `set_status` takes it for a change of message and priority.
+"""
+
+from __future__ import annotations
+
+import enum
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, Generic, TypeVar
+
+from ferryman.intake.errors import StateError
+
+S = TypeVar("S", bound=enum.StrEnum)
+
+
+class JobState(enum.StrEnum):
+    """Of one object on its way. The value is what stands in the status node."""
+
+    PENDING = "Pending"
+    HELD = "Held"
+    ESTIMATING = "Estimating"
+    PROVISIONING = "Provisioning"
+    DOWNLOADING = "Downloading"
+    PROCESSING = "Processing"
+    STORING = "Storing"
+    RECORDING = "Recording"
+    NOTIFY = "Notify"
+    COMPLETED = "Completed"
+    FAILED = "Failed"
+    DELETED = "Deleted"
+
+
+class BatchState(enum.StrEnum):
+    """Of what a submitter handed in."""
+
+    PENDING = "Pending"
+    HELD = "Held"
+    PROCESSING = "Processing"
+    REPORTING = "Reporting"
+    COMPLETED = "Completed"
+    FAILED = "Failed"
+    UPDATE_REPORTING = "UpdateReporting"
+    DELETED = "Deleted"
+
+
+class AccessState(enum.StrEnum):
+    """Of a request for a bundle of delivered originals."""
+
+    PENDING = "Pending"
+    PROCESSING = "Processing"
+    COMPLETED = "Completed"
+    FAILED = "Failed"
+    DELETED = "Deleted"
+
+
+@dataclass(frozen=True)
+class Table(Generic[S]):
+    """One machine: which state may follow which, and where success and failure lead."""
+
+    states: type[S]
+    moves: Mapping[S, frozenset[S]]
+    success: Mapping[S, S]
+    fail: Mapping[S, S]
+    final: frozenset[S]
+    """An item in one of these is done with: it may be removed, and nothing else."""
+    meaning: Mapping[S, str]
+
+    def move(self, before: S, after: S) -> S:
+        """The state after a legal move.
+
+        Raises:
+            StateError: not a legal one; nothing changes.
+        """
+        if after not in self.moves[before]:
+            raise StateError(before, after)
+        return after
+
+    def succeeded(self, before: S) -> S:
+        """The state after the work of this one is done.
+
+        Raises:
+            StateError: it is no state of work.
+        """
+        if before not in self.success:
+            raise StateError(before, "success")
+        return self.success[before]
+
+    def failed(self, before: S) -> S:
+        """The state after the work of this one has failed.
+
+        Raises:
+            StateError: nothing can fail in it.
+        """
+        if before not in self.fail:
+            raise StateError(before, "fail")
+        return self.fail[before]
+
+
+_J = JobState
+_ONE_BY_ONE = (
+    _J.ESTIMATING,
+    _J.PROVISIONING,
+    _J.DOWNLOADING,
+    _J.PROCESSING,
+    _J.STORING,
+    _J.RECORDING,
+    _J.NOTIFY,
+    _J.COMPLETED,
+)
+
+JOB: Final[Table[JobState]] = Table(
+    states=JobState,
+    moves={
+        _J.PENDING: frozenset({_J.HELD, _J.ESTIMATING, _J.FAILED}),
+        _J.HELD: frozenset({_J.PENDING, _J.DELETED}),
+        _J.ESTIMATING: frozenset({_J.PROVISIONING, _J.FAILED}),
+        _J.PROVISIONING: frozenset({_J.DOWNLOADING, _J.FAILED}),
+        _J.DOWNLOADING: frozenset({_J.PROCESSING, _J.FAILED}),
+        _J.PROCESSING: frozenset({_J.STORING, _J.FAILED}),
+        _J.STORING: frozenset({_J.RECORDING, _J.FAILED}),
+        _J.RECORDING: frozenset({_J.NOTIFY, _J.FAILED}),
+        _J.NOTIFY: frozenset({_J.COMPLETED, _J.FAILED}),
+        _J.FAILED: frozenset({_J.PENDING, *_ONE_BY_ONE[:-1], _J.DELETED}),
+        _J.COMPLETED: frozenset(),
+        _J.DELETED: frozenset(),
+    },
+    success=dict(itertools.pairwise(_ONE_BY_ONE)),
+    fail=dict.fromkeys((_J.PENDING, *_ONE_BY_ONE[:-1]), _J.FAILED),
+    final=frozenset({_J.COMPLETED, _J.DELETED}),
+    meaning={
+        _J.PENDING: "made, and waiting for its turn",
+        _J.HELD: "set aside by a person, or because its collection is on hold; released one by one",
+        _J.ESTIMATING: "its size is asked for; one whose size nobody knows goes on later than others",
+        _J.PROVISIONING: "waits for working space",
+        _J.DOWNLOADING: "its files are fetched, their digests checked",
+        _J.PROCESSING: "its documents run through the plan",
+        _J.STORING: "waits until the wave that holds its documents is settled",
+        _J.RECORDING: "settled: what was delivered is noted",
+        _J.NOTIFY: "its submitter is told",
+        _J.COMPLETED: "delivered, and told",
+        _J.FAILED: "a person decides: try again after the last state that succeeded, or delete",
+        _J.DELETED: "given up by a person",
+    },
+)
+
+_B = BatchState
+BATCH: Final[Table[BatchState]] = Table(
+    states=BatchState,
+    moves={
+        _B.PENDING: frozenset({_B.HELD, _B.PROCESSING}),
+        _B.HELD: frozenset({_B.PENDING, _B.DELETED}),
+        _B.PROCESSING: frozenset({_B.REPORTING, _B.FAILED}),
+        _B.REPORTING: frozenset({_B.COMPLETED, _B.FAILED}),
+        _B.FAILED: frozenset({_B.UPDATE_REPORTING, _B.DELETED}),
+        _B.UPDATE_REPORTING: frozenset({_B.COMPLETED, _B.FAILED}),
+        _B.COMPLETED: frozenset(),
+        _B.DELETED: frozenset(),
+    },
+    success={
+        _B.PROCESSING: _B.REPORTING,
+        _B.REPORTING: _B.COMPLETED,
+        _B.UPDATE_REPORTING: _B.COMPLETED,
+    },
+    fail={_B.PROCESSING: _B.REPORTING, _B.REPORTING: _B.FAILED, _B.UPDATE_REPORTING: _B.FAILED},
+    final=frozenset({_B.COMPLETED, _B.DELETED}),
+    meaning={
+        _B.PENDING: "handed in, and waiting for its turn",
+        _B.HELD: "set aside by a person",
+        _B.PROCESSING: "its jobs are made, and at work",
+        _B.REPORTING: "every job is Completed or Failed: its submitter is told which",
+        _B.COMPLETED: "reported, and every job is done",
+        _B.FAILED: "reported, and some jobs have failed; or it could not be made into jobs",
+        _B.UPDATE_REPORTING: "a person wants the submitter to be told what has changed since",
+        _B.DELETED: "given up by a person",
+    },
+)
+
+_A = AccessState
+ACCESS: Final[Table[AccessState]] = Table(
+    states=AccessState,
+    moves={
+        _A.PENDING: frozenset({_A.PROCESSING}),
+        _A.PROCESSING: frozenset({_A.COMPLETED, _A.FAILED}),
+        _A.FAILED: frozenset({_A.PROCESSING, _A.DELETED}),
+        _A.COMPLETED: frozenset(),
+        _A.DELETED: frozenset(),
+    },
+    success={_A.PROCESSING: _A.COMPLETED},
+    fail={_A.PROCESSING: _A.FAILED},
+    final=frozenset({_A.COMPLETED, _A.DELETED}),
+    meaning={
+        _A.PENDING: "asked for, and waiting for its turn",
+        _A.PROCESSING: "its bundle is put together",
+        _A.COMPLETED: "its bundle lies ready",
+        _A.FAILED: "its bundle could not be made; a person decides",
+        _A.DELETED: "given up by a person",
+    },
+)
+
+RESUMED_AT: Final[Mapping[JobState, JobState]] = {
+    _J.PENDING: _J.ESTIMATING,
+    _J.ESTIMATING: _J.PROVISIONING,
+    _J.PROVISIONING: _J.DOWNLOADING,
+    _J.DOWNLOADING: _J.PROCESSING,
+    _J.PROCESSING: _J.STORING,
+    _J.STORING: _J.RECORDING,
+    _J.RECORDING: _J.NOTIFY,
+}
+"""Where a failed job is taken up again, by its last successful state."""
+
+
+def resumed_at(last_successful: str | None) -> JobState:
+    """The state in which a failed job is tried again: the one after its last success, or the first one of work."""
+    known = {state.value: after for state, after in RESUMED_AT.items()}
+    return known.get(last_successful or "", _J.ESTIMATING)
+
+
+class JobList(enum.StrEnum):
+    """The lists of a batch: every job of it is in exactly one."""
+
+    PROCESSING = "batch-processing"
+    COMPLETED = "batch-completed"
+    FAILED = "batch-failed"
+    DELETED = "batch-deleted"
+
+
+def list_of(state: JobState) -> JobList:
+    """The list of its batch that a job in this state is in."""
+    return {
+        _J.COMPLETED: JobList.COMPLETED,
+        _J.FAILED: JobList.FAILED,
+        _J.DELETED: JobList.DELETED,
+    }.get(state, JobList.PROCESSING)

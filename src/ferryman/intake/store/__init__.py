@@ -1,0 +1,66 @@
+"""Where a queue's nodes are kept. ``Store`` is the port; which one it is, its URL says."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from ferryman.intake.errors import QueueRefused
+from ferryman.intake.store.base import (
+    Check,
+    Conflict,
+    Create,
+    Delete,
+    Node,
+    Op,
+    SessionLost,
+    Set,
+    Store,
+    Watch,
+    Why,
+)
+
+__all__ = [
+    "Check",
+    "Conflict",
+    "Create",
+    "Delete",
+    "Node",
+    "Op",
+    "SessionLost",
+    "Set",
+    "Store",
+    "Watch",
+    "Why",
+    "opened",
+]
+
+SESSION_TIMEOUT_S: Final = 10.0
+"""A consumer that is dead, stopped or cut off for so long has lost its locks. ZooKeeper's servers may allow less."""
+
+
+def opened(url: str, *, session_timeout_s: float = SESSION_TIMEOUT_S, clock: Callable[[], float] = time.time) -> Store:
+    """The store at a URL: ``sqlite:///file``, ``zookeeper://host:port,host:port/chroot``, ``memory:``, ``memory:name``.
+
+    Raises:
+        QueueRefused: there is no such store, or it cannot be used.
+        QueueLost: the server does not answer.
+    """
+    if url.startswith("memory:"):
+        from ferryman.intake.store.memory import MemoryStore
+
+        return MemoryStore(url.removeprefix("memory:"), clock=clock)
+    if url.startswith("sqlite:///") and url != "sqlite:///":
+        from ferryman.intake.store.sqlite import SqliteStore
+
+        return SqliteStore(Path(url.removeprefix("sqlite:///")), session_timeout_s=session_timeout_s, clock=clock)
+    if url.startswith("zookeeper://"):
+        from ferryman.intake.store.zookeeper import ZooKeeperStore
+
+        return ZooKeeperStore(url, session_timeout_s=session_timeout_s)
+    shown = url.partition("@")[2] or url
+    raise QueueRefused(
+        f"{shown}: this is no queue's URL. Give sqlite:///file, zookeeper://host:port/chroot or memory:."
+    )

@@ -1,0 +1,166 @@
+"""The store port: a small tree of nodes, with ZooKeeper's promises.
+
+A queue is written once, over this port. A node has a path, data and children; it may be *ephemeral*: then it lives as
+long as the session that made it. A store promises:
+
+1. ``commit`` makes all its changes at once or none: no reader, and no crash, ever sees a part of them.
+2. What a commit checks (a version, that a node is there) is still so when its changes take effect.
+3. Numbers of children are given once: a number whose node was removed is not given again.
+4. A session ends when its process has been dead, stopped or cut off for the session timeout. Its ephemeral nodes are
+   gone then. A commit that names a session takes effect while that session lives, or not at all: so a holder of a lock
+   that was stopped too long cannot change anything after another has taken the lock.
+
+One job's life at the port::
+
+    store.commit([Check("/jobs/states/pending/05-jid1"), Create("/jobs/jid1/lock", ephemeral=True)], session=s)
+    store.commit([Delete("/jobs/states/pending/05-jid1"), Create("/jobs/states/estimating/05-jid1"), ...], session=s)
+    store.commit([Delete("/jobs/jid1/lock")], session=s)
+
+A crash between two commits leaves what the first one said; the lock goes with the session.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from ferryman.errors import FerrymanError
+
+
+class Node(NamedTuple):
+    """A node as it was read."""
+
+    data: bytes
+    version: int
+    """How often its data was set."""
+    children: int
+    """How many it has now."""
+    numbered: int
+    """The number that its next numbered child gets."""
+    owner: int
+    """The session that an ephemeral node lives with; 0 for one that stays."""
+    created_s: float
+    modified_s: float
+    """When its data was set last, in seconds since 1970."""
+
+
+@dataclass(frozen=True, slots=True)
+class Create:
+    """Make a node. ``numbered``: its path ends in the number that the caller expects, its parent's ``numbered``."""
+
+    path: str
+    data: bytes = b""
+    ephemeral: bool = False
+    numbered: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Set:
+    """Replace a node's data; ``version``: only if it is still that one."""
+
+    path: str
+    data: bytes
+    version: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Delete:
+    """Remove a node without children."""
+
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """The node is there; ``version``: and its data is still of that one."""
+
+    path: str
+    version: int | None = None
+
+
+Op = Create | Set | Delete | Check
+
+
+class Why(enum.StrEnum):
+    """Why a commit was refused."""
+
+    EXISTS = "there already"
+    MISSING = "not there"
+    CHANGED = "changed meanwhile"
+    NOT_EMPTY = "not empty"
+
+
+class Conflict(FerrymanError):
+    """A commit was refused: nothing of it took effect. ``index`` is that of the first operation that could not be."""
+
+    def __init__(self, index: int, path: str, why: Why) -> None:
+        super().__init__(index, path, why)
+        self.index, self.path, self.why = index, path, why
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.why.value}"
+
+
+class SessionLost(FerrymanError):
+    """The session that a commit named has ended: nothing of it took effect."""
+
+
+class Watch(Protocol):
+    """Tells that the children of a node have changed since it was asked for, or that its node came or went."""
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait for a change, at most so long. Was there one?"""
+
+    def close(self) -> None:
+        """Stop looking."""
+
+
+class Store(Protocol):
+    """Where the nodes are. Safe to use from many threads."""
+
+    url: str
+    """As a person may read it: without passwords."""
+
+    def session(self) -> int:
+        """The session of this handle, begun if there is none that lives. After one was lost, it is another."""
+
+    def alive(self, session: int) -> bool:
+        """Does this session live, for all that is known here without asking?"""
+
+    def commit(self, ops: Sequence[Op], *, session: int | None = None) -> None:
+        """Do all of it, or nothing. ``session`` is needed to make ephemeral nodes; they belong to it.
+
+        Raises:
+            Conflict: a node is there, missing, or another than expected.
+            SessionLost: ``session`` has ended.
+            QueueLost: the server was lost. What was asked may have been done, all of it or nothing, if it made numbered
+                nodes; anything else is asked again until it is known.
+        """
+
+    def read(self, paths: Sequence[str]) -> list[Node | None]:
+        """The nodes at these paths, in one go; None for what is not there."""
+
+    def children(self, path: str) -> list[str]:
+        """The names of a node's children, sorted; none if it is not there."""
+
+    def free(self, folder: str, items: str) -> Iterator[str]:
+        """Children of a folder, sorted, that nobody seems to hold. They are named ``05-ID``; the lock of one is
+        ``items/ID/lock``.
+
+        This is a hint, and may be a second old: who wants one makes its lock, and checks that the child is there, in
+        one commit. When it ends, all were named that were there and not held when it was asked for.
+        """
+
+    def watch(self, path: str) -> Watch:
+        """Look at the children of a node from now on."""
+
+    def walk(self, path: str) -> Iterator[tuple[str, Node]]:
+        """A node and all below, parents first, sorted."""
+
+    def advance(self, path: str, number: int) -> None:
+        """See to it that this node's next numbered child gets this number or a higher one."""
+
+    def close(self) -> None:
+        """End the session, and what lives with it."""

@@ -1,0 +1,182 @@
+"""A store in the memory of this process: for tests, and for a look around."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from bisect import bisect_right, insort
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from ferryman.intake.nodes import lock_of, name_of, parent_of
+from ferryman.intake.store.base import Check, Conflict, Create, Delete, Node, Op, SessionLost, Set, Why
+
+
+@dataclass
+class _Kept:
+    data: bytes
+    owner: int
+    created_s: float
+    modified_s: float
+    version: int = 0
+    numbered: int = 0
+    names: list[str] = field(default_factory=list)
+
+    def node(self) -> Node:
+        return Node(
+            self.data, self.version, len(self.names), self.numbered, self.owner, self.created_s, self.modified_s
+        )
+
+
+class _Tree:
+    """What several handles share."""
+
+    def __init__(self) -> None:
+        self.changed = threading.Condition(threading.RLock())
+        self.nodes: dict[str, _Kept] = {"/": _Kept(b"", 0, 0.0, 0.0)}
+        self.sessions: set[int] = set()
+        self.next_session = itertools.count(1)
+
+
+_SHARED: Final[dict[str, _Tree]] = {}
+"""Trees with a name, for the life of the process."""
+
+
+class MemoryStore:
+    """A tree in memory; handles that were opened with one name share it."""
+
+    def __init__(self, name: str = "", *, clock: Callable[[], float] = time.time) -> None:
+        self.url = f"memory:{name}"
+        self._tree = _SHARED.setdefault(name, _Tree()) if name else _Tree()
+        self._clock = clock
+        self._session = 0
+
+    def session(self) -> int:
+        with self._tree.changed:
+            if self._session not in self._tree.sessions:
+                self._session = next(self._tree.next_session)
+                self._tree.sessions.add(self._session)
+            return self._session
+
+    def alive(self, session: int) -> bool:
+        return session == self._session and session in self._tree.sessions
+
+    def commit(self, ops: Sequence[Op], *, session: int | None = None) -> None:
+        undo: list[Callable[[], object]] = []
+        with self._tree.changed:
+            if session is not None and session not in self._tree.sessions:
+                raise SessionLost(f"{self.url}: the session has ended")
+            try:
+                for index, op in enumerate(ops):
+                    self._do(index, op, session or 0, undo)
+            except Conflict:
+                for step in reversed(undo):
+                    step()
+                raise
+            self._tree.changed.notify_all()
+
+    def _do(self, index: int, op: Op, session: int, undo: list[Callable[[], object]]) -> None:
+        nodes = self._tree.nodes
+        if isinstance(op, Create):
+            parent = nodes.get(parent_of(op.path))
+            if parent is None or parent.owner:
+                raise Conflict(index, op.path, Why.MISSING)
+            if op.path in nodes:
+                raise Conflict(index, op.path, Why.EXISTS)
+            if op.numbered and not op.path.endswith(f"{parent.numbered:010d}"):
+                raise Conflict(index, op.path, Why.CHANGED)
+            now = self._clock()
+            self._put(op.path, _Kept(op.data, session if op.ephemeral else 0, now, now), parent)
+            parent.numbered += 1
+            undo.append(lambda: self._unmake(op.path, parent))
+            return
+        found = nodes.get(op.path)
+        if found is None:
+            raise Conflict(index, op.path, Why.MISSING)
+        if isinstance(op, Delete):
+            if found.names:
+                raise Conflict(index, op.path, Why.NOT_EMPTY)
+            self._drop(op.path)
+            undo.append(lambda: self._put(op.path, found, nodes[parent_of(op.path)]))
+            return
+        if op.version is not None and op.version != found.version:
+            raise Conflict(index, op.path, Why.CHANGED)
+        if isinstance(op, Set):
+            before = (found.data, found.version, found.modified_s)
+            found.data, found.version, found.modified_s = op.data, found.version + 1, self._clock()
+            undo.append(lambda: found.__dict__.update(zip(("data", "version", "modified_s"), before, strict=True)))
+        else:
+            assert isinstance(op, Check)
+
+    def _unmake(self, path: str, parent: _Kept) -> None:
+        self._drop(path)
+        parent.numbered -= 1
+
+    def _put(self, path: str, kept: _Kept, parent: _Kept) -> None:
+        self._tree.nodes[path] = kept
+        insort(parent.names, name_of(path))
+
+    def _drop(self, path: str) -> None:
+        del self._tree.nodes[path]
+        names = self._tree.nodes[parent_of(path)].names
+        del names[bisect_right(names, name_of(path)) - 1]
+
+    def read(self, paths: Sequence[str]) -> list[Node | None]:
+        with self._tree.changed:
+            found = [self._tree.nodes.get(path) for path in paths]
+            return [kept.node() if kept else None for kept in found]
+
+    def children(self, path: str) -> list[str]:
+        with self._tree.changed:
+            kept = self._tree.nodes.get(path)
+            return list(kept.names) if kept else []
+
+    def free(self, folder: str, items: str) -> Iterator[str]:
+        for name in self.children(folder):
+            if lock_of(items, name) not in self._tree.nodes:
+                yield name
+
+    def watch(self, path: str) -> _Watch:
+        return _Watch(self._tree, path)
+
+    def walk(self, path: str) -> Iterator[tuple[str, Node]]:
+        with self._tree.changed:
+            found = sorted((p.split("/"), p, kept.node()) for p, kept in self._tree.nodes.items())
+        for _, p, node in found:
+            if path in ("/", p) or p.startswith(f"{path}/"):
+                yield p, node
+
+    def advance(self, path: str, number: int) -> None:
+        with self._tree.changed:
+            kept = self._tree.nodes.get(path)
+            if kept is None:
+                raise Conflict(0, path, Why.MISSING)
+            kept.numbered = max(kept.numbered, number)
+
+    def close(self) -> None:
+        with self._tree.changed:
+            if self._session in self._tree.sessions:
+                self._tree.sessions.discard(self._session)
+                for path in [p for p, kept in self._tree.nodes.items() if kept.owner == self._session]:
+                    self._drop(path)
+                self._tree.changed.notify_all()
+
+
+class _Watch:
+    def __init__(self, tree: _Tree, path: str) -> None:
+        self._tree, self._path = tree, path
+        self._before = self._names()
+
+    def _names(self) -> list[str] | None:
+        with self._tree.changed:
+            kept = self._tree.nodes.get(self._path)
+            return list(kept.names) if kept else None
+
+    def wait(self, timeout_s: float) -> bool:
+        with self._tree.changed:
+            return self._tree.changed.wait_for(lambda: self._names() != self._before, timeout_s)
+
+    def close(self) -> None:
+        """Nothing to stop."""

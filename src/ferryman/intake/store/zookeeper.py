@@ -1,0 +1,481 @@
+"""A store on ZooKeeper: many hosts, and no queue without a majority of its servers.
+
+Every change is one multi-operation. Ids are sequential nodes: what else belongs to a new node is made in the same
+multi-operation, under the name that it will have; if another was faster, nothing is made, and it is tried again.
+
+A session that is lost is another one afterwards. What names the old one is refused here before it is sent, and by the
+servers if it was sent: so a lock that was lost can never be used again.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from bisect import insort
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final, NamedTuple
+from urllib.parse import unquote, urlsplit
+
+from ferryman.intake.errors import QueueLost, QueueRefused
+from ferryman.intake.nodes import DIGITS, lock_of, name_of, parent_of
+from ferryman.intake.store.base import Conflict, Create, Delete, Node, Op, SessionLost, Set, Why
+
+log = logging.getLogger("ferryman.intake")
+
+CONNECT_S: Final = 15.0
+"""How long the first connection may take: a quorum that has just lost its leader needs some seconds for another."""
+
+LISTING_S: Final = 1.0
+"""A listing is kept so long for acquiring: of 100 000 jobs it costs 0.2 s, each acquisition then one change."""
+
+HELD_S: Final = 3.0
+"""A job that somebody held is left alone for so long, as long as there are others: of thousands that are worked at,
+asking for each lock once a second would take longer than a second."""
+
+TRIED_BLINDLY: Final = 1
+"""Names that are given without asking whether they are held: it is cheaper to try. If these were held, there may be
+thousands more: they are asked for together."""
+
+ASKED_FIRST: Final = 8
+"""Names that are asked for together at first, then twice as many each time: others are most often a little ahead."""
+
+READ_AT_ONCE: Final = 256
+"""Reads under way at once."""
+
+BURN: Final = 400
+"""Numbers that are skipped in one multi-operation."""
+
+LOOPBACK: Final = ("localhost", "127.0.0.1", "::1")
+
+
+class Address(NamedTuple):
+    """What a queue's URL says."""
+
+    hosts: str
+    chroot: str
+    user: str
+    password: str
+
+    @property
+    def shown(self) -> str:
+        """Without the password."""
+        return f"zookeeper://{self.hosts}{self.chroot}"
+
+    @property
+    def is_local(self) -> bool:
+        """Can nobody but this machine reach it?"""
+        return all(urlsplit(f"//{host}").hostname in LOOPBACK for host in self.hosts.split(","))
+
+
+def address(url: str) -> Address:
+    """The parts of ``zookeeper://user:password@h1:2181,h2:2181/chroot``.
+
+    Raises:
+        QueueRefused: it names no host.
+    """
+    parts = urlsplit(url)
+    login, _, hosts = parts.netloc.rpartition("@")
+    user, _, password = login.partition(":")
+    chroot = parts.path.rstrip("/")
+    if not hosts or "//" in chroot:
+        raise QueueRefused(f"zookeeper://{hosts}{parts.path}: give zookeeper://host:port,host:port/chroot.")
+    return Address(hosts, chroot, unquote(user), unquote(password))
+
+
+class ZooKeeperStore:
+    """A tree below a chroot of a ZooKeeper."""
+
+    def __init__(self, url: str, *, session_timeout_s: float = 10.0, may_make: bool = True) -> None:
+        """``may_make``: the chroot is made if it is not there."""
+        client, security = _kazoo()
+        at = address(url)
+        self.url = at.shown
+        self._timeout_s = session_timeout_s
+        acl = [security.make_digest_acl(at.user, at.password, all=True)] if at.user else None
+        login = [("digest", f"{at.user}:{at.password}")] if at.user else None
+        if not at.user and not at.is_local:
+            log.warning(
+                "%s: whoever reaches these servers may change this queue: give user:password@ in its URL", at.shown
+            )
+        self._client = client.KazooClient(hosts=at.hosts, timeout=session_timeout_s, auth_data=login, default_acl=acl)
+        self._acl = acl
+        self._turn = threading.Lock()
+        """Between asking whether a session lives and sending what names it, it cannot be lost and another begun."""
+        self._lost = 0
+        self._listings: dict[str, _Listing] = {}
+        self._held: set[str] = set()
+        self._client.add_listener(self._listen)
+        self._start(at.chroot, may_make)
+
+    def _start(self, chroot: str, may_make: bool) -> None:
+        try:
+            self._client.start(timeout=CONNECT_S)
+            if chroot and may_make:
+                self._client.ensure_path(chroot)
+            self._client.chroot = chroot  # kazoo takes one with the hosts, but makes no path of several parts for it
+        except Exception as e:
+            self._client.stop()
+            self._client.close()
+            raise self._plain(e) from e
+
+    def _listen(self, state: str) -> None:
+        if state == "LOST":
+            with self._turn:
+                self._lost += 1
+                self._held.clear()
+
+    # --- sessions -----------------------------------------------------------------------------------------------------
+
+    def session(self) -> int:
+        """ZooKeeper's own number of the session."""
+        give_up = time.monotonic() + self._timeout_s + CONNECT_S
+        while True:
+            found = self._client.client_id
+            if found is not None and self._client.connected:
+                return int(found[0])
+            if time.monotonic() > give_up:
+                raise QueueLost(f"{self.url}: no server has answered for {self._timeout_s + CONNECT_S:g} s.")
+            time.sleep(0.02)
+
+    def alive(self, session: int) -> bool:
+        found = self._client.client_id
+        return session != 0 and found is not None and found[0] == session and bool(self._client.connected)
+
+    def close(self) -> None:
+        self._client.remove_listener(self._listen)
+        self._client.stop()
+        self._client.close()
+
+    # --- changes ------------------------------------------------------------------------------------------------------
+
+    def commit(self, ops: Sequence[Op], *, session: int | None = None) -> None:
+        from kazoo import exceptions
+
+        if not ops:
+            return
+        while True:
+            try:
+                results = self._send(ops, session)
+            except exceptions.SessionExpiredError as e:
+                if session is not None:
+                    raise SessionLost(f"{self.url}: the session has ended") from e
+                self._connected()
+                if self._was_done(ops, session):
+                    return
+            except (exceptions.ConnectionLoss, exceptions.ConnectionClosedError) as e:
+                self._connected()
+                if session is not None and self.session() != session:
+                    raise SessionLost(f"{self.url}: the session has ended") from e
+                if self._was_done(ops, session):
+                    return
+            except exceptions.KazooException as e:
+                raise self._plain(e) from e
+            else:
+                self._refuse(ops, results)
+                self._note(ops)
+                return
+
+    def _send(self, ops: Sequence[Op], session: int | None) -> list[Any]:
+        transaction = self._client.transaction()
+        for op in ops:
+            if isinstance(op, Create):
+                path = op.path[:-DIGITS] if op.numbered else op.path
+                transaction.create(path, op.data, acl=self._acl, ephemeral=op.ephemeral, sequence=op.numbered)
+            elif isinstance(op, Set):
+                transaction.set_data(op.path, op.data, -1 if op.version is None else op.version)
+            elif isinstance(op, Delete):
+                transaction.delete(op.path)
+            else:
+                transaction.check(op.path, -1 if op.version is None else op.version)
+        while True:
+            with self._turn:
+                found = self._client.client_id
+                if found is not None or session is None:
+                    if session is not None and found[0] != session:
+                        raise SessionLost(f"{self.url}: the session has ended")
+                    sent = transaction.commit_async()
+                    break
+            self._connected()  # whether the session outlives this is known when there is a connection again
+        return list(sent.get())
+
+    def _refuse(self, ops: Sequence[Op], results: list[Any]) -> None:
+        """If it was refused, say which operation it was.
+
+        Raises:
+            Conflict: it was, as a whole.
+        """
+        from kazoo import exceptions
+
+        for index, (op, result) in enumerate(zip(ops, results, strict=False)):
+            if not isinstance(result, Exception) or isinstance(result, exceptions.RolledBackError):
+                continue
+            if isinstance(result, exceptions.NodeExistsError):
+                raise Conflict(index, op.path, Why.EXISTS)
+            if isinstance(result, exceptions.NoNodeError | exceptions.NoChildrenForEphemeralsError):
+                raise Conflict(index, op.path, Why.MISSING)
+            if isinstance(result, exceptions.BadVersionError):
+                raise Conflict(index, op.path, Why.CHANGED)
+            if isinstance(result, exceptions.NotEmptyError):
+                raise Conflict(index, op.path, Why.NOT_EMPTY)
+            raise self._plain(result)
+        self._refuse_other_number(ops, results)
+
+    def _refuse_other_number(self, ops: Sequence[Op], results: list[Any]) -> None:
+        """A numbered node without anything below it may have got another number than expected: take it back."""
+        for index, (op, result) in enumerate(zip(ops, results, strict=True)):
+            if isinstance(op, Create) and op.numbered and result != op.path:
+                self._client.delete(result)
+                raise Conflict(index, op.path, Why.CHANGED)
+
+    def _was_done(self, ops: Sequence[Op], session: int | None) -> bool:
+        """After a lost connection: did it take effect? All of it did if one of its operations did.
+
+        Raises:
+            QueueLost: nobody can tell.
+        """
+        if any(isinstance(op, Create) and op.numbered for op in ops):
+            raise QueueLost(
+                f"{self.url}: the connection was lost while something was made. It was made, or not at all: look "
+                "whether it is there, and make it again if it is not."
+            )
+        self._client.sync("/")
+        found = self.read([op.path for op in ops])
+        for op, node in zip(ops, found, strict=True):
+            if isinstance(op, Create) and op.ephemeral:
+                return node is not None and node.owner == session
+            if isinstance(op, Set) and op.version is not None:
+                return node is not None and node.version == op.version + 1 and node.data == op.data
+        for op, node in zip(ops, found, strict=True):
+            if isinstance(op, Create):
+                return node is not None and node.data == op.data
+            if isinstance(op, Delete):
+                return node is None
+        return False  # it sets or checks without a condition: that may be done again
+
+    def _note(self, ops: Sequence[Op]) -> None:
+        """Remember what we hold, and what the listings of this handle can take over."""
+        for op in ops:
+            if isinstance(op, Create):
+                if op.ephemeral:
+                    self._held.add(op.path)
+                listing = self._listings.get(parent_of(op.path))
+                if listing is not None:
+                    listing.add(name_of(op.path))
+            elif isinstance(op, Delete):
+                self._held.discard(op.path)
+
+    def _connected(self) -> None:
+        """Wait for a connection.
+
+        Raises:
+            QueueLost: there is none for as long as a session and a first connection take.
+        """
+        self.session()
+
+    def advance(self, path: str, number: int) -> None:
+        while True:
+            (node,) = self.read([path])
+            if node is None:
+                raise Conflict(0, path, Why.MISSING)
+            if node.numbered >= number:
+                return
+            transaction = self._client.transaction()
+            for at in range(node.numbered, min(number, node.numbered + BURN)):
+                transaction.create(f"{path}/skip{at}", acl=self._acl)
+                transaction.delete(f"{path}/skip{at}")
+            transaction.commit()
+
+    # --- reading ------------------------------------------------------------------------------------------------------
+
+    def _again(self, ask: Callable[[], Any]) -> Any:
+        """Ask; if the connection is lost, ask again once there is one."""
+        from kazoo import exceptions
+
+        while True:
+            try:
+                return ask()
+            except (exceptions.ConnectionLoss, exceptions.SessionExpiredError, exceptions.ConnectionClosedError):
+                self._connected()
+            except exceptions.NoNodeError:
+                raise
+            except exceptions.KazooException as e:
+                raise self._plain(e) from e
+
+    def read(self, paths: Sequence[str]) -> list[Node | None]:
+        return [node for at in range(0, len(paths), READ_AT_ONCE) for node in self._read(paths[at : at + READ_AT_ONCE])]
+
+    def _read(self, paths: Sequence[str]) -> list[Node | None]:
+        from kazoo import exceptions
+
+        def ask() -> list[Node | None]:
+            asked = [self._client.get_async(path) for path in paths]
+            found: list[Node | None] = []
+            for one in asked:
+                try:
+                    found.append(_node(*one.get()))
+                except exceptions.NoNodeError:
+                    found.append(None)
+            return found
+
+        return list(self._again(ask))
+
+    def children(self, path: str) -> list[str]:
+        from kazoo import exceptions
+
+        try:
+            return sorted(self._again(lambda: self._client.get_children(path)))
+        except exceptions.NoNodeError:
+            return []
+
+    def free(self, folder: str, items: str) -> Iterator[str]:
+        """Each name is given once a listing: who gets it tries its lock, and need not try it again within a second."""
+        listing = self._listings.setdefault(folder, _Listing())
+        if listing.is_old():
+            listing.renew(self.children(folder))
+        given = 0
+        last = False
+        while True:
+            if given >= TRIED_BLINDLY:
+                listing.step_over(lambda names: self._are_held(items, names))
+            name = listing.take()
+            if name is not None:
+                if lock_of(items, name) not in self._held:
+                    given += 1
+                    yield name
+            elif last:
+                return
+            else:
+                listing.renew(self.children(folder), all_of_them=True)
+                given, last = TRIED_BLINDLY, True
+
+    def _are_held(self, items: str, names: Sequence[str]) -> list[bool]:
+        return [node is not None for node in self.read([lock_of(items, name) for name in names])]
+
+    def walk(self, path: str) -> Iterator[tuple[str, Node]]:
+        level = [path]
+        found: dict[str, Node] = {}
+        while level:
+            nodes = self.read(level)
+            there = [(at, node) for at, node in zip(level, nodes, strict=True) if node is not None]
+            found.update(there)
+            level = [
+                f"{at.rstrip('/')}/{name}"
+                for at, node in there
+                if node.children
+                for name in self.children(at)
+                if (at, name) != ("/", "zookeeper")
+            ]
+        yield from sorted(found.items(), key=lambda one: one[0].split("/"))
+
+    def watch(self, path: str) -> _Watch:
+        return _Watch(self, path)
+
+    def _plain(self, error: Exception) -> Exception:
+        """kazoo's errors as ours."""
+        name = type(error).__name__
+        if name in ("NoAuthError", "AuthFailedError", "InvalidACLError"):
+            return QueueRefused(f"{self.url}: the servers refuse us ({name}): give user:password@ of this queue.")
+        return QueueLost(f"{self.url}: {name}: {str(error) or 'no server answers'}. Is ZooKeeper running there?")
+
+
+class _Listing:
+    """The children of a folder, each given once, for a second. Those that were held lately are left out of the next."""
+
+    def __init__(self) -> None:
+        self._using = threading.Lock()
+        self._names: list[str] = []
+        self._next = 0
+        self._read_at = float("-inf")
+        self._held: dict[str, float] = {}
+
+    def is_old(self) -> bool:
+        return time.monotonic() - self._read_at > LISTING_S
+
+    def renew(self, names: list[str], *, all_of_them: bool = False) -> None:
+        """Start again. ``all_of_them``: also those that were held lately; they are asked for."""
+        with self._using:
+            now = time.monotonic()
+            self._held = {name: at for name, at in self._held.items() if now - at < HELD_S and not all_of_them}
+            self._names = [name for name in names if name not in self._held]
+            self._next, self._read_at = 0, now
+
+    def take(self) -> str | None:
+        """The next name; None if all were given. Whoever takes it holds it, or has found that another does."""
+        with self._using:
+            if self._next == len(self._names):
+                return None
+            self._next += 1
+            name = self._names[self._next - 1]
+            self._held[name] = time.monotonic()
+            return name
+
+    def step_over(self, are_held: Callable[[Sequence[str]], list[bool]]) -> None:
+        """Go on to the next name that nobody holds."""
+        with self._using:
+            size = ASKED_FIRST
+            while some := self._names[self._next : self._next + size]:
+                size = min(2 * size, READ_AT_ONCE)
+                held = are_held(some)
+                free = held.index(False) if False in held else len(some)
+                self._held.update(dict.fromkeys(some[:free], time.monotonic()))
+                self._next += free
+                if free < len(some):
+                    return
+
+    def add(self, name: str) -> None:
+        """This handle has made it just now."""
+        with self._using:
+            self._held.pop(name, None)
+            insort(self._names, name, lo=self._next)
+
+
+class _Watch:
+    def __init__(self, store: ZooKeeperStore, path: str) -> None:
+        self._store, self._path = store, path
+        self._event = threading.Event()
+        self._arm()
+
+    def _arm(self) -> None:
+        from kazoo import exceptions
+
+        client = self._store._client
+        try:
+            self._store._again(lambda: client.get_children(self._path, watch=self._seen))
+        except exceptions.NoNodeError:
+            self._store._again(lambda: client.exists(self._path, watch=self._seen))
+
+    def _seen(self, _: object) -> None:
+        self._event.set()  # also when the connection is lost: then nobody knows
+
+    def wait(self, timeout_s: float) -> bool:
+        return self._event.wait(timeout_s)
+
+    def close(self) -> None:
+        """A watch of ZooKeeper's ends when it has told."""
+
+
+def _node(data: bytes, stat: Any) -> Node:
+    # The servers tell changes of a node's children, comings and goings; its comings are what numbers are made of.
+    numbered = (stat.cversion + stat.numChildren) // 2
+    return Node(
+        data or b"",
+        stat.version,
+        stat.numChildren,
+        numbered,
+        stat.ephemeralOwner,
+        stat.ctime / 1000,
+        stat.mtime / 1000,
+    )
+
+
+def _kazoo() -> tuple[Any, Any]:
+    try:
+        from kazoo import client, security
+    except ImportError:
+        raise QueueRefused(
+            "a queue on ZooKeeper needs the package kazoo, which is not installed: pip install 'ferryman[zookeeper]'"
+        ) from None
+    # What it has to say, its errors say: nobody shall be told twice, unless a program asks for its log.
+    logging.getLogger("kazoo").addHandler(logging.NullHandler())
+    return client, security

@@ -1,0 +1,222 @@
+"""Documents of the intake queue's jobs."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from collections.abc import Collection, Iterator
+from hashlib import blake2b, sha256
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+from urllib.parse import quote
+
+import msgspec
+
+from ferryman import settings
+from ferryman.document import Document, encode_fields
+from ferryman.errors import BadDocument, TransientError, UsageError, words
+from ferryman.intake import Job, NodeInvalid, Queue, inventory
+from ferryman.intake.inventory import FILES, Held
+from ferryman.sources.base import Detect, Listed, Source
+
+PLAIN: Final = "!$&'()+,;=:@~ "
+"""Characters that stay as they are in a part of an id. A slash parts the parts, # parts a child's key."""
+
+
+class Piece(NamedTuple):
+    """One job's part of a listing."""
+
+    job: str
+    list: str
+    """Path of the list of its files."""
+    name: str
+    """What the ids of its documents begin with."""
+    fields: str
+    """Of each of its documents, as JSON."""
+
+
+class Jobs(Source):
+    """Every file of every job in state Processing, as a document: its bytes are ``raw``.
+
+    ``plan.source("jobs", Jobs())`` for ``ferryman intake serve``, which says which queue; ``Jobs(queue)`` or
+    ``Jobs("sqlite:///queue.db")`` to run a plan over a queue without it (then nobody moves the jobs on).
+
+    **Ids** are ``LOCAL_ID/PATH``, below the collection if the job has one (``COLLECTION/LOCAL_ID/PATH``), so that an
+    object that is submitted again replaces what it was; a job without a local id has its own id in that place. What is
+    no plain character in a part is percent-encoded, slashes in a local id too: ``books/ark:%2Faaa%2F111/page 1.txt``.
+
+    **Fields**: ``local_id``, ``primary_id``, ``collection``, ``path``, the job's metadata (``erc_who`` …), and what the
+    manifest says of the file. Neither job nor batch are in them: the same object in another batch is not a change.
+
+    **Nothing vanishes**: a job that is done is not listed any more, and its documents stay where they were delivered.
+    Of two jobs of one object the one that is acquired first is listed, the other when that is done.
+
+    **A bad object**: a file that is missing in the working space, damaged or too large, and a list of files that
+    cannot be read, end as ERROR_DOC of their documents; others of the same wave go on.
+
+    Args:
+        queue: a queue or its URL; None: the one that is served.
+        max_bytes: largest file that is read (bytes). A document lives whole in a worker's memory.
+        prefix, detect: see ``Source``. By default what was read once is known by its digest, and not read again.
+    """
+
+    lists_all = False
+
+    def __init__(
+        self,
+        queue: Queue | str | None = None,
+        *,
+        max_bytes: int = settings.MAX_FILE_BYTES,
+        prefix: str = "",
+        detect: Detect = "fingerprint",
+    ) -> None:
+        super().__init__(prefix=prefix, detect=detect)
+        if not isinstance(max_bytes, int) or max_bytes < 1:
+            raise UsageError(f"Jobs(max_bytes={max_bytes!r}): give a whole number of bytes, at least 1.")
+        self.url = queue.url if isinstance(queue, Queue) else queue
+        self.max_bytes = max_bytes
+        self._queue = queue if isinstance(queue, Queue) else None
+        self._chosen: frozenset[str] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Workers get pieces and read files; the queue is the driver's.
+        return {**self.__dict__, "_queue": None, "_chosen": None}
+
+    def __repr__(self) -> str:
+        return "Jobs()" if self._queue is None else f"Jobs({self._queue.url!r})"
+
+    def serve(self, queue: Queue, jobs: Collection[str]) -> None:
+        """List these jobs of this queue from now on, and no others.
+
+        Raises:
+            UsageError: the plan names another queue.
+        """
+        if self.url is not None and self.url != queue.url:
+            raise UsageError(
+                f"the plan takes jobs from {self.url}, and {queue.url} is served. Say Jobs() in the plan, or serve "
+                "the one that it names."
+            )
+        self._queue, self._chosen = queue, frozenset(jobs)
+
+    def check(self) -> None:
+        """
+        Raises:
+            UsageError: no queue was named.
+            QueueRefused, QueueLost: it cannot be opened.
+        """
+        self._opened()
+
+    def _opened(self) -> Queue:
+        if self._queue is None:
+            if self.url is None:
+                raise UsageError(
+                    "Jobs(): no queue is named. `ferryman intake serve` brings one; for `ferryman run` name it: "
+                    "Jobs('sqlite:///queue.db')."
+                )
+            self._queue = Queue.open(self.url)
+        return self._queue
+
+    def partitions(self) -> list[Piece]:
+        """A piece for each job in Processing, most urgent first."""
+        queue = self._opened()
+        pieces, seen = [], set()
+        for job_id in queue.list_jobs("Processing"):
+            if self._chosen is not None and job_id not in self._chosen:
+                continue
+            job = queue.load_job(job_id)
+            try:
+                piece = piece_of(job)
+            except NodeInvalid:
+                continue  # not downloaded here, or damaged: who serves the queue says so
+            if piece.name not in seen:
+                seen.add(piece.name)
+                pieces.append(piece)
+        return pieces
+
+    def listing(self, partition: Piece) -> Iterator[Listed | Document]:
+        """The files of a job. A list that cannot be read is refused, as a document that has the object's name."""
+        given: dict[str, Any] = json.loads(partition.fields)
+        try:
+            held = list(inventory.read(Path(partition.list)))
+        except (OSError, ValueError, msgspec.MsgspecError) as e:
+            why = f"{partition.list}: the list of its files cannot be read: {words(e)}. Download the job again."
+            yield Listed(f"{partition.name}/", 0, refused=why)
+            return
+        folder = Path(partition.list).parent / FILES
+        for each in held:
+            fields = {**given, "path": each.path, **each.fields}
+            location = {"file": str(folder / each.path), "sha256": each.sha256, "fields": fields}
+            yield Listed(
+                f"{partition.name}/{quoted(each.path, '/')}",
+                each.size,
+                print_of(each, fields),
+                json.dumps(location, ensure_ascii=True),
+            )
+
+    def read(self, listed: Listed) -> Document:
+        """The file's bytes, if they are still those that were downloaded.
+
+        Raises:
+            BadDocument: it is missing, damaged or too large.
+            TransientError: the disk failed.
+        """
+        where = json.loads(listed.location)
+        path = where["file"]
+        if listed.size > self.max_bytes:
+            raise BadDocument(
+                f"{path}: {listed.size} bytes, more than the limit of {self.max_bytes}. Allow it with "
+                f"Jobs(max_bytes={listed.size})."
+            )
+        try:
+            with open(path, "rb") as file:
+                raw = file.read(listed.size + 1)
+        except OSError as e:
+            if e.errno in (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EISDIR):
+                raise BadDocument(f"{path}: {os.strerror(e.errno)}. Download the job again.") from None
+            raise TransientError(f"{path}: cannot be read now: {e.strerror}.") from None
+        if sha256(raw).hexdigest() != where["sha256"]:
+            raise BadDocument(f"{path}: is not what was downloaded: its digest differs. Download the job again.")
+        return Document.of(listed.id, where["fields"], raw)
+
+
+def piece_of(job: Job) -> Piece:
+    """What is listed of a job.
+
+    Raises:
+        NodeInvalid: the job does not say where its files are.
+    """
+    path = inventory.place(job.path, job.inventory)
+    identifiers, collection = job.identifiers, collection_of(job)
+    local = local_id_of(identifiers)
+    name = "/".join(quoted(part) for part in ([collection] if collection and local else []) + [local or job.id])
+    fields = {
+        "local_id": local,
+        "primary_id": identifiers.get("primary_id"),
+        "collection": collection,
+        **job.metadata,
+    }
+    return Piece(job.id, str(path), name, json.dumps({k: v for k, v in fields.items() if v}))
+
+
+def collection_of(job: Job) -> str:
+    """The collection that a job's object belongs to; "" if none was named."""
+    return str(job.configuration.get("profile_name") or "")
+
+
+def local_id_of(identifiers: dict[str, Any]) -> str:
+    """The submitter's own name for an object: the first, if it has several."""
+    found = identifiers.get("local_id")
+    if isinstance(found, list):
+        found = found[0] if found else ""
+    return str(found or "")
+
+
+def print_of(held: Held, fields: dict[str, Any]) -> str:
+    """What changes when the document does, and never else: the digest of its bytes and of its fields."""
+    return f"{held.sha256}:{blake2b(encode_fields(fields), digest_size=16).hexdigest()}"
+
+
+def quoted(part: str, plain: str = "") -> str:
+    """A part of an id."""
+    return quote(part, safe=PLAIN + plain, errors="surrogateescape")

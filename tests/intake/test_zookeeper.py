@@ -1,0 +1,176 @@
+"""What only a queue on ZooKeeper has: logins, a chroot, servers that go away and come back."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from uuid import uuid4
+
+import pytest
+
+from ferryman.errors import UsageError
+from ferryman.intake import Queue, QueueLost, QueueRefused
+from ferryman.intake.store.zookeeper import address
+from tests.intake.conftest import layout, started, zookeeper_url
+from tests.servers.zookeeper import Quorum, ZooKeeperServer
+
+SESSION_S = 10.0
+
+
+@pytest.fixture
+def zookeeper(server: Callable[[str], ZooKeeperServer]) -> ZooKeeperServer:
+    return server("zookeeper")
+
+
+@pytest.mark.parametrize(
+    ("url", "shown", "local"),
+    [
+        ("zookeeper://127.0.0.1:2181", "zookeeper://127.0.0.1:2181", True),
+        ("zookeeper://localhost/a/b/", "zookeeper://localhost/a/b", True),
+        ("zookeeper://[::1]:2181,127.0.0.1:1/q", "zookeeper://[::1]:2181,127.0.0.1:1/q", True),
+        ("zookeeper://me:s%40cret@h1:2181,h2:2181/q", "zookeeper://h1:2181,h2:2181/q", False),
+    ],
+)
+def test_what_a_url_says(url: str, shown: str, local: bool) -> None:
+    """Passwords are nowhere to be seen."""
+    at = address(url)
+    assert (at.shown, at.is_local) == (shown, local)
+    if "@" in url:
+        assert (at.user, at.password) == ("me", "s@cret")
+    with pytest.raises(QueueRefused):
+        address("zookeeper:///q")
+
+
+def test_a_login_keeps_others_out(zookeeper: ZooKeeperServer) -> None:
+    """Who has another password, or none, may neither read nor change; the password is told to nobody."""
+    path = f"{zookeeper.url.removeprefix('zookeeper://')}/{uuid4().hex}"
+    with Queue.open(f"zookeeper://me:s%40cret@{path}") as queue:
+        started(queue)
+        assert "cret" not in repr(queue) + queue.url + repr(queue.tree.store)
+        for login in ("", "me:wrong@"):
+            with pytest.raises(QueueRefused, match="refuse us") as caught:
+                Queue.open(f"zookeeper://{login}{path}")
+            assert "wrong" not in str(caught.value)
+        with Queue.open(f"zookeeper://me:s%40cret@{path}") as other:
+            assert other.list_jobs() == queue.list_jobs()
+
+
+def test_without_a_login_elsewhere_there_is_a_warning(
+    zookeeper: ZooKeeperServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """On the loopback there is none."""
+    local = zookeeper.url.replace("127.0.0.1", "127.0.0.1")
+    with Queue.open(f"{local}/{uuid4().hex}"):
+        assert "may change this queue" not in caplog.text
+    elsewhere = zookeeper.url.replace("127.0.0.1", "127.1")  # the same server, by a name that we do not know
+    with caplog.at_level(logging.WARNING), Queue.open(f"{elsewhere}/{uuid4().hex}"):
+        assert "whoever reaches these servers may change this queue" in caplog.text
+
+
+def test_a_chroot_is_a_queue_of_its_own(zookeeper: ZooKeeperServer) -> None:
+    """Several queues share servers."""
+    name = uuid4().hex
+    with Queue.open(f"{zookeeper.url}/{name}/a") as one, Queue.open(f"{zookeeper.url}/{name}/b") as two:
+        started(one)
+        assert layout(two) == {}
+        assert two.create_batch({}).id == "bid0000000000"
+
+
+def test_nobody_there(zookeeper: ZooKeeperServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Says so, and gives up."""
+    monkeypatch.setattr("ferryman.intake.store.zookeeper.CONNECT_S", 1.0)
+    with pytest.raises(QueueLost, match="Is ZooKeeper running there"):
+        Queue.open(f"zookeeper://127.0.0.1:{zookeeper.another_port()}/q")
+
+
+def test_without_kazoo_it_is_said_what_to_install() -> None:
+    """In a process that does not have it."""
+    program = (
+        "import sys; sys.modules['kazoo'] = None\n"
+        "from ferryman.intake import Queue\n"
+        "try: Queue.open('zookeeper://127.0.0.1:1/q')\n"
+        "except Exception as e: print(type(e).__name__, e)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("QueueRefused")
+    assert "pip install 'ferryman[zookeeper]'" in done.stdout
+
+
+def test_nothing_near_a_megabyte_is_written(server: Callable[[str], ZooKeeperServer]) -> None:
+    """It is refused with a word on what to do, before a server sees it."""
+    with Queue.open(zookeeper_url(server)) as queue:  # type: ignore[arg-type]
+        batch_id = started(queue)
+        before = layout(queue)
+        for make in (
+            queue.create_batch,
+            queue.load_batch(batch_id).create_job,
+            queue.load_job("jid0000000001").set_store,
+        ):
+            with pytest.raises(UsageError, match="Keep them in a file"):
+                make({"list": ["x" * 1000] * 600})
+        assert layout(queue) == before
+
+
+def test_a_server_that_restarts(server: Callable[[str], ZooKeeperServer], zookeeper: ZooKeeperServer) -> None:
+    """What was asked while it was away is done once, when it is back; locks of a session that lives are kept."""
+    with Queue.open(zookeeper_url(server), session_timeout_s=SESSION_S) as queue:  # type: ignore[arg-type]
+        started(queue, jobs=30)
+        held = queue.acquire_job("Pending")
+        assert held is not None
+        stop = threading.Event()
+        errors: list[BaseException] = []
+
+        def work() -> None:
+            try:
+                while not stop.is_set():
+                    for job in queue.list_jobs()[1:]:
+                        one = queue.load_job(job)
+                        one.set_status("Failed" if one.status != "Failed" else "Pending")
+            except BaseException as e:
+                errors.append(e)
+
+        worker = threading.Thread(target=work)
+        worker.start()
+        try:
+            for _ in range(2):
+                time.sleep(0.3)  # work goes on for a while
+                zookeeper.kill()
+                zookeeper.start()
+        finally:
+            stop.set()
+            worker.join()
+        assert not errors
+        assert queue.audit() == []
+        held.set_status("Estimating")
+        assert held.locked
+
+
+def test_three_servers_lose_their_leader(request: pytest.FixtureRequest) -> None:
+    """The two others go on: nothing that was done is lost, nothing is done twice, locks are kept."""
+    if not request.config.getoption("--run-quorum"):
+        pytest.skip("needs --run-quorum: three servers take a while")
+    with Quorum() as quorum, contextlib.ExitStack() as stack:
+        quorum.leader()
+        queue = stack.enter_context(Queue.open(f"{quorum.url}/q", session_timeout_s=30.0))
+        batch = queue.load_batch(started(queue, jobs=40))
+        done: list[str] = []
+        held = queue.acquire_job("Pending")
+        assert held is not None
+        for turn in range(39):
+            if turn == 15:
+                quorum.leader().kill()
+            job = queue.acquire_job("Pending")
+            assert job is not None
+            job.set_status("Estimating")
+            job.fail("x", unlock=True)
+            done.append(job.id)
+        assert sorted(done) == batch.failed_jobs
+        assert len(set(done)) == 39
+        assert held.locked
+        held.set_status("Estimating")
+        assert queue.audit() == []
