@@ -83,7 +83,12 @@ def picture(name: str) -> str:
     machine = MACHINES[name]
     p = Picture(machine.width, machine.height, machine.title, "scripts/docs/queue.py")
     p.text(24, 32, machine.title, size=17, bold=True)
-    p.text(24, 54, "Green: its work is done. Orange: it has failed. Blue: a person's word. Grey: its turn has come.", size=13)
+    p.text(
+        24,
+        54,
+        "Green: its work is done. Orange: it has failed. Blue: a person's word. Grey: its turn has come.",
+        size=13,
+    )
     for before, after in moves(machine.table):
         p.arrow(_way(machine, before, after), _colour(machine.table, before, after))
     for state, box in machine.boxes.items():
@@ -158,7 +163,14 @@ def python() -> str:
     from ferryman.intake.item import Item
 
     tree = textwrap.dedent((inspect.getdoc(errors) or "").partition("::\n")[2]).strip("\n")
-    things = [("Queue", Queue), ("Item", Item), ("Batch", Batch), ("Job", Job), ("Assembly", Assembly), ("Locks", Locks)]
+    things = [
+        ("Queue", Queue),
+        ("Item", Item),
+        ("Batch", Batch),
+        ("Job", Job),
+        ("Assembly", Assembly),
+        ("Locks", Locks),
+    ]
     things += [("Report", Report), ("Finding", Finding)]
     pieces = [signatures.entry(name, thing, call=False) for name, thing in things]
     return "\n\n".join([*pieces, "### Errors", f"```text\n{tree}\n```"])

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 import ferryman.destinations
-from ferryman.destinations import Effect, JsonLines, Memory, Null, Sql
+from ferryman.destinations import Effect, JsonLines, Memory, Null, OpenSearch, Sql
 from ferryman.testing.destinations import delivery
 
 
@@ -29,14 +29,15 @@ def test_sqlalchemy_is_loaded_by_those_who_need_it() -> None:
 
 def test_what_each_can_do() -> None:
     """Effects and abilities, from which the default guarantee follows."""
-    abilities = {d: (d.effect, d.transactional) for d in (Sql, JsonLines, Memory, Null)}
+    abilities = {d: (d.effect, d.transactional) for d in (Sql, OpenSearch, JsonLines, Memory, Null)}
     assert abilities == {
         Sql: (Effect.IDEMPOTENT, True),
+        OpenSearch: (Effect.IDEMPOTENT, True),
         JsonLines: (Effect.IDEMPOTENT, False),
         Memory: (Effect.POTENT, True),
         Null: (Effect.IDEMPOTENT, True),
     }
-    assert Sql.single_writer
+    assert Sql("sqlite:///index.db").single_writer
     assert Sql.compares_sequences
 
 

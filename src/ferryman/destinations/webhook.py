@@ -6,10 +6,10 @@ import base64
 import binascii
 import hmac
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from hashlib import blake2b, sha256
-from typing import Any, ClassVar, Final, Iterator
+from typing import Any, ClassVar, Final
 
 import msgspec
 

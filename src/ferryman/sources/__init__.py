@@ -1,8 +1,27 @@
 """Where documents come from. ``Source`` is the port; a source of your own is a subclass of it."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 from ferryman.sources.base import Listed, Source
+from ferryman.sources.csv import Csv
 from ferryman.sources.dataframe import Table
 from ferryman.sources.files import Files
+from ferryman.sources.jsonlines import JsonLines
+from ferryman.sources.lines import Lines
 from ferryman.sources.memory import Memory
 
-__all__ = ["Files", "Listed", "Memory", "Source", "Table"]
+if TYPE_CHECKING:
+    from ferryman.sources.sql import Sql
+
+__all__ = ["Csv", "Files", "JsonLines", "Lines", "Listed", "Memory", "Source", "Sql", "Table"]
+
+
+def __getattr__(name: str) -> Any:
+    """``Sql`` on demand: SQLAlchemy takes longer to load than all of Ferryman, and most plans do not need it."""
+    if name == "Sql":
+        from ferryman.sources.sql import Sql
+
+        return Sql
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
