@@ -54,7 +54,7 @@ MACHINES: Final = {
         BATCH,
         "What becomes of a batch",
         880,
-        380,
+        340,
         {
             **_row([_B.PENDING, _B.PROCESSING, _B.REPORTING], 40, 150, 120, 40),
             _B.COMPLETED: Box(720, 150, 120, 40),

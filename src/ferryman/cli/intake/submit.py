@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from pathlib import Path
 from typing import Annotated
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 import typer
 
@@ -65,7 +65,7 @@ def submit(
     batch waits in the queue until a consumer takes it up; what is printed is its id.
     """
     url = _url(payload)
-    name = Path(urlsplit(url).path).name
+    name = Path(unquote(urlsplit(url).path)).name
     given = {
         "profile_name": collection,
         "submitter": submitter,
