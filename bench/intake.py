@@ -8,15 +8,16 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+from tests.servers.zookeeper import ZooKeeperServer
+
 from bench.harness import Row, Sizes, anew
 from ferryman.intake import Queue
-from tests.servers.zookeeper import ZooKeeperServer
 
 STATES = ("Pending", "Estimating", "Provisioning", "Downloading", "Processing", "Storing", "Recording", "Notify")
 DOCUMENTS_A_JOB = 1000
 """The sizes are said in documents: of the usual million, a thousand jobs are made."""
 SQLITE_JOBS_S, ZOOKEEPER_SHARE = 500, 0.6
-ACQUIRED = 200
+TURNS, ACQUIRED = 5, 10
 FLAT = 1.5
 """Among a hundred times as many jobs, acquiring may take so many times as long: a tree is a bit deeper."""
 
@@ -129,13 +130,16 @@ def flat(store: str, queue: Callable[[], Queue], few: int, many: int) -> Row:
 
 
 def acquire_cost_s(queue: Queue, jobs: int) -> float:
-    """Seconds an acquisition, with its move and its unlocking."""
+    """Seconds an acquisition, with its move and its unlocking; the best of some turns, which the machine disturbs."""
+    best = float("inf")
     with queue:
         filled(queue, jobs)
-        began = time.perf_counter()
-        for _ in range(min(ACQUIRED, jobs)):
-            job = queue.acquire_job("Pending")
-            assert job is not None
-            job.set_status("Estimating")
-            job.unlock()
-        return (time.perf_counter() - began) / min(ACQUIRED, jobs)
+        for _ in range(TURNS):
+            began = time.perf_counter()
+            for _ in range(ACQUIRED):
+                job = queue.acquire_job("Pending")
+                assert job is not None
+                job.set_status("Estimating")
+                job.unlock()
+            best = min(best, (time.perf_counter() - began) / ACQUIRED)
+    return best
