@@ -24,12 +24,12 @@ MAX_FILE_BYTES: Final = 256 * MIB
 MAX_LINE_BYTES: Final = 16 * MIB
 """Longest line or row that is read by default: more is a file without line ends, or a quote that is never closed."""
 
-UNPACK_RATIO: Final = 1000
-UNPACK_FREE_BYTES: Final = GIB
+PACKED_RATIO: Final = 1000
+PACKED_FREE_BYTES: Final = GIB
 """A file may unpack to so many times its size; up to the second number of bytes nobody asks. Text packs 3 to 100 times
 smaller, what gzip packs better than this is made to fill a disk."""
 
-UNPACK_MEMORY_BYTES: Final = 256 * MIB
+PACKED_MEMORY_BYTES: Final = 256 * MIB
 """What an unpacker may hold: the largest level of each packer needs less (xz -9: 65 MiB, zstd --ultra: 128 MiB)."""
 
 MAX_DELETED: Final = 0.5

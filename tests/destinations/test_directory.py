@@ -135,6 +135,7 @@ def test_what_ids_are_called() -> None:
     assert key("Straße/É") == key("STRASSE/e\u0301")
 
 
+@pytest.mark.rule("directory.order")
 def test_every_id_has_a_file_of_its_own(tmp_path: Path) -> None:
     """Also where one is another's folder, differs only in case, or is called like another when it is decoded."""
     ids = ["a", "a/b", "A", "A/c", "b/c", "b", "x%41", "xA", "", "/", "é", "e\u0301", "n" * 300, "n" * 299]
@@ -150,6 +151,7 @@ def test_every_id_has_a_file_of_its_own(tmp_path: Path) -> None:
     assert tree(tmp_path) == {}
 
 
+@pytest.mark.rule("directory.order")
 def test_a_folder_that_came_in_the_way(tmp_path: Path) -> None:
     """An id that comes back where somebody has made a folder meanwhile gets another name."""
     opened(tmp_path).write([delivery("a", 1), delete("a", 2)])
@@ -188,6 +190,7 @@ def test_an_archive_keeps_everything(tmp_path: Path) -> None:
     assert indexed(tmp_path).keys() == {"a"}
 
 
+@pytest.mark.rule("directory.order")
 @pytest.mark.parametrize("content", ["raw", "json"])
 def test_a_kill_between_file_and_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: Any) -> None:
     """What comes again finds its own name, and an older version does not stay."""

@@ -232,6 +232,27 @@ def test_with_versions_it_is_transactional(solr: SolrServer, guarded: str) -> No
     assert out.write([delivery("a", 4)]) == [Outcome.ok()]
 
 
+@pytest.mark.rule("solr.once")
+def test_a_server_that_reads_its_log_is_waited_for(solr: SolrServer, plays: str) -> None:
+    """After a crash it answers before it sees what it has: an older version would be taken."""
+    rows = [delivery(f"d{i}", 1000 + i, "some words " * 50) for i in range(10_000)]
+    out = opened(plays)
+    for start in range(0, len(rows), 1000):
+        assert {o.kind for o in out.write(rows[start : start + 1000])} == {"ok"}
+    solr.kill()
+    solr.start()
+    give_up = time.monotonic() + 60
+    while True:
+        try:
+            outcomes = out.write([delivery("d9999", 1, "older")])
+            break
+        except (TransientError, ConnectionError):
+            assert time.monotonic() < give_up
+            time.sleep(0.02)
+    assert outcomes == [Outcome.stale()]
+    assert there(solr, plays)["d9999"]["ferryman_sequence_l"] == 10_999
+
+
 # --- what is refused --------------------------------------------------------------------------------------------------
 
 

@@ -54,6 +54,26 @@ def test_steps_and_destination_spend_the_same_attempts(trial: Trial) -> None:
     assert [line["attempt"] for line in trial.out.lines()] == [2, 3]
 
 
+class Panic(BaseException):
+    """As extensions in Rust raise it: no Exception."""
+
+
+@pytest.mark.parametrize("error", [Panic("unwrap of None"), SystemExit(3)], ids=["panic", "exit"])
+def test_whatever_a_step_raises_is_an_error_of_its_document(trial: Trial, error: BaseException) -> None:
+    """Not of the task, of which the other documents would have to be done again."""
+
+    def step(doc: Document) -> Document:
+        if doc.id == "b":
+            raise error
+        return doc
+
+    trial.build(step, attempts=1)
+    trial.put("a", "b", "c")
+    assert trial.run().exit == 3
+    assert [(d["document"], d["status"]) for d in trial.docs(status="dead")] == [("b", "DEAD")]
+    assert sorted(line["id"] for line in trial.out.lines()) == ["a", "c"]
+
+
 def test_progress_counts_what_failed_steps_owe(trial: Trial) -> None:
     """Beside the rows that wait in the outbox; once they are delivered nothing is owed."""
 

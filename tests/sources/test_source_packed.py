@@ -131,8 +131,8 @@ def test_the_limit_counts_what_is_unpacked(tmp_path: Path, kind: str) -> None:
 @every_kind
 def test_a_bomb_of_lines_is_stopped(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where each line is small, and there is no end of them."""
-    monkeypatch.setattr(settings, "UNPACK_FREE_BYTES", settings.MIB)
-    monkeypatch.setattr(settings, "UNPACK_RATIO", 100)
+    monkeypatch.setattr(settings, "PACKED_FREE_BYTES", settings.MIB)
+    monkeypatch.setattr(settings, "PACKED_RATIO", 100)
     (tmp_path / "a").write_bytes(PACKS[kind](b"\n" * 20 * settings.MIB))
 
     assert "that unpack to more than" in told(Lines(tmp_path))
@@ -143,7 +143,7 @@ def test_a_file_cannot_ask_for_any_memory(monkeypatch: pytest.MonkeyPatch) -> No
     packed = lzma.compress(b"text", preset=9 | lzma.PRESET_EXTREME)
     assert read_unpacked(packed, "x", 10) == b"text"
 
-    monkeypatch.setattr(packed_module.settings, "UNPACK_MEMORY_BYTES", settings.MIB)
+    monkeypatch.setattr(packed_module.settings, "PACKED_MEMORY_BYTES", settings.MIB)
     with pytest.raises(BadDocument, match=r"cannot be unpacked after byte 0 \(Memory usage limit exceeded"):
         read_unpacked(packed, "x", 10)
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import sqlalchemy as sa
 
-from ferryman.destinations.base import Delivery, Destination, DestinationContext, Effect, Outcome
+from ferryman.destinations.base import Delivery, Destination, DestinationContext, Effect, Facts, Outcome
+from ferryman.destinations.directory_names import NAME_BYTES, PATH_BYTES
 from ferryman.destinations.directory_writer import DOCUMENTS, INDEX, Body, Shelf
 from ferryman.destinations.folder import explained
 from ferryman.destinations.payload import payload, shown_id
@@ -57,6 +58,16 @@ class Directory(Destination):
     single_writer = True
     compares_sequences = True
     keyed_by_id = True
+
+    facts: ClassVar[Facts] = Facts(
+        stored="a file a document; its index has the hash and sequence of each document, and of each delete",
+        limits=(f"a name of more than {NAME_BYTES} bytes, or a path of more than {PATH_BYTES}, is made up",),
+        outcomes=(
+            ("no room, a disk in trouble", "transient, about all"),
+            ("no right to write", "permanent, about all"),
+            ("a file of this name was there before", "permanent"),
+        ),
+    )
 
     def __init__(self, directory: str | Path, content: Content = "raw", by: By = "id") -> None:
         """``directory`` is made if it is not there. A relative one is meant from where the plan is built."""

@@ -6,9 +6,9 @@ import time
 from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
-from typing import Final
+from typing import ClassVar, Final
 
-from ferryman.destinations.base import Delivery, Destination, Effect, Outcome
+from ferryman.destinations.base import Delivery, Destination, Effect, Facts, Outcome
 from ferryman.destinations.folder import explained
 from ferryman.destinations.payload import payloads
 from ferryman.errors import PlanError
@@ -34,6 +34,16 @@ class JsonLines(Destination):
     """
 
     effect = Effect.IDEMPOTENT
+
+    facts: ClassVar[Facts] = Facts(
+        stored="a line a delivery, deletes too, with hash and sequence",
+        limits=("a file has `rows` lines at most, and ends at the plan's `batch_bytes`",),
+        outcomes=(
+            ("no room, a disk in trouble", "transient, about all"),
+            ("no right to write", "permanent, about all"),
+            ("fields that are no JSON", "permanent"),
+        ),
+    )
 
     def __init__(self, directory: str | Path, rows: int | None = None) -> None:
         """``directory`` is made if it is not there. A relative one is meant from where the plan is built.

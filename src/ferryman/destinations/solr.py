@@ -5,15 +5,15 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Iterator
-from typing import Any, Final, NamedTuple
+from typing import Any, ClassVar, Final, NamedTuple
 
 import msgspec
 
 from ferryman import settings
-from ferryman.destinations.base import Delivery, Destination, DestinationContext, Effect, Outcome
+from ferryman.destinations.base import Delivery, Destination, DestinationContext, Effect, Facts, Outcome
 from ferryman.destinations.http import Auth, Http, shown_url
 from ferryman.destinations.payload import shown_id
-from ferryman.destinations.solr_client import CONFLICT, Collection, Known, Reply
+from ferryman.destinations.solr_client import CONFLICT, Collection, Known, Reply, told
 from ferryman.destinations.solr_document import Names, document, encoded
 from ferryman.errors import BadDocument, PermanentError, PlanError
 
@@ -75,6 +75,16 @@ class Solr(Destination):
     transactional = False
     compares_sequences = False
     keyed_by_id = True
+
+    facts: ClassVar[Facts] = Facts(
+        stored="the document, with its delivery's hash and sequence; of a delete nothing. With `versions=` it is "
+        "exactly-once: a delete leaves a document with id and sequence",
+        limits=(
+            "an id, and a term that is not analysed, has 32 766 bytes at most",
+            f"a `write` begins requests for {WRITE_S:g} s",
+        ),
+        outcomes=tuple(told()),
+    )
 
     def __init__(
         self,

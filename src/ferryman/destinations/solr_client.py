@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final, NamedTuple, TypeVar
 from urllib.parse import quote, unquote, urlencode
 
@@ -41,6 +41,20 @@ _NOT_TAKEN: Final = (408, 425, 429, 503)
 
 
 _Result = TypeVar("_Result")
+
+
+def told() -> Iterator[tuple[str, str]]:
+    """(Answer, what becomes of the deliveries), for the reference."""
+    yield "200, the id among what was taken", "ok"
+    yield "the same hash is there", "ok"
+    yield "a higher sequence is there", "stale"
+    yield "409, or 200 without the id", "somebody was faster: it is looked at and judged again"
+    yield "400, 413", "permanent, once it stands alone, with Solr's words"
+    yield "500", "transient, once it stands alone"
+    for status, remedy in _FOR_A_PERSON.items():
+        yield str(status), f"permanent, about all: {remedy}"
+    yield ", ".join(map(str, _NOT_TAKEN)), "transient, about all"
+    yield "any other, no connection, no answer", "transient, about all; it may have taken effect, and is sent again"
 
 
 class Known(NamedTuple):

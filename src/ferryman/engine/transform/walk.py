@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from ferryman.document import Document, encode_fields
 from ferryman.engine.transform.stations import End, Station, joined, stations
-from ferryman.errors import BadDocument, Dropped, PermanentError, named, words
+from ferryman.errors import BadDocument, Dropped, PermanentError, named, of_code, words
 from ferryman.ledger.family import Failure, Owed, ancestry, descends, parent_of
 from ferryman.plan import Plan, StepNode
 
@@ -113,8 +113,8 @@ class Walk:
                 except Dropped as e:
                     self._drop(doc, station.ends_by(route), branches, wanted, words(e) or f"dropped by {station.where}")
                     return
-                except (Exception, SystemExit) as e:
-                    self._fail(doc, station, route, branches, wanted, e)
+                except BaseException as e:
+                    self._fail(doc, station, route, branches, wanted, of_code(e))
                     return
                 if len(out) > 1 or out[0].id != doc.id:
                     self._go_each(doc, out, station, route, branches, wanted)
@@ -126,8 +126,8 @@ class Walk:
                 try:
                     chosen = self._choose(doc, station)
                     copies = [doc.copy() for _ in chosen[1:]] if station.router.copies else []
-                except (Exception, SystemExit) as e:
-                    self._fail(doc, station, route, branches, wanted, e)
+                except BaseException as e:
+                    self._fail(doc, station, route, branches, wanted, of_code(e))
                     return
                 self._drop_untaken(doc, station, chosen, route, branches, wanted)
                 if station.router.copies:
@@ -282,8 +282,8 @@ class Walk:
                     out = self._called(station, doc, route)
                 except Dropped:
                     return
-                except (Exception, SystemExit) as e:
-                    self._fail_again(owed, doc, station, e)
+                except BaseException as e:
+                    self._fail_again(owed, doc, station, of_code(e))
                     return
                 if len(out) > 1 or out[0].id != doc.id:
                     self._replay_each(out, station, route, branches, owed)
