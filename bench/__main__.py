@@ -21,6 +21,7 @@ NAMES = (
     "opensearch",
     "postgres",
     "extract",
+    "intake",
 )
 
 

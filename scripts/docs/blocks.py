@@ -7,12 +7,13 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
-from scripts.docs import bad_input, bad_rows, extracted, guarantees, moves, plans, ports, protocol, signatures
+from scripts.docs import bad_input, bad_rows, extracted, guarantees, moves, plans, ports, protocol, queue, signatures
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 
 PICTURES: dict[str, Callable[[], str]] = {
+    **{f"pictures/{name}-states.svg": partial(queue.picture, name) for name in queue.MACHINES},
     "pictures/plan-plays.svg": plans.svg,
     "pictures/plan-refused.svg": plans.refused_svg,
     "pictures/protocol.svg": protocol.picture,
@@ -53,6 +54,9 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "promises of a destination": ports.promises_of_a_destination,
     "promises of a server": ports.promises_of_a_server,
     "sqlite errors": ports.sqlite_errors,
+    **{f"{name} states": partial(queue.table, name) for name in queue.MACHINES},
+    "queue folders": queue.folders,
+    "python: intake": queue.python,
     "postgresql errors": ports.postgresql_errors,
     "python: ferryman": partial(signatures.module, "ferryman"),
     "python: answers": signatures.answers,
