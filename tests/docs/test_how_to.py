@@ -41,7 +41,10 @@ class Shell:
         command, server = folder / "bin" / "ferryman", folder / "server"
         command.parent.mkdir()
         command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -SE "{quick_ferryman.__file__}" "{server}" "$@"\n')
-        command.chmod(0o755)
+        python = command.with_name("python3")
+        python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
+        for each in (command, python):
+            each.chmod(0o755)
         self.folder = folder
         serve = f"from tests.docs.quick_ferryman import serve; serve({str(server)!r})"
         self._server = subprocess.Popen([sys.executable, "-c", serve], cwd=ROOT)
