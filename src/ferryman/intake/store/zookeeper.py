@@ -26,6 +26,9 @@ log = logging.getLogger("ferryman.intake")
 CONNECT_S: Final = 15.0
 """How long the first connection may take: a quorum that has just lost its leader needs some seconds for another."""
 
+RECONNECT_MAX_S: Final = 1.0
+"""Longest pause between two tries to reach a server again: kazoo would wait up to a minute, six sessions long."""
+
 TRIED_BLINDLY: Final = 1
 """Names that are given without asking whether they are held: it is cheaper to try. If these were held, there may be
 thousands more: they are asked for together."""
@@ -52,7 +55,13 @@ class ZooKeeperStore:
             log.warning(
                 "%s: whoever reaches these servers may change this queue: give user:password@ in its URL", at.shown
             )
-        self._client = client.KazooClient(hosts=at.hosts, timeout=session_timeout_s, auth_data=login, default_acl=acl)
+        self._client = client.KazooClient(
+            hosts=at.hosts,
+            timeout=session_timeout_s,
+            auth_data=login,
+            default_acl=acl,
+            connection_retry={"max_tries": -1, "delay": 0.1, "backoff": 2, "max_delay": RECONNECT_MAX_S},
+        )
         self._acl = acl
         self._turn = threading.Lock()
         """Between asking whether a session lives and sending what names it, it cannot be lost and another begun."""
