@@ -223,6 +223,8 @@ class Consumers:
         """Is nothing left to do that can be done now? A paused queue has nothing, and held jobs are left alone."""
         if not all(loop.idle.is_set() for loop in self._loops):
             return False
+        if any(bundles.is_due() for bundles in self._bundles):
+            return False
         if self._queue.locks.check("ingest"):
             return True
         if self._batches.waiting or self._reporting.waiting:

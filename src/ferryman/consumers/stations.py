@@ -39,6 +39,10 @@ FETCHES: Final = 4
 """Files of one job that are fetched at once: a server gives each connection its share."""
 
 
+PACKED: Final = "container"
+"""A container's own name until it is unpacked."""
+
+
 class Done(NamedTuple):
     """The job moves on."""
 
@@ -183,6 +187,7 @@ class Downloading(_Open):
         crash.point("job.inventory")
         job.set_inventory(inventory.node(path, held))  # 3
         crash.point("job.downloaded")
+        (self._work.job(job.id) / PACKED).unlink(missing_ok=True)
         size = sum(each.size for each in held)
         return Done(f"{len(held)} {'file' if len(held) == 1 else 'files'}, {size} bytes")
 
@@ -202,10 +207,10 @@ class Downloading(_Open):
 
     def _unpacked(self, job: Job, entries: list[Entry]) -> list[Held]:
         (entry,) = entries
-        packed = self._work.job(job.id) / "container"
+        packed = self._work.job(job.id) / PACKED
         self._fetcher.file(entry.url, packed, entry.digest, entry.size)
         folder = self._work.files(job.id)
-        container.unpack(packed, folder, self._stopping)
+        container.unpack(packed, folder, self._stopping, name=entry.path)
         container.synced(folder)
         held = []
         for path in sorted(p for p in folder.rglob("*") if p.is_file()):
