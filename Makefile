@@ -44,6 +44,6 @@ docs: setup  ## make the generated parts of docs/ anew
 	$(PYTHON) -m tests.model --write
 
 requirements: setup  ## pin the dependencies anew after a change of pyproject.toml (ARGS=--upgrade: newest releases)
-	$(COMPILE) pyproject.toml --output-file requirements/run.txt
-	$(COMPILE) pyproject.toml --group dev --constraints requirements/run.txt --output-file requirements/dev.txt
+	$(COMPILE) pyproject.toml --all-extras --group dev --output-file requirements/dev.txt
+	$(COMPILE) pyproject.toml --constraints requirements/dev.txt --output-file requirements/run.txt
 	$(COMPILE) --group pyproject.toml:tools --output-file requirements/tools.txt

@@ -10,7 +10,19 @@ from pathlib import Path
 
 from bench.harness import Row, Sizes, print_table, say
 
-NAMES = ("table_to_null", "table_to_sqlite", "branches", "retry_wave", "rescan", "memory", "questions")
+NAMES = (
+    "table_to_null",
+    "table_to_sqlite",
+    "branches",
+    "retry_wave",
+    "rescan",
+    "memory",
+    "questions",
+    "opensearch",
+    "postgres",
+    "extract",
+    "intake",
+)
 
 
 def main() -> int:

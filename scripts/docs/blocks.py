@@ -7,12 +7,13 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
-from scripts.docs import bad_input, guarantees, moves, plans, ports, protocol, signatures
+from scripts.docs import bad_input, bad_rows, extracted, guarantees, moves, plans, ports, protocol, queue, signatures
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 
 PICTURES: dict[str, Callable[[], str]] = {
+    **{f"pictures/{name}-states.svg": partial(queue.picture, name) for name in queue.MACHINES},
     "pictures/plan-plays.svg": plans.svg,
     "pictures/plan-refused.svg": plans.refused_svg,
     "pictures/protocol.svg": protocol.picture,
@@ -34,6 +35,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "statuses": moves.table,
     "moves": moves.matrix,
     "bad input": bad_input.tables,
+    "bad rows": bad_rows.tables,
     "guarantees": guarantees.tables,
     "example plan": plans.building,
     "plan as a tree": plans.tree,
@@ -43,11 +45,19 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "shipped sources": ports.sources,
     "promises of a source": ports.promises_of_a_source,
     "ready-made steps": ports.steps,
+    "formats": extracted.formats,
+    "what came out": extracted.came_out,
     "shipped destinations": ports.destinations,
     "destination attributes": ports.attributes,
+    "destination facts": ports.facts,
     "destination port": ports.destination_port,
     "promises of a destination": ports.promises_of_a_destination,
+    "promises of a server": ports.promises_of_a_server,
     "sqlite errors": ports.sqlite_errors,
+    **{f"{name} states": partial(queue.table, name) for name in queue.MACHINES},
+    "queue folders": queue.folders,
+    "python: intake": queue.python,
+    "postgresql errors": ports.postgresql_errors,
     "python: ferryman": partial(signatures.module, "ferryman"),
     "python: answers": signatures.answers,
     "python: routers": signatures.routers,

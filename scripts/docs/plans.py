@@ -169,7 +169,7 @@ def clean(doc: Document) -> Document:
 def built(code: str) -> Plan:
     """The plan that the lines build, with the names that the page says they have."""
     names: dict[str, Any] = {
-        **{name: getattr(module, name) for module in (destinations, routers, sources) for name in module.__all__},
+        **{name: getattr(module, name) for module in (routers, sources, destinations) for name in module.__all__},
         "Plan": Plan,
         "Effect": Effect,
         "plan": Plan("plays", version=1),

@@ -12,10 +12,13 @@ from scripts.docs.signatures import entry, prose
 import ferryman.destinations
 import ferryman.sources
 import ferryman.steps
-from ferryman.destinations import Delivery, Destination, DestinationContext, Outcome, sqlite
+from ferryman.destinations import Delivery, Destination, DestinationContext, Outcome, Sql
+from ferryman.destinations.sql.postgresql import faults as postgresql_faults
+from ferryman.destinations.sql.sqlite import faults
 from ferryman.plan.plan import _default_guarantee
 from ferryman.sources import Source
 from ferryman.testing.destinations import DestinationSuite
+from ferryman.testing.servers import ServerSuite
 from ferryman.testing.sources import SourceSuite
 
 
@@ -48,26 +51,67 @@ def attributes() -> str:
     ]
     for name, cls in shipped(ferryman.destinations, Destination):
         declared: Any = cls
+        if isinstance(cls.single_writer, property):
+            writers = "one at a time on SQLite, many on PostgreSQL"
+            assert Sql("sqlite:///index.db").single_writer
+            assert not Sql("postgresql://host/db").single_writer
+        else:
+            writers = "one at a time" if declared.single_writer else "many"
         lines.append(
             f"| `{name}` | {declared.effect.name} | {_yes(declared.transactional)} | "
             f"{_yes(declared.compares_sequences)} | "
-            f"{'one at a time' if declared.single_writer else 'many'} | {declared.preferred_batch or 500} | "
+            f"{writers} | {declared.preferred_batch or 500} | "
             f"{_default_guarantee(declared).value} |"
         )
     return "\n".join(lines)
 
 
+def facts() -> str:
+    """What each destination stores, its limits, and what becomes of what its target says."""
+    found: list[tuple[str, Any, Any]] = [
+        (name, cls, getattr(cls, "facts", None)) for name, cls in shipped(ferryman.destinations, Destination)
+    ]
+    lines = ["| destination | guarantee by default | what is stored | limits |", "|---|---|---|---|"]
+    lines += [
+        f"| `{name}` | {_default_guarantee(cls).value} | {told.stored} | {'; '.join(told.limits) or '–'} |"
+        for name, cls, told in found
+        if told
+    ]
+    for name, _, told in found:
+        if told and told.outcomes:
+            lines += ["", f"What `{name}` is answered, and what becomes of the delivery:", ""]
+            lines += ["| answer | outcome |", "|---|---|"]
+            lines += [f"| {said} | {outcome} |" for said, outcome in told.outcomes]
+    return "\n".join(lines)
+
+
 def sqlite_errors() -> str:
     """What becomes of SQLite's errors."""
-    written = re.findall(r"sqlite3\.(SQLITE_\w+):", inspect.getsource(sqlite))
+    written = re.findall(r"sqlite3\.(SQLITE_\w+):", inspect.getsource(faults))
     codes = {getattr(sqlite3, name): name for name in written}
     lines = ["| SQLite says | outcome | about | what to do |", "|---|---|---|---|"]
-    for code, (kind, universal, remedy) in sqlite._FAULTS.items():
-        outcome = "transient" if kind.__name__ == "TransientError" else "permanent"
-        lines.append(
-            f"| `{codes[code]}` | {outcome} | {'the whole database' if universal else 'this document'} | {remedy} |"
-        )
+    lines += [f"| `{codes[code]}` | {_fault(fault)}" for code, fault in faults.FAULTS.items()]
     return "\n".join(lines)
+
+
+def postgresql_errors() -> str:
+    """What becomes of PostgreSQL's errors."""
+    lines = ["| SQLSTATE | outcome | about | what to do |", "|---|---|---|---|"]
+    for state, fault in postgresql_faults.FAULTS.items():
+        shown = f"`{state}`" if len(state) == 5 else f"other `{state}…`" if _has_own(state) else f"`{state}…`"
+        lines.append(f"| {shown} | {_fault(fault)}")
+    return "\n".join(lines)
+
+
+def _has_own(state: str) -> bool:
+    """Do some of this class have lines of their own?"""
+    return any(other.startswith(state) and other != state for other in postgresql_faults.FAULTS)
+
+
+def _fault(fault: tuple[type[Exception], bool, str]) -> str:
+    kind, universal, remedy = fault
+    outcome = "transient" if kind.__name__ == "TransientError" else "permanent"
+    return f"{outcome} | {'the whole database' if universal else 'this document'} | {remedy} |"
 
 
 def destination_port() -> str:
@@ -83,6 +127,10 @@ def destination_port() -> str:
 
 def promises_of_a_destination() -> str:
     return promises(DestinationSuite)
+
+
+def promises_of_a_server() -> str:
+    return promises(ServerSuite)
 
 
 def promises_of_a_source() -> str:

@@ -65,13 +65,17 @@ def routers() -> str:
 
 def testing() -> str:
     """The shipped means to test parts of one's own."""
-    from ferryman.testing import destinations, inprocess, sources
+    from ferryman.testing import destinations, inprocess, proxy, servers, sources
 
     pieces = [
         entry("ferryman.testing.sources.SourceSuite", sources.SourceSuite, of=_told(sources.SourceSuite), call=False)
     ]
     suite = destinations.DestinationSuite
     pieces.append(entry("ferryman.testing.destinations.DestinationSuite", suite, of=_told(suite), call=False))
+    server = servers.ServerSuite
+    pieces.append(entry("ferryman.testing.servers.ServerSuite", server, of=_told(server), call=False))
+    pieces.append(entry("ferryman.testing.proxy.Proxy", proxy.Proxy, of=("break_next", "close")))
+    pieces.append(entry("ferryman.testing.proxy.Fault", proxy.Fault))
     pieces.append(entry("ferryman.testing.inprocess.InProcess", inprocess.InProcess))
     return "\n\n".join(pieces)
 
@@ -130,11 +134,14 @@ def _code(call: str) -> str:
 
 
 def _split(arguments: str) -> list[str]:
-    """Arguments, cut at the commas that stand in no brackets."""
-    pieces, depth = [""], 0
+    """Arguments, cut at the commas that stand in no brackets and no quotes."""
+    pieces, depth, quote = [""], 0, ""
     for character in arguments:
-        depth += (character in "[({") - (character in "])}")
-        if character == "," and not depth:
+        if character in "'\"" and quote in ("", character):
+            quote = "" if quote else character
+        if not quote:
+            depth += (character in "[({") - (character in "])}")
+        if character == "," and not depth and not quote:
             pieces.append("")
         else:
             pieces[-1] += character

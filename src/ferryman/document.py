@@ -30,9 +30,12 @@ class Document(MutableMapping[str, Any]):
         origin_id: id of the source document at the top of its family (its own id for one from a source).
         version: 32 hex digits, BLAKE2b-128 of raw and fields as the source gave them; "" before it is known.
         operation: "upsert" or "delete".
+        refused: why nothing can be made of it, or None. A step sets it on a child that it cannot make (an encrypted
+            member of an archive): that child goes no further and ends as ERROR_DOC with these words, at every
+            destination below the step; the rest of its family goes on.
     """
 
-    __slots__ = ("_children", "_fields", "id", "operation", "origin_id", "parent_id", "raw", "version")
+    __slots__ = ("_children", "_fields", "id", "operation", "origin_id", "parent_id", "raw", "refused", "version")
 
     def __init__(self, id: str, /, *, raw: bytes | None = None, **fields: Any) -> None:
         self.id = id
@@ -41,6 +44,7 @@ class Document(MutableMapping[str, Any]):
         self.origin_id = id
         self.version = ""
         self.operation: Operation = "upsert"
+        self.refused: str | None = None
         self._children = 0
         self._fields = fields
 
@@ -53,6 +57,7 @@ class Document(MutableMapping[str, Any]):
         doc.parent_id = None
         doc.version = version
         doc.operation = "upsert"
+        doc.refused = None
         doc._children = 0
         doc._fields = fields
         return doc
@@ -89,6 +94,7 @@ class Document(MutableMapping[str, Any]):
         copy.origin_id = self.origin_id
         copy.version = self.version
         copy.operation = self.operation
+        copy.refused = self.refused
         copy._children = self._children
         return copy
 

@@ -160,6 +160,17 @@ def named(error: BaseException) -> str:
     return f"{type(error).__name__}: {words(error)}"
 
 
+def of_code(error: BaseException) -> BaseException:
+    """What other people's code raised: an error, ``sys.exit()``, or a Rust extension's panic, which is no Exception.
+
+    Raises:
+        KeyboardInterrupt, GeneratorExit: the error itself, for it is about this process, not about what was called.
+    """
+    if isinstance(error, (KeyboardInterrupt, GeneratorExit)):
+        raise error
+    return error
+
+
 def harmless(error: BaseException) -> Exception:
     """What other people's code raised, as something that ends no process of ours: ``sys.exit()`` would."""
     return error if isinstance(error, Exception) else RuntimeError(f"it raised {named(error)}")

@@ -21,6 +21,17 @@ TASK_DOCUMENTS: Final = 65_536
 MAX_FILE_BYTES: Final = 256 * MIB
 """Largest file ``Files`` reads by default: a document lives whole in a worker's memory, a few times over."""
 
+MAX_LINE_BYTES: Final = 16 * MIB
+"""Longest line or row that is read by default: more is a file without line ends, or a quote that is never closed."""
+
+PACKED_RATIO: Final = 1000
+PACKED_FREE_BYTES: Final = GIB
+"""A file may unpack to so many times its size; up to the second number of bytes nobody asks. Text packs 3 to 100 times
+smaller, what gzip packs better than this is made to fill a disk."""
+
+PACKED_MEMORY_BYTES: Final = 256 * MIB
+"""What an unpacker may hold: the largest level of each packer needs less (xz -9: 65 MiB, zstd --ultra: 128 MiB)."""
+
 MAX_DELETED: Final = 0.5
 """Share of a source's documents that may vanish at once before a person is asked."""
 
@@ -75,6 +86,46 @@ FETCH_TIMEOUT_S: Final = 30.0
 FETCH_REDIRECTS: Final = 5
 """Redirects a fetch follows: what HTTP once named as the most that is sensible (RFC 2068, 10.3)."""
 
+# --- reading documents ----------------------------------------------------------------------------
+EXTRACT_TEXT_BYTES: Final = 64 * MIB
+"""Text that is taken from a document: a hundred thick books, and less than a worker's memory."""
+
+EXTRACT_UNPACKED_BYTES: Final = GIB
+"""What a zipped document may hold, pictures included, which are not unpacked: more is a bomb."""
+
+EXTRACT_PART_BYTES: Final = 64 * MIB
+"""XML of one part of a zipped document: as a tree it takes some ten times as much memory."""
+
+EXTRACT_CELLS: Final = 20_000_000
+"""Cells of a sheet's grid: 32 bytes each in the reader, used or not."""
+
+EXTRACT_PAGES: Final = 50_000
+"""Pages of a PDF: the longest that people make are a tenth of it, and a page tree may run in circles."""
+
+EXTRACT_DEPTH: Final = 3
+"""How deep mails are looked for in mails."""
+
+EXTRACT_SAMPLE_BYTES: Final = 64 * KIB
+"""What is looked at to guess the encoding of a text, and its first part to guess the language."""
+
+EXTRACT_LANGUAGE_LETTERS: Final = 40
+"""Of fewer letters nobody can tell the language."""
+
+UNPACK_MEMBERS: Final = 10_000
+"""Members of an archive: the children of one document are in memory at once."""
+
+UNPACK_BYTES: Final = 256 * MIB
+"""What an archive may unpack to, as much as a file may have (MAX_FILE_BYTES)."""
+
+UNPACK_RATIO: Final = 200
+"""Unpacked bytes a packed byte: text has 10, logs 50; a bomb 1000."""
+
+UNPACK_FREE_BYTES: Final = MIB
+"""Up to here the ratio says nothing: a megabyte of zeros harms nobody."""
+
+SPLIT_SIZE: Final = {"characters": 1000, "tokens": 256, "paragraphs": 1, "sentences": 1, "headings": 1}
+"""How much one part of a text has: what embedding models take in, else the smallest unit."""
+
 # --- state ----------------------------------------------------------------------------------------
 FORMAT: Final = 1
 """Format of the state directory. A newer one is refused."""
@@ -90,6 +141,9 @@ CHECKPOINT_COMMITS: Final = 32
 
 QUERY_MEMORY: Final = "128MB"
 """What state queries may hold in memory before they spill to disk."""
+
+QUERY_THREADS: Final = 2
+"""DuckDB holds some 60 MB a thread that it cannot spill: on a machine of 64 cores ``QUERY_MEMORY`` would not do."""
 
 SEQUENCE_PER_SECOND: Final = 1 << 20
 """A fresh state's first sequence is its creation time in seconds times this: it overwrites what a lost state wrote."""

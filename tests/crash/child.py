@@ -16,7 +16,7 @@ from ferryman.ledger.state import State, state_root
 from ferryman.observe.progress import Silent
 from ferryman.testing import crash
 from ferryman.testing.inprocess import InProcess
-from tests.crash import scenario, shapes
+from tests.crash import scenario, shapes, targets
 from tests.crash.shapes import SHAPES
 from tests.support import invariants
 
@@ -51,7 +51,7 @@ def work(job: Job) -> None:
     if job.shape in SHAPES:
         of_shape(job)
         return
-    plan = scenario.make_plan(root, job.guarantee)
+    plan = targets.make_plan(root) if job.shape == "server" else scenario.make_plan(root, job.guarantee)
     for spec, seen in job.arm:
         crash.arm(spec, seen)
     if job.verb == "run":
@@ -149,7 +149,10 @@ def check_late(plan: Any, root: Path, job: Job) -> None:
 def check(plan: Any, root: Path, job: Job) -> None:
     where = state_root(plan, root / "state")
     status = account.status(where, plan)
-    scenario.check(root, job.shape, job.guarantee, status, account.docs(where, status="indexing"))
+    if job.shape == "server":
+        targets.check(job.guarantee, status)
+    else:
+        scenario.check(root, job.shape, job.guarantee, status, account.docs(where, status="indexing"))
     left = account.left_over(where, plan)
     for name in ("dead", "error_doc", "owed", "unknown"):
         assert left[name] == status["destinations"]["log"][name], (left, status)

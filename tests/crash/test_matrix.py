@@ -76,6 +76,12 @@ def test_killed_there_and_started_again(
     else:
         root.mkdir()
         scenario.write_corpus(root, scenario.first_corpus())
+    kill_and_check(zygote, job, point)
+
+
+def kill_and_check(zygote: Zygote, job: dict[str, str], point: str) -> None:
+    """Kill a run at this point; start it again, and compare all with the oracle; once more, and nothing is done."""
+    root, shape = Path(job["root"]), job["shape"]
     seen = root / "killed"
     arm = [(point, str(seen))]
     if point in BEFORE:

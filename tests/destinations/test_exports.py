@@ -8,7 +8,7 @@ import sys
 import pytest
 
 import ferryman.destinations
-from ferryman.destinations import Effect, JsonLines, Memory, Null, Sql
+from ferryman.destinations import Directory, Effect, JsonLines, Memory, Null, OpenSearch, Solr, Sql, Webhook
 from ferryman.testing.destinations import delivery
 
 
@@ -21,22 +21,28 @@ def test_every_exported_name_is_there() -> None:
         _ = ferryman.destinations.Sqll
 
 
-def test_sqlalchemy_is_loaded_by_those_who_need_it() -> None:
-    """A plan without ``Sql``, and the command line, start without it."""
-    script = "import sys, ferryman.destinations; sys.exit('sqlalchemy' in sys.modules)"
+def test_what_is_heavy_is_loaded_by_those_who_need_it() -> None:
+    """A plan without databases and servers, and the command line, start without SQLAlchemy and urllib3."""
+    script = "import sys, ferryman.destinations; sys.exit(bool({'sqlalchemy', 'urllib3'} & {*sys.modules}))"
     assert subprocess.run([sys.executable, "-c", script], check=False, timeout=60).returncode == 0
 
 
 def test_what_each_can_do() -> None:
     """Effects and abilities, from which the default guarantee follows."""
-    abilities = {d: (d.effect, d.transactional) for d in (Sql, JsonLines, Memory, Null)}
+    abilities = {
+        d: (d.effect, d.transactional) for d in (Sql, OpenSearch, JsonLines, Memory, Null, Directory, Solr, Webhook)
+    }
     assert abilities == {
         Sql: (Effect.IDEMPOTENT, True),
+        OpenSearch: (Effect.IDEMPOTENT, True),
         JsonLines: (Effect.IDEMPOTENT, False),
         Memory: (Effect.POTENT, True),
         Null: (Effect.IDEMPOTENT, True),
+        Directory: (Effect.IDEMPOTENT, False),
+        Solr: (Effect.IDEMPOTENT, False),
+        Webhook: (Effect.POTENT, False),
     }
-    assert Sql.single_writer
+    assert Sql("sqlite:///index.db").single_writer
     assert Sql.compares_sequences
 
 

@@ -11,8 +11,11 @@ from typing import Any, NoReturn
 
 import pytest
 
+from ferryman import Plan
 from ferryman.destinations import Delivery, JsonLines, Outcome
-from ferryman.errors import PermanentError, TransientError
+from ferryman.errors import PermanentError, PlanError, TransientError
+from ferryman.plan import DestinationNode
+from ferryman.sources import Memory
 from ferryman.storage import files
 from ferryman.testing.destinations import delete, delivery
 
@@ -152,3 +155,15 @@ def test_a_relative_folder_is_meant_from_where_the_plan_is_built(
     worker = pickle.loads(pickle.dumps(out))
     assert worker.directory == tmp_path / "out"
     assert worker.target() == f"file://{tmp_path}/out"
+
+
+def test_lines_of_a_file(tmp_path: Path) -> None:
+    """``rows`` is the batch of a plan that does not say one; less than one is refused."""
+    plan = Plan("plan")
+    source = plan.source("files", Memory([]))
+    source.tap("more", JsonLines(tmp_path, rows=10_000)).tap("own", JsonLines(tmp_path, rows=9), batch=7).destination(
+        "usual", JsonLines(tmp_path)
+    )
+    assert [n.policy.batch for n in plan.nodes if isinstance(n, DestinationNode)] == [10_000, 7, 500]
+    with pytest.raises(PlanError, match="rows=0"):
+        JsonLines(tmp_path, rows=0)

@@ -102,8 +102,8 @@ def test_what_cannot_be_searched_is_named(index: str, tmp_path: Path) -> None:
         search(str(tmp_path / "none.db"), "x")
     with pytest.raises(UsageError, match="table comedies has no full-text index"):
         search(index, "x", table="comedies")
-    with pytest.raises(UsageError, match="SQLite databases only") as caught:
-        search("postgresql://me:secret@host/db", "x")
+    with pytest.raises(UsageError, match="SQLite and PostgreSQL databases") as caught:
+        search("mysql://me:secret@host/db", "x")
     assert "secret" not in str(caught.value)
     (tmp_path / "text.db").write_text("no database " * 100)
     with pytest.raises(UsageError, match="not a database"):

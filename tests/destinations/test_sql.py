@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from ferryman.destinations import Delivery, Outcome, Sql, sqlite
+from ferryman.destinations import Delivery, Outcome, Sql
+from ferryman.destinations.sql.sqlite import SQLite, faults
 from ferryman.errors import DeliveryError, PermanentError, PlanError, TransientError
 from ferryman.testing.destinations import delete, delivery
 from tests.destinations.sql_table import CONTEXT, opened, query
@@ -198,7 +199,7 @@ def test_target_shows_no_password(path: Path) -> None:
     [
         (lambda: Sql("sqlite://"), "in memory"),
         (lambda: Sql("sqlite:///:memory:"), "in memory"),
-        (lambda: Sql("postgresql://me:secret@host/db"), "postgresql is not supported"),
+        (lambda: Sql("mysql://me:secret@host/db"), "mysql is not supported"),
         (lambda: Sql("out.db"), "sqlite:///index.db"),
         (lambda: Sql("sqlite:///x.db", mode="replace"), "'upsert' or 'append'"),  # type: ignore[arg-type]
         (lambda: Sql("sqlite:///x.db", table=""), "needs a name"),
@@ -375,7 +376,7 @@ def test_a_value_that_is_too_large_harms_only_its_document(path: Path) -> None:
     outcomes = sql.write(chunk)
     sql.close()
     assert [o.kind for o in outcomes] == ["permanent" if i == 5 else "ok" for i in range(1, 12)]
-    assert "doc-5: string or blob too big: shorten it" in outcomes[4].why
+    assert "the database refuses it: string or blob too big: shorten it" in outcomes[4].why
     assert len(query(path, "SELECT id FROM documents")) == 10
 
 
@@ -386,13 +387,13 @@ def test_a_commit_waits_for_the_disk(path: Path) -> None:
     sql.close()
 
 
-@pytest.mark.parametrize("code", sorted(sqlite._FAULTS))
+@pytest.mark.parametrize("code", sorted(faults.FAULTS))
 def test_errors_say_what_to_do(code: int) -> None:
     """Every fault of SQLite that we know says where, what, and what happens next; detail codes mean the same."""
     error = sqlite3.OperationalError("it failed")
     for variant in (code, code | 3 << 8):
         error.sqlite_errorcode = variant
-        explained = sqlite.explain(error, "here")
+        explained = faults.explain(error, "here")
         assert isinstance(explained, TransientError | PermanentError)
         assert str(explained).startswith("here: it failed: ")
         assert str(explained).endswith(".")
@@ -400,6 +401,6 @@ def test_errors_say_what_to_do(code: int) -> None:
 
 def test_other_errors_are_left_alone() -> None:
     """What is not the database's is not explained away."""
-    assert sqlite.explain(KeyError("x"), "here") is None
-    with pytest.raises(KeyError), sqlite.explained("here"):
+    assert faults.explain(KeyError("x"), "here") is None
+    with pytest.raises(KeyError), SQLite().explained("here"):
         raise KeyError("x")

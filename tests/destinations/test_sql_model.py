@@ -12,8 +12,9 @@ from unittest import mock
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ferryman.destinations import Delivery, Sql, sqlite, sqlite_fts
+from ferryman.destinations import Delivery, Sql
 from ferryman.destinations.sequences import Known
+from ferryman.destinations.sql.sqlite import SQLite, full_text
 from ferryman.testing.destinations import delete, delivery
 from tests.destinations.sql_table import matching, opened, query, verify_index
 from tests.destinations.test_sequences import one_by_one
@@ -44,7 +45,7 @@ def is_bad(one: Delivery) -> bool:
 
 @contextmanager
 def database() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory() as folder, mock.patch.object(sqlite_fts, "IDS_PER_STATEMENT", 3):
+    with tempfile.TemporaryDirectory() as folder, mock.patch.object(full_text, "IDS_PER_STATEMENT", 3):
         yield Path(folder) / "out.db"
 
 
@@ -119,4 +120,4 @@ def test_append_mode_is_a_set(history: list[tuple[list[Delivery], bool]]) -> Non
 
 def test_the_model_knows_bad_values() -> None:
     """The bad value of these tests is one that SQLite refuses."""
-    assert sqlite.blames_a_row(OverflowError("Python int too large to convert to SQLite INTEGER"))
+    assert SQLite().blames_a_row(OverflowError("Python int too large to convert to SQLite INTEGER"))

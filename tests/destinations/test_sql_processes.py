@@ -23,7 +23,7 @@ DYING = textwrap.dedent(
     """
     import os, signal, sys
     import sqlalchemy as sa
-    from ferryman.destinations import Sql, sqlite
+    from ferryman.destinations import Sql
     from ferryman.testing.destinations import delivery
     from tests.destinations.sql_table import CONTEXT
 

@@ -7,7 +7,8 @@ import hmac
 import json
 import pickle
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Iterator
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,12 @@ import pytest
 from ferryman.destinations import Delivery, Destination, DestinationContext, Guarantee, Outcome, Webhook
 from ferryman.destinations.webhook_answers import STATUSES, meaning, retry_after_s
 from ferryman.errors import PermanentError, PlanError, TransientError
-from ferryman.testing.destinations import DestinationSuite, delete, delivery
+from ferryman.testing.destinations import delete, delivery
+from ferryman.testing.proxy import Fault, Proxy
+from ferryman.testing.servers import ServerSuite
+from tests.destinations.conftest import TlsServer
 from tests.support.receiver import Receiver, Reply, Request, closed_port
+from tests.support.trial import Trial
 
 ONCE, AGAIN = Guarantee.AT_MOST_ONCE, Guarantee.AT_LEAST_ONCE
 THREE = [delivery("a", 1), delivery("b", 2), delivery("c", 3)]
@@ -30,20 +35,42 @@ def receiver() -> Iterator[Receiver]:
         yield made
 
 
-class TestPromises(DestinationSuite):
+class TestPromises(ServerSuite):
+    secret = "not to be shown"
+
     @pytest.fixture(autouse=True)
     def _receiver(self, receiver: Receiver) -> None:
         self.receiver = receiver
+        receiver.answer = self.answer
 
-    secret = "not to be shown"
+    def answer(self, request: Request) -> Reply:
+        if request.headers.get("authorization") != "Basic " + base64.b64encode(b"user:hush").decode():
+            return Reply(401)
+        refused = [d["hash"] for d in request.json["deliveries"] if d["id"].startswith("unfit")]
+        said = [
+            {"hash": d["hash"], "outcome": "permanent" if d["hash"] in refused else "ok", "why": "on principle"}
+            for d in request.json["deliveries"]
+        ]
+        return Reply(body=json.dumps({"outcomes": said}).encode() if refused else b"")
+
+    def server(self) -> tuple[str, int]:
+        return "127.0.0.1", self.receiver.port
 
     def destination(self, folder: Path) -> Destination:
-        receiver = getattr(self, "receiver", None)
-        url = receiver.url if receiver else "http://127.0.0.1:1/hook"
-        return Webhook(url.replace("//", "//user:hush@"), secret=self.secret, batch=7)
+        return self.destination_at(folder, *(self.server() if hasattr(self, "receiver") else ("127.0.0.1", 1)))
+
+    def destination_at(self, folder: Path, host: str, port: int) -> Destination:
+        return Webhook(f"http://user:hush@{host}:{port}/hook", secret=self.secret, batch=7)
+
+    def wrong_credentials(self, folder: Path) -> Destination:
+        return Webhook(f"{self.receiver.url.replace('//', '//user:wrong@')}", secret=self.secret)
+
+    def unfit(self, id: str, sequence: int) -> Delivery:
+        return delivery(id, sequence)
 
     def hashes(self, folder: Path) -> list[str]:
-        return [told["hash"] for request in self.receiver.requests for told in request.json["deliveries"]]
+        told = [told for request in self.receiver.requests for told in request.json["deliveries"]]
+        return [each["hash"] for each in told if not each["id"].startswith("unfit")]
 
 
 def opened(receiver: Receiver | str, guarantee: Guarantee = ONCE, **options: Any) -> Webhook:
@@ -335,11 +362,24 @@ def test_broken_off_after_it_was_sent(receiver: Receiver, how: str) -> None:
     assert hook.write(THREE) == [Outcome.ok()] * 3, "it does not recover"
 
 
-def test_a_certificate_that_is_not_trusted(tls_server: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("fault", [f for f in Fault if f is not Fault.DELAY_ANSWER])
+def test_broken_off_on_the_way(receiver: Receiver, fault: Fault) -> None:
+    """Wherever it broke, after the first byte nobody knows; on a connection that was used before too."""
+    with Proxy("127.0.0.1", receiver.port) as proxy:
+        hook = opened(f"http://127.0.0.1:{proxy.port}/hook")
+        for sequence in (1, 2):
+            assert hook.write([delivery("a", sequence)]) == [Outcome.ok()]
+            proxy.break_next(fault)
+            with pytest.raises(ConnectionError, match="it was sent, but"):
+                hook.write([delivery("b", sequence)])
+            assert proxy.broken == sequence
+
+
+def test_a_certificate_that_is_not_trusted(tls_server: TlsServer, tmp_path: Path) -> None:
     """Nothing is sent; a person must say whom to trust."""
     with Receiver(tls=tls_server.context) as receiver:
         hook = Webhook(receiver.url)
-        with pytest.raises(PermanentError, match="its certificate is refused: .*Give its authority: ca=") as caught:
+        with pytest.raises(PermanentError, match=r"its certificate is refused: .*Give its authority: ca=") as caught:
             hook.check()
         assert caught.value.universal
         assert kinds(opened(receiver).write(THREE)) == [("permanent", True)] * 3
@@ -392,4 +432,81 @@ def test_a_url_out_of_a_variable_may_be_none(monkeypatch: pytest.MonkeyPatch) ->
         opened("http://127.0.0.1/hook", secret="${HOOK_SECRET}")
 
 
-Answer = Callable[[Request], Reply]
+# --- through the engine -----------------------------------------------------------------------------------------------
+
+
+def through(trial: Trial, receiver: Receiver, **policy: Any) -> dict[str, int]:
+    """Ten documents to the receiver, until nothing more can be done within some seconds; what ``status`` counts."""
+    trial.put(*(f"doc-{i}" for i in range(10)))
+    trial.build(out=Webhook(receiver.url), **policy)  # type: ignore[arg-type]
+    trial.run(wait=20)
+    return trial.counts()
+
+
+@pytest.mark.rule("webhook.once")
+def test_at_most_once_a_broken_connection_leaves_one_unknown(trial: Trial, receiver: Receiver) -> None:
+    """The one that was in flight, and it is not sent again; all others arrive once."""
+    receiver.answer = lambda request: Reply(how="nothing" if request.ids == ["doc-4"] else "whole")
+    assert through(trial, receiver) == {"indexed": 9, "unknown": 1}
+    assert sorted(receiver.ids) == [f"doc-{i}" for i in range(10)], "sent twice, or not at all"
+    [unknown] = trial.docs(status="indexing")
+    assert unknown["document"] == "doc-4"
+    assert "it was sent, but" in unknown["message"]
+
+
+@pytest.mark.rule("webhook.once")
+def test_at_most_once_what_was_not_taken_is_sent_again(trial: Trial, receiver: Receiver) -> None:
+    """By the receiver's own word: with the same key, and no attempt is spent."""
+    refused: list[str] = []
+
+    def answer(request: Request) -> Reply:
+        if request.ids == ["doc-2"] and not refused:
+            refused.append("doc-2")
+            return Reply(503)
+        return Reply()
+
+    receiver.answer = answer
+    assert through(trial, receiver, attempts=1) == {"indexed": 10}
+    keys = Counter(request.headers["idempotency-key"] for request in receiver.requests)
+    assert sorted(keys.values()) == [1] * 9 + [2]
+
+
+@pytest.mark.rule("webhook.once")
+def test_a_receiver_that_is_away(trial: Trial, receiver: Receiver) -> None:
+    """Nothing is unknown and nothing is lost: it is all owed until the receiver is back."""
+    receiver.stop()
+    trial.put("a", "b")
+    trial.build(out=Webhook(receiver.url))  # type: ignore[arg-type]
+    assert trial.run(wait=0).exit == 4
+    assert trial.counts() == {"owed": 2}
+    receiver.start()
+    trial.run(wait=20)
+    assert trial.counts() == {"indexed": 2}
+    assert sorted(receiver.ids) == ["a", "b"]
+
+
+@pytest.mark.rule("webhook.key")
+def test_at_least_once_the_same_key_comes_again(trial: Trial, receiver: Receiver) -> None:
+    """After a broken connection and after an error of the receiver's, until it is well."""
+    broken: list[str] = []
+
+    def answer(request: Request) -> Reply:
+        if request.ids[0] in ("doc-3", "doc-6") and request.ids[0] not in broken:
+            broken.append(request.ids[0])
+            return Reply(500) if request.ids[0] == "doc-3" else Reply(how="reset")
+        return Reply()
+
+    receiver.answer = answer
+    assert through(trial, receiver, guarantee="at-least-once") == {"indexed": 10}
+    keys = Counter(request.headers["idempotency-key"] for request in receiver.requests)
+    assert len(keys) == 10
+    assert Counter(receiver.ids) >= Counter(f"doc-{i}" for i in range(10))
+
+
+def test_one_bad_document_of_a_request(trial: Trial, receiver: Receiver) -> None:
+    """Under at-least-once it is found by halving; the others arrive."""
+    receiver.answer = lambda request: Reply(422 if "doc-7" in request.ids else 200)
+    assert through(trial, receiver, guarantee="at-least-once", batch=10) == {"indexed": 9, "dead": 1}
+    [dead] = trial.docs(status="dead")
+    assert dead["document"] == "doc-7"
+    assert "answered 422 Unprocessable" in dead["message"]

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from ferryman.ledger import schemas
-from ferryman.ledger.state import FOLDERS
+from ferryman.ledger.folder import FOLDERS
 from ferryman.testing.crash import EXECUTOR, POINTS
 
 ROOT = Path(__file__).parents[2]

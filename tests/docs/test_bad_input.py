@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from scripts.docs import bad_input
+from scripts.docs import bad_input, bad_rows
 
 CASES = (*bad_input.LISTED, *bad_input.READ, *bad_input.STEPS, *bad_input.SENT)
 
@@ -23,3 +23,18 @@ def test_messages_are_for_people() -> None:
         assert bool(message) == (status != "INDEXED")
         assert "\n" not in message
         assert "Traceback" not in message
+
+
+def test_bad_rows_harm_only_themselves() -> None:
+    """One document of each file is refused at most; a file that cannot be read to its end is told once."""
+    outcomes, summary = bad_rows.outcomes()
+
+    refused = [id for id, (status, _) in outcomes.items() if status == "ERROR_DOC"]
+    for name in bad_rows.ROWS:
+        assert sum(id.startswith(name) for id in refused) == 1, name
+    assert {status for status, _ in outcomes.values()} == {"INDEXED", "ERROR_DOC"}
+    assert summary.exit == 4
+    assert len(summary.messages) == len(bad_rows.FILES)
+    for text in (*summary.messages, *(message for _, message in outcomes.values())):
+        assert "\n" not in text
+        assert "Traceback" not in text

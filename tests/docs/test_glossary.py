@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from ferryman.ledger.state import FOLDERS
+from ferryman.ledger.folder import FOLDERS
 from ferryman.ledger.statuses import TERMINAL, Status
 
 PAGE = (Path(__file__).parents[2] / "docs" / "glossary.md").read_text("utf-8")

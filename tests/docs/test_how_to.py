@@ -27,6 +27,9 @@ PAGES = [
     "make-children",
     "what-happens-when-it-fails",
     "change-a-plan",
+    "index-lines-and-csv",
+    "index-pdf-and-office-files",
+    "split-text-for-rag",
 ]
 """Of which all commands are run, in one shell a page."""
 

@@ -17,7 +17,7 @@ from ferryman.plan import Plan
 from ferryman.sources import Memory
 from tests.support.invariants import rows
 from tests.support.recorder import Recorder
-from tests.support.trial import Trial, run_plan
+from tests.support.trial import Trial, Watch, run_plan
 
 
 def broken(doc: Document) -> Document:
@@ -52,6 +52,47 @@ def test_steps_and_destination_spend_the_same_attempts(trial: Trial) -> None:
         ("DEAD", 3, "busy (attempt 3, the last)"),
     ]
     assert [line["attempt"] for line in trial.out.lines()] == [2, 3]
+
+
+class Panic(BaseException):
+    """As extensions in Rust raise it: no Exception."""
+
+
+@pytest.mark.parametrize("error", [Panic("unwrap of None"), SystemExit(3)], ids=["panic", "exit"])
+def test_whatever_a_step_raises_is_an_error_of_its_document(trial: Trial, error: BaseException) -> None:
+    """Not of the task, of which the other documents would have to be done again."""
+
+    def step(doc: Document) -> Document:
+        if doc.id == "b":
+            raise error
+        return doc
+
+    trial.build(step, attempts=1)
+    trial.put("a", "b", "c")
+    assert trial.run().exit == 3
+    assert [(d["document"], d["status"]) for d in trial.docs(status="dead")] == [("b", "DEAD")]
+    assert sorted(line["id"] for line in trial.out.lines()) == ["a", "c"]
+
+
+def test_progress_counts_what_failed_steps_owe(trial: Trial) -> None:
+    """Beside the rows that wait in the outbox; once they are delivered nothing is owed."""
+
+    class Progress(Watch):
+        def __init__(self) -> None:
+            super().__init__()
+            self.settled_waves: list[tuple[int, int, int]] = []
+
+        def settled(self, delivered: int, owed: int, dead: int) -> None:
+            self.settled_waves.append((delivered, owed, dead))
+
+    progress = Progress()
+    trial.build(
+        once(trial.folder / "flag"), answer=lambda d: busy(d) if d.id == "b" and d.attempt == 1 else Outcome.ok()
+    )
+    trial.put("a", "b", "c")
+    assert trial.run(observer=progress).exit == 0
+    assert progress.settled_waves[0] == (1, 2, 0)
+    assert progress.settled_waves[-1][1] == 0
 
 
 @pytest.mark.rule("retry.counted")

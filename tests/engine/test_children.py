@@ -19,6 +19,7 @@ from ferryman.plan import Handle
 from ferryman.routers import ByField, Duplicate, Router
 from ferryman.sources import Listed, Source
 from ferryman.storage.parquet import PartWriter
+from tests.support import NOT_SOON_S
 from tests.support.invariants import rows
 from tests.support.network import Network
 
@@ -321,7 +322,7 @@ def _fresh(net: Network, early: Callable[[Document], Document]) -> Any:
 
     plan = Plan("network", version=1)
     source = plan.source("docs", Memory(net.documents["docs"], max_deleted=1.0))
-    end(source.step("early", early).step("split", words), net, backoff=3600)
+    end(source.step("early", early).step("split", words), net, backoff=NOT_SOON_S)
     return plan
 
 
@@ -382,7 +383,7 @@ def test_one_target_by_another_way_is_replaced_not_deleted(net: Network) -> None
 
 def test_a_new_version_supersedes_what_is_owed_of_the_old(net: Network) -> None:
     """Each member's delivery that exists only as an error ends."""
-    end(net.source().step("words", words).step("late", failing(9, "a#x", "a#y")), net, backoff=3600)
+    end(net.source().step("words", words).step("late", failing(9, "a#x", "a#y")), net, backoff=NOT_SOON_S)
     net.put("a", text="x y z")
     net.run(wait=0)
     assert net.counts("out") == {"indexed": 1, "owed": 2, "error": 2}
@@ -411,7 +412,7 @@ def by_route(net: Network, step: Callable[[Document], Document]) -> Network:
     """left | right, which make copies → one destination."""
     fork = net.source().route("fork", Either())
     sides = [fork.step("left", lambda doc: doc), fork.step("right", step)]
-    net.plan.destination("right-out", net.out("right-out"), after=sides, backoff=3600)
+    net.plan.destination("right-out", net.out("right-out"), after=sides, backoff=NOT_SOON_S)
     return net
 
 
@@ -420,8 +421,8 @@ def by_node(net: Network, step: Callable[[Document], Document]) -> Network:
     fork = net.source().route("fork", Either())
     for out in (net.out("left-out"), net.out("right-out")):
         out.place = "one place"
-    fork.step("left", lambda doc: doc).destination("left-out", net.out("left-out"), backoff=3600)
-    fork.step("right", step).destination("right-out", net.out("right-out"), backoff=3600)
+    fork.step("left", lambda doc: doc).destination("left-out", net.out("left-out"), backoff=NOT_SOON_S)
+    fork.step("right", step).destination("right-out", net.out("right-out"), backoff=NOT_SOON_S)
     return net
 
 
@@ -474,7 +475,7 @@ def test_copies_in_one_place_are_cleaned_up_when_both_are_through(net: Network) 
 
     fork = net.source().route("fork", Duplicate())
     end(fork.step("words", words), net, "left")
-    end(fork.step("late", late).step("more-words", words), net, "right", backoff=3600)
+    end(fork.step("late", late).step("more-words", words), net, "right", backoff=NOT_SOON_S)
     net.put("a", text="x y")
     net.run()
     mark.touch()
@@ -519,7 +520,7 @@ def test_the_same_input_makes_the_same_children(net: Network) -> None:
 @pytest.mark.rule("child.complete")
 def test_a_family_is_done_when_all_its_members_are(net: Network) -> None:
     """While one child is owed the run is not complete, though all the others are there."""
-    end(net.source().step("letters", letters).step("late", failing(1, "a#1")), net, backoff=3600)
+    end(net.source().step("letters", letters).step("late", failing(1, "a#1")), net, backoff=NOT_SOON_S)
     net.put("a", text="xyz")
     summary = net.run(wait=0)
     assert (summary.exit, summary.delivered, summary.owed) == (4, 3, 1)
@@ -625,7 +626,7 @@ def test_a_delete_that_was_refused_is_not_forgotten(net: Network, later: str | N
 
 def test_a_delete_that_waits_may_still_die(net: Network) -> None:
     """After a newer version it would belong to nobody: that version sends one of its own."""
-    end(net.source().step("words", words), net, backoff=3600)
+    end(net.source().step("words", words), net, backoff=NOT_SOON_S)
     net.put("a", text="x y")
     net.run()
     net.out("out").answer = down

@@ -16,6 +16,7 @@ from ferryman.errors import PermanentError, TransientError
 from ferryman.plan import Plan
 from ferryman.sources import Memory
 from ferryman.testing.inprocess import InProcess
+from tests.support import NOT_SOON_S
 from tests.support.invariants import rows
 from tests.support.recorder import Recorder
 from tests.support.trial import Trial, Watch, run_plan
@@ -107,7 +108,7 @@ def test_each_outcome_ends_in_its_status(place: Path, guarantee: str) -> None:
     answer = by_id(
         stale=Outcome.stale(), permanent=Outcome.permanent("too long"), transient=Outcome.transient("locked")
     )
-    trial = Trial(place).build(out=kept(place, guarantee), answer=answer, guarantee=guarantee, backoff=3600)
+    trial = Trial(place).build(out=kept(place, guarantee), answer=answer, guarantee=guarantee, backoff=NOT_SOON_S)
     trial.put("ok", "stale", "permanent", "transient")
     assert trial.run(wait=0).exit == 4
     found = {d["document"]: (d["status"], d["message"], d["attempt"]) for d in trial.docs()}
@@ -508,7 +509,7 @@ def in_order(out: Recorder) -> bool:
 
 def test_a_newer_version_waits_for_the_older_one(trial: Trial) -> None:
     """The older one is due now, whatever its backoff; the newer one goes when it has ended, no attempt spent."""
-    trial.build(answer=lambda d: Outcome.ok() if d.attempt > 1 else Outcome.transient("busy"), backoff=3600)
+    trial.build(answer=lambda d: Outcome.ok() if d.attempt > 1 else Outcome.transient("busy"), backoff=NOT_SOON_S)
     trial.put("a", text="one")
     trial.run(wait=0)
     trial.put("a", text="two")
@@ -522,7 +523,7 @@ def test_a_newer_version_waits_for_the_older_one(trial: Trial) -> None:
 @pytest.mark.rule("delete.undelivered", "delete.order")
 def test_a_delete_waits_for_the_upsert_before_it(trial: Trial) -> None:
     """Else the upsert would bring back what was deleted."""
-    trial.build(answer=lambda d: Outcome.ok() if d.attempt > 1 else Outcome.transient("busy"), backoff=3600)
+    trial.build(answer=lambda d: Outcome.ok() if d.attempt > 1 else Outcome.transient("busy"), backoff=NOT_SOON_S)
     trial.put("a", "b")
     trial.run(wait=0)
     trial.drop("a")

@@ -39,6 +39,7 @@ from ferryman.plan import Plan
 from ferryman.routers import ByField, Duplicate, Router
 from ferryman.sources import Files, Memory
 from ferryman.testing.inprocess import InProcess
+from tests.support import NOT_SOON_S
 from tests.support.invariants import rows
 from tests.support.network import Network
 from tests.support.previewed import previewed
@@ -91,7 +92,7 @@ ALL = ("a", "b", "c", "dead", "busy", "failing", "bad", "let-go")
 
 
 def filled(net: Network) -> None:
-    net.source().step("moody", moody).destination("out", net.out("out"), backoff=3600)
+    net.source().step("moody", moody).destination("out", net.out("out"), backoff=NOT_SOON_S)
     net.out("out").answer = refusing
     net.put(*ALL)
 
@@ -499,7 +500,7 @@ def net_wave(net: Network) -> int:
 
 def test_what_is_due_again_is_told_as_a_retry(net: Network) -> None:
     """With the attempt that it would be; what is not due is left alone, unless it is asked for."""
-    net.source().step("moody", moody).destination("out", net.out("out"), backoff=3600)
+    net.source().step("moody", moody).destination("out", net.out("out"), backoff=NOT_SOON_S)
     net.put("failing", "a")
     net.run(wait=0)
     assert ids(look(net)) == []

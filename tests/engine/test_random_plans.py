@@ -25,6 +25,7 @@ from ferryman.ledger.state import state_root
 from ferryman.plan import Plan
 from ferryman.routers import ByField, Duplicate, RoundRobin, Router
 from ferryman.sources import Memory
+from tests.support import NOT_SOON_S
 from tests.support.invariants import rows
 from tests.support.oracle import KINDS, Arrival, Oracle, Outside, Paper, Shape, Spot, act, by_field, content, some
 from tests.support.places import MEMORY
@@ -303,7 +304,7 @@ class World:
                         after=spot.after,
                         tap=spot.kind == "tap",
                         attempts=spot.n % 3 + 1,
-                        backoff=3600 if spot.flag else 0,
+                        backoff=NOT_SOON_S if spot.flag else 0,
                     )
         return plan
 

@@ -14,6 +14,7 @@ from ferryman.document import Document
 from ferryman.errors import TooManyDeletes, TransientError, UsageError
 from ferryman.plan import Plan
 from ferryman.sources import Files, Listed, Memory, Source
+from tests.support import NOT_SOON_S
 from tests.support.invariants import rows
 from tests.support.recorder import Recorder
 from tests.support.trial import Trial, Watch, run_plan
@@ -276,7 +277,7 @@ def test_a_listing_that_breaks_while_a_step_error_is_owed_ends(trial: Trial) -> 
         return doc
 
     trial.put("a", "b", "c", "d")
-    trial.build(fail, source=Broken(trial.documents, flag), backoff=3600)
+    trial.build(fail, source=Broken(trial.documents, flag), backoff=NOT_SOON_S)
     trial.run(wait=0)
     flag.touch()
     trial.build(fail, source=Broken(trial.documents, flag))
@@ -510,7 +511,7 @@ def fragile(doc: Document) -> Document:
 @pytest.mark.rule("step.raises")
 def test_a_step_error_names_step_type_and_message(trial: Trial) -> None:
     """And harms only its own document."""
-    trial.build(fragile, backoff=3600)
+    trial.build(fragile, backoff=NOT_SOON_S)
     trial.put("a", "c")
     trial.put("b", text="fail: no such word")
     assert trial.run(wait=0).exit == 4
@@ -541,7 +542,7 @@ def test_a_step_error_is_tried_again_when_due_and_dead_at_the_end(place: Path) -
 @pytest.mark.rule("retry.due")
 def test_a_step_error_is_not_tried_before_it_is_due(trial: Trial) -> None:
     """Its due time outlives the run; other scans leave it alone."""
-    trial.build(fragile, backoff=3600)
+    trial.build(fragile, backoff=NOT_SOON_S)
     trial.put("a", text="fail")
     for _ in range(3):
         trial.run(wait=0)
@@ -581,7 +582,7 @@ def test_only_what_is_owed_is_fed_again(place: Path) -> None:
 
 def test_a_step_error_is_superseded_by_a_newer_version(trial: Trial) -> None:
     """It ends DROPPED when the new one is committed."""
-    trial.build(fragile, backoff=3600)
+    trial.build(fragile, backoff=NOT_SOON_S)
     trial.put("a", text="fail")
     trial.run(wait=0)
     trial.put("a", text="fine")
@@ -594,7 +595,7 @@ def test_a_step_error_is_superseded_by_a_newer_version(trial: Trial) -> None:
 
 def test_a_step_error_is_superseded_by_a_delete(trial: Trial) -> None:
     """Nothing was ever given, so nothing is sent."""
-    trial.build(fragile, backoff=3600)
+    trial.build(fragile, backoff=NOT_SOON_S)
     trial.put("a", text="fail")
     trial.put("b")
     trial.run(wait=0)

@@ -86,6 +86,7 @@ def healthy(queue: Queue) -> Queue:
     return queue
 
 
+@pytest.mark.rule("intake.audit")
 @pytest.mark.parametrize("name", [*MENDED, *LEFT])
 def test_damage_is_found(healthy: Queue, name: str) -> None:
     """By its rule, at its node; a repair mends what is safe, and leaves the rest as it is."""

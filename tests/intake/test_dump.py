@@ -37,6 +37,7 @@ def kept(queue: Queue) -> dict[str, str]:
     return {path: data for path, data in layout(queue).items() if not path.endswith("/lock") and "localid" not in path}
 
 
+@pytest.mark.rule("intake.dump")
 def test_a_dump_is_restored(full: Queue, queue: Queue) -> None:
     """Through JSON, node for node; what lives with a session is not in it; no id is given twice."""
     data = json.loads(json.dumps(full.dump()))

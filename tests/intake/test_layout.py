@@ -8,6 +8,8 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
+import pytest
+
 from ferryman.intake import Queue
 from tests.intake.conftest import NOW, Opening, layout
 
@@ -48,6 +50,7 @@ J1, J2, J3 = "/jobs/jid0000000001", "/jobs/jid0000000002", "/jobs/jid0000000003"
 """The first number below /jobs is 1: /jobs/states has taken 0."""
 
 
+@pytest.mark.rule("intake.layout")
 def test_the_life_of_two_batches(queue: Queue, opening: Opening) -> None:
     """A happy one; one with a failure that is recovered by a requeue; both removed in the end."""
     now = Expected(queue)

@@ -27,6 +27,7 @@ def name(priority: int = 5, sequence: int = 1) -> str:
     return f"mrtQ-{priority:02d}01{sequence:010d}"
 
 
+@pytest.mark.rule("intake.legacy")
 @pytest.mark.parametrize(
     ("status", "state"), [(0, "Pending"), (1, "Pending"), (2, "Deleted"), (3, "Failed"), (4, "Completed"), (5, "Held")]
 )
@@ -103,6 +104,7 @@ def test_a_malformed_record_is_named(malformed: str) -> None:
         parsed(malformed, MALFORMED[malformed])
 
 
+@pytest.mark.rule("intake.legacy")
 def test_malformed_records_are_skipped() -> None:
     """The others are imported."""
     queue = Queue.open("memory:")

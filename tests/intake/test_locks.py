@@ -46,6 +46,7 @@ def test_locks_of_people_stay_and_others_go_with_their_session(opening: Opening,
     assert not two.locks.check(kind, name)
 
 
+@pytest.mark.rule("intake.names")
 @pytest.mark.parametrize("kind", NAMED)
 def test_names_that_map_to_one_node_do_not_collide(opening: Opening, kind: str) -> None:
     """The second gets ~2, the third ~3; each keeps its own when the others go."""

@@ -56,6 +56,7 @@ def all_in_one_list(names: Iterable[str], jobs: set[str]) -> None:
     assert Counter(names) == Counter(jobs)
 
 
+@pytest.mark.rule("intake.one-list")
 @pytest.mark.parametrize("kills", KILLS)
 def test_on_sqlite(place: Path, kills: int) -> None:
     """A reader in one transaction never sees a job that is in no list, or in two."""
@@ -82,6 +83,7 @@ def test_on_sqlite(place: Path, kills: int) -> None:
         assert queue.audit() == []
 
 
+@pytest.mark.rule("intake.one-list")
 @pytest.mark.parametrize("kills", KILLS)
 def test_on_zookeeper(server: Callable[[str], ZooKeeperServer], kills: int) -> None:
     """After no transaction of the server's log a job is in no list, or in two."""

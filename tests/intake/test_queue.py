@@ -30,6 +30,7 @@ def test_a_batch_is_handed_in_and_found(queue: Queue) -> None:
     assert batch.lock()
 
 
+@pytest.mark.rule("intake.uuid")
 def test_the_same_submission_is_the_same_batch(queue: Queue, opening: Opening) -> None:
     """Handed in again, also with its keys in another order; another one with this batchID leaves nothing behind."""
     first = queue.create_batch({"batchID": "b-1", "submitter": "me"})
@@ -107,6 +108,7 @@ def test_a_reporter_that_died_is_followed_by_another(queue: Queue) -> None:
     assert (again.id, again.status) == (first.id, "Reporting")
 
 
+@pytest.mark.rule("intake.report")
 def test_a_second_report_says_what_has_changed(queue: Queue) -> None:
     """A job that was resumed changes nothing in its batch; UpdateReporting tells the difference to what was told."""
     batch_id = started(queue, jobs=2)
@@ -137,6 +139,7 @@ def test_a_second_report_says_what_has_changed(queue: Queue) -> None:
     assert not batch.report().since(batch.kept_report)
 
 
+@pytest.mark.rule("intake.report")
 def test_a_report_is_not_early(queue: Queue) -> None:
     """A job that is made at the last moment keeps its batch in Processing."""
     batch_id = started(queue)
@@ -195,6 +198,7 @@ def test_a_final_batch_is_removed_with_all_that_is_its(queue: Queue) -> None:
     assert queue.load_batch(other).create_job({}).id == "jid0000000004"
 
 
+@pytest.mark.rule("intake.damaged")
 def test_cleanup_goes_on_past_what_is_damaged(queue: Queue, caplog: pytest.LogCaptureFixture) -> None:
     """It names the node; and a batch that somebody works at stays."""
     damaged, at_work, done = (started(queue) for _ in range(3))
@@ -256,6 +260,7 @@ def test_a_new_job(queue: Queue) -> None:
         batch.create_job({"x": object()})
 
 
+@pytest.mark.rule("intake.order")
 def test_jobs_are_acquired_most_urgent_first_then_oldest(queue: Queue, opening: Opening) -> None:
     """Locked: nobody else gets it; what is unlocked is to be had again."""
     batch = queue.load_batch(started(queue, jobs=0))
@@ -287,6 +292,7 @@ def test_what_is_made_now_is_acquired_now(queue: Queue) -> None:
     assert job.id == urgent.id
 
 
+@pytest.mark.rule("intake.order")
 def test_priorities_above_99_are_last_and_stay_acquirable(queue: Queue) -> None:
     """Exact in the data, 99 in the name; a move does not change them."""
     batch = queue.load_batch(started(queue, jobs=0))
@@ -309,6 +315,7 @@ def test_priorities_above_99_are_last_and_stay_acquirable(queue: Queue) -> None:
     assert queue.audit() == []
 
 
+@pytest.mark.rule("intake.moves")
 def test_every_move_of_a_job_is_as_the_table_says(queue: Queue) -> None:
     """Each state, to each state: a legal one moves the job, another raises and changes no node."""
     batch = queue.load_batch(started(queue, jobs=0))
@@ -448,6 +455,7 @@ def test_success_may_give_the_lock_back_in_one(queue: Queue) -> None:
 # --- what stops it ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.rule("intake.pause")
 def test_a_paused_queue_gives_out_nothing(queue: Queue, opening: Opening) -> None:
     """Anywhere; then it goes on."""
     started(queue)
@@ -464,6 +472,7 @@ def test_a_paused_queue_gives_out_nothing(queue: Queue, opening: Opening) -> Non
     assert queue.acquire_pending_batch() is not None
 
 
+@pytest.mark.rule("intake.hold")
 def test_a_collection_on_hold_holds_its_pending_jobs(queue: Queue, opening: Opening) -> None:
     """By the profile of the job, or of its batch; releasing the collection releases no job."""
     mine = queue.load_batch(started(queue, jobs=0))
@@ -491,6 +500,7 @@ def test_a_collection_on_hold_holds_its_pending_jobs(queue: Queue, opening: Open
 # --- damaged nodes ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.rule("intake.damaged")
 @pytest.mark.parametrize("data", [b"", b"{", b"[]", b'{"status":"Nowhere"}', b'{"status":null}', b"\xff"])
 def test_a_damaged_status_is_named_and_passed_over(queue: Queue, data: bytes, caplog: pytest.LogCaptureFixture) -> None:
     """Its path is in the error; others are acquired; it is not left locked."""

@@ -14,6 +14,7 @@ from tests.intake.processes import Consumer
 JOBS, CONSUMERS = 2000, 8
 
 
+@pytest.mark.rule("intake.once")
 def test_eight_consumers_acquire_two_thousand_jobs(url: str, queue: Queue, opening: Opening) -> None:
     """Nobody one twice, none lost, each the most urgent first, then the oldest."""
     batch = queue.load_batch(started(queue, jobs=0))
@@ -95,6 +96,7 @@ def test_one_queue_is_used_by_many_threads(queue: Queue) -> None:
     assert not [path for path in layout(queue) if path.endswith("/lock")]
 
 
+@pytest.mark.rule("intake.pause")
 def test_a_pause_is_seen_everywhere_within_a_second(url: str, queue: Queue) -> None:
     """Consumers that are at full speed stop; what they hold they hold."""
     if url.startswith("memory:"):

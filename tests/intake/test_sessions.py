@@ -33,6 +33,7 @@ def shared_url(url: str) -> str:
     return url
 
 
+@pytest.mark.rule("intake.freed")
 def test_a_killed_consumer_frees_its_job(shared_url: str, queue: Queue) -> None:
     """Within the session timeout it is found again in the same state, and can be done again."""
     started(queue)
@@ -48,6 +49,7 @@ def test_a_killed_consumer_frees_its_job(shared_url: str, queue: Queue) -> None:
     assert queue.audit() == []
 
 
+@pytest.mark.rule("intake.lock-lost")
 def test_a_consumer_that_was_stopped_too_long_cannot_go_on(shared_url: str, queue: Queue) -> None:
     """Another has its job by then: it is told so, and changes nothing. There are never two owners."""
     started(queue)
@@ -76,6 +78,7 @@ def test_a_living_consumer_keeps_its_job(shared_url: str, queue: Queue) -> None:
         assert consumer.heard() == "moved"
 
 
+@pytest.mark.rule("intake.lock-lost")
 def test_a_lost_lock_stops_every_change(opening: Opening) -> None:
     """Through the object that held it. Another object of the same job may go on."""
     one, two = opening(), opening()

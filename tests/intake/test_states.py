@@ -83,6 +83,7 @@ def test_every_pair_is_tried(name: str) -> None:
     assert len(tried) == len(set(tried))
 
 
+@pytest.mark.rule("intake.moves")
 @pytest.mark.parametrize(
     ("table", "before", "event", "cell"), [p[1:] for p in PAIRS], ids=[f"{p[0]}-{p[2]}-{p[3]}" for p in PAIRS]
 )

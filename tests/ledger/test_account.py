@@ -7,14 +7,16 @@ from typing import Any
 
 import pytest
 
+from ferryman.destinations import Null
 from ferryman.destinations.base import Delivery, Effect, Outcome
 from ferryman.document import Document
-from ferryman.errors import Dropped, UsageError
-from ferryman.ledger import account
+from ferryman.errors import Dropped, PermanentError, UsageError
+from ferryman.ledger import account, commands
 from ferryman.ledger.schemas import LEDGER_COLUMNS
 from ferryman.ledger.state import State, state_root
 from ferryman.plan import Plan
 from ferryman.sources import Memory
+from tests.support import NOT_SOON_S
 from tests.support.recorder import Recorder
 from tests.support.trial import Interrupted, Trial, Until, run_plan
 
@@ -67,7 +69,7 @@ SITUATIONS: dict[str, tuple[str, dict[str, int]]] = {
 def test_each_situation_is_counted_in_its_place(trial: Trial, situation: str) -> None:
     """One document in it, and nothing else."""
     text, counts = SITUATIONS[situation]
-    trial.build(step, answer=answer, backoff=3600)
+    trial.build(step, answer=answer, backoff=NOT_SOON_S)
     trial.put("a", text=text)
     summary = trial.run(wait=0)
     assert trial.counts() == counts
@@ -77,7 +79,7 @@ def test_each_situation_is_counted_in_its_place(trial: Trial, situation: str) ->
 
 def test_all_situations_together(trial: Trial) -> None:
     """Each counted once."""
-    trial.build(step, answer=answer, backoff=3600, batch=1)
+    trial.build(step, answer=answer, backoff=NOT_SOON_S, batch=1)
     for situation, (text, _) in SITUATIONS.items():
         if text != "down":
             trial.put(situation, text=text)
@@ -139,14 +141,14 @@ def test_a_destination_that_keeps_what_is_gone(trial: Trial) -> None:
 
 def test_a_new_version_replaces_the_old_one_in_the_counts(trial: Trial) -> None:
     """A dead old version is history; one that still waits is owed, for it will be sent."""
-    trial.build(answer=answer, backoff=3600)
+    trial.build(answer=answer, backoff=NOT_SOON_S)
     trial.put("a", text="refuse")
     trial.put("b", text="fail")
     trial.run(wait=0)
     assert trial.counts() == {"dead": 1, "owed": 1, "error": 1}
     trial.put("a", "b", text="fine")
     trial.out.refuse = unreachable
-    trial.build(backoff=3600)
+    trial.build(backoff=NOT_SOON_S)
     trial.run(wait=0)
     assert trial.counts() == {"owed": 3, "error": 1}, "two versions of b, and a"
     assert [d["status"] for d in trial.docs()] == ["BATCHED", "BATCHED"]
@@ -404,3 +406,22 @@ def test_the_state_of_a_plan_has_its_name_and_version(place: Path) -> None:
     hashes = {o.lines()[0]["hash"] for o in outs}
     assert len(hashes) == 3
     assert State.plan_of(state_root(plans[1], place / "state")).key == "a-v2"
+
+
+@pytest.mark.slow
+def test_questions_about_a_million_documents_get_by_with_their_memory(tmp_path: Path) -> None:
+    """``settings.QUERY_MEMORY`` is a limit that DuckDB enforces; what spills must be enough to list everything."""
+
+    def refuse(doc: Document) -> Document:
+        if doc.id.endswith("00"):
+            raise PermanentError("no")
+        return doc
+
+    plan = Plan("million")
+    source = plan.source("docs", Memory([Document(f"doc-{n:07d}") for n in range(1_000_000)]))
+    source.step("refuse", refuse).destination("nowhere", Null())
+    run_plan(plan, tmp_path, wait=0, checked=False)
+    assert commands.retry(plan, state=tmp_path).count == 10_000
+    root = state_root(plan, tmp_path)
+    assert len(account.docs(root, plan=plan)) == 1_000_000
+    assert len(account.docs(root, status="restart", limit=20_000, plan=plan)) == 10_000

@@ -14,6 +14,7 @@ from ferryman.ledger import commands
 from ferryman.ledger.commands import Retried
 from ferryman.ledger.state import State
 from ferryman.sources import Memory
+from tests.support import NOT_SOON_S
 from tests.support.invariants import rows as table_rows
 from tests.support.recorder import Recorder
 from tests.support.trial import Interrupted, Trial, Until, Watch, run_plan
@@ -36,7 +37,7 @@ def text(doc: Document) -> Document:
 @pytest.fixture
 def mixed(trial: Trial) -> Trial:
     """Delivered, dead, waiting and bad documents; the destination is fine from now on."""
-    trial.build(text, answer=decided, backoff=3600)
+    trial.build(text, answer=decided, backoff=NOT_SOON_S)
     trial.put("fine", "dead1", "dead2", "late1", "late2")
     trial.documents.append({"id": "bad", "raw": b"\xff"})
     assert trial.run(wait=0).exit == 4

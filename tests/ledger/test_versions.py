@@ -11,7 +11,7 @@ from ferryman.destinations import Outcome
 from ferryman.document import Document
 from ferryman.engine import wave
 from ferryman.engine.wave import Run, Summary
-from ferryman.errors import PlanChanged, StateForeign, TransientError, UsageError
+from ferryman.errors import PlanChanged, StateForeign, StateHeld, TransientError, UsageError
 from ferryman.ledger import account, versions
 from ferryman.ledger.fsck import fsck
 from ferryman.ledger.state import SEQUENCE, State, state_root
@@ -299,6 +299,24 @@ def test_a_kill_on_the_way_over_loses_nothing(many: Versions, point: str, monkey
     assert not list(root.parent.glob(".tmp*"))
     with State.take(root, many.plan(2)) as state:
         assert state.outbox.transactions[SEQUENCE] > 0
+
+
+@pytest.mark.parametrize("point", ["version.fenced", "version.built"])
+def test_two_drivers_do_not_both_carry_it_over(many: Versions, point: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second is told that the older state is held, and touches nothing of what the first has made."""
+    refused = []
+
+    def meanwhile(name: str) -> None:
+        if name == point and not refused:
+            with pytest.raises(StateHeld) as caught:
+                versions.carry_over(state_root(many.plan(2), many.state), many.plan(2), 1)
+            refused.append(str(caught.value))
+
+    many.run(many.plan(1))
+    monkeypatch.setattr(crash, "point", meanwhile)
+    assert many.run(many.plan(2), from_version=1).exit == 0
+    assert len(refused) == 1
+    assert many.out("out").counted() == {"a": 1, "b": 1, "c": 1}
 
 
 def test_a_state_that_was_only_begun_is_in_nobodys_way(many: Versions, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ from folders import refused, scan, tree, until_it_fails
 from ferryman import settings
 from ferryman.errors import BadDocument, UsageError
 from ferryman.sources import Files, Listed
+from ferryman.sources.folder import Folder
 
 AsNobody = Callable[[Callable[[], Any]], Any]
 
@@ -216,7 +217,7 @@ def test_a_file_over_the_limit_is_refused_unread(tmp_path: Path) -> None:
     assert listed.size == settings.GIB
     assert listed.refused == (
         f"{tmp_path}/huge.iso: 1073741824 bytes, more than the limit of 268435456. "
-        "Allow it with Files(max_bytes=1073741824), or leave it out with Files(exclude=…)."
+        "Allow it with max_bytes=1073741824, or leave it out with exclude=…."
     )
 
 
@@ -337,14 +338,14 @@ def test_a_file_that_vanishes_while_its_folder_is_listed_is_gone(
 ) -> None:
     """Between the folder's names and a look at the file."""
     tree(tmp_path, "a", "b")
-    entries = Files._entries
+    entries = Folder._entries
 
-    def late(self: Files, folder: str, troubles: list[str]) -> Any:
+    def late(self: Folder, folder: str, troubles: list[str]) -> Any:
         found = entries(self, folder, troubles)
         (tmp_path / "a").unlink()
         return found
 
-    monkeypatch.setattr(Files, "_entries", late)
+    monkeypatch.setattr(Folder, "_entries", late)
 
     assert list(scan(Files(tmp_path))) == ["b"]
 
@@ -354,7 +355,7 @@ def test_a_file_that_vanishes_while_its_folder_is_listed_is_gone(
 
 def test_a_missing_root_is_named(tmp_path: Path) -> None:
     """With what to do, before anything is listed."""
-    with pytest.raises(UsageError, match=f"^{tmp_path}/none: there is no such folder. Make it, or start Files at"):
+    with pytest.raises(UsageError, match=f"^{tmp_path}/none: there is no such folder. Make it, or start at"):
         Files(tmp_path / "none").check()
 
 

@@ -35,7 +35,7 @@ def test_a_link_to_a_file_inside_is_a_document(tmp_path: Path) -> None:
         ("up", ".", "up: link to ., which leads in a circle: that folder holds the link"),
         ("sub/up", "..", "sub/up: link to .., which leads in a circle"),
         ("out.txt", "../outside/secret.txt", "out.txt: link to ../outside/secret.txt, which leads out of the root to "),
-        ("out", "../outside", "start another Files there"),
+        ("out", "../outside", "start another source there"),
         ("beside", "../root-2/a.txt", "which leads out of the root to "),
         ("null", "/dev/null", "which leads out of the root to /dev/null"),
         ("line\nend", "no\nwhere", "line%0Aend: link to no%0Awhere, which does not exist"),
@@ -53,7 +53,7 @@ def test_a_link_that_leads_nowhere_or_out_is_refused(tmp_path: Path, name: str, 
     assert id == name.replace("\n", "%0A")
     assert says in why
     assert why.startswith(str(tmp_path / "root"))
-    assert why.endswith("or leave it out with Files(exclude=…).")
+    assert why.endswith("or leave it out with exclude=….")
     assert why.splitlines() == [why]
     assert sorted(found) == sorted(["a.txt", "sub/b.txt", id])
     assert not refused(Files(tmp_path / "root", exclude=name)), "the way out that the message names does not work"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from ferryman.document import Document
-from ferryman.sources import Files, Listed, Memory, Source, Table
+from ferryman.sources import Csv, Files, JsonLines, Lines, Listed, Memory, Source, Table
 from ferryman.testing.sources import SourceSuite
 
 
@@ -35,6 +36,81 @@ class TestFiles(SourceSuite):
     def _path(self, source: Source, id: str) -> Path:
         assert isinstance(source, Files)
         return Path(source.root, id.replace("%0A", "\n").replace("%23", "#").replace("%25", "%"))
+
+
+class TestFilesUnpacked(TestFiles):
+    def source(self, folder: Path) -> Files:
+        super().source(folder)
+        (folder / "packed.gz").write_bytes(gzip.compress(b"text"))
+        return Files(folder, decompress=True)
+
+
+class TestLines(SourceSuite):
+    """Lines are known by their numbers: what is taken away leaves a blank line."""
+
+    text = "one\ntwo\nthree\n"
+    blank = ""
+
+    def source(self, folder: Path) -> Source:
+        self.folder = folder
+        (folder / "b").write_text(self.text)
+        (folder / "c.gz").write_bytes(gzip.compress(self.text.encode()))
+        (folder / "empty").touch()
+        return self.made(folder)
+
+    def made(self, root: Path) -> Source:
+        return Lines(root)
+
+    def absent(self, folder: Path) -> Source:
+        return self.made(folder / "missing")
+
+    def change(self, source: Source, id: str) -> None:
+        lines = (self.folder / "b").read_text().splitlines()
+        at = self.at(id)
+        lines[at] = lines[at].replace("e", "E")
+        (self.folder / "b").write_text("\n".join(lines))
+
+    def remove(self, source: Source, id: str) -> None:
+        lines = (self.folder / "b").read_text().splitlines()
+        lines[self.at(id)] = self.blank
+        (self.folder / "b").write_text("\n".join(lines))
+
+    def at(self, id: str) -> int:
+        assert id.startswith("b#")
+        return int(id.partition("=")[2]) - 1
+
+
+class TestCsv(TestLines):
+    text = 'id,name\n1,one\n2,"two\nlines"\n3,three\n'
+
+    def made(self, root: Path) -> Source:
+        return Csv(root)
+
+
+class TestCsvWithIds(TestCsv):
+    """In one file: an id is one document, in whatever file it stands."""
+
+    def made(self, root: Path) -> Source:
+        return Csv(root / "b" if root.is_dir() else root, id="id", content="name")
+
+    def at(self, id: str) -> int:
+        assert id == "1"
+        return 1
+
+
+class TestJsonLines(TestLines):
+    text = '{"id": 1, "name": "one"}\n{"id": 2, "tags": ["x", {"y": 1}], "name": "e"}\n'
+
+    def made(self, root: Path) -> Source:
+        return JsonLines(root)
+
+
+class TestJsonLinesWithIds(TestJsonLines):
+    def made(self, root: Path) -> Source:
+        return JsonLines(root, exclude="c.gz", id="/id", content="name")
+
+    def at(self, id: str) -> int:
+        return int(id) - 1
 
 
 class TestMemoryOfAList(SourceSuite):

@@ -22,6 +22,7 @@ from ferryman.ledger.fsck import fsck
 from ferryman.ledger.state import State
 from ferryman.plan import Plan
 from ferryman.storage import files
+from tests.support import NOT_SOON_S
 from tests.support.places import MEMORY
 from tests.support.trial import Interrupted, Trial, Until, Watch
 
@@ -45,7 +46,7 @@ def words(doc: Document) -> Document:
 
 def make(folder: Path) -> Trial:
     """A trial over this folder; its state may be there already."""
-    trial = Trial(folder).build(words, answer=answer, backoff=3600, attempts=9)
+    trial = Trial(folder).build(words, answer=answer, backoff=NOT_SOON_S, attempts=9)
     trial.put("a", "b", "c", "refused", "later")
     trial.documents.append({"id": "bad", "raw": b"\xff"})
     return trial

@@ -11,8 +11,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Self
 
-import trustme
-
 USER, PASSWORD, API_KEY = "ferryman", "p@ss/wörd:1", "a2V5OnRlc3Rz"
 
 
@@ -26,15 +24,11 @@ class Gate:
         seen: the header ``Authorization`` of each request.
     """
 
-    def __init__(self, folder: Path, host: str, port: int) -> None:
+    def __init__(self, context: ssl.SSLContext, ca: Path, host: str, port: int) -> None:
+        self.ca = ca
         self.server = (host, port)
         self.forbidden = ""
         self.seen: list[str] = []
-        authority = trustme.CA()
-        self.ca = folder / "ca.pem"
-        authority.cert_pem.write_to_path(str(self.ca))
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        authority.issue_cert("localhost").configure_cert(context)
         self._http = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"gate": self}))
         self._http.daemon_threads = True
         self._http.socket = context.wrap_socket(self._http.socket, server_side=True)

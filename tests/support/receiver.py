@@ -7,9 +7,10 @@ import socket
 import ssl
 import struct
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 
@@ -35,7 +36,7 @@ class Reply(NamedTuple):
 
     status: int = 200
     body: bytes = b""
-    headers: dict[str, str] = {}
+    headers: Mapping[str, str] = MappingProxyType({})
     how: str = "whole"
 
 
@@ -136,10 +137,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.close_connection = self.close_connection or bool(missing)
 
     def finish(self) -> None:
-        try:
+        with suppress(OSError):  # a connection that was reset
             super().finish()
-        except OSError:
-            pass  # a connection that was reset
 
     def log_message(self, *_: Any) -> None:
         pass

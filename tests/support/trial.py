@@ -107,7 +107,8 @@ class Trial:
         """Say what the plan is; steps are named as their functions."""
         if out is not None:
             self.out = out
-        self.out.answer = answer or self.out.answer
+        if answer is not None:
+            self.out.answer = answer
         plan = Plan("trial", version=1)
         given = source or Memory(self.documents, detect=detect, max_deleted=max_deleted)  # type: ignore[arg-type]
         node = plan.source("docs", given)

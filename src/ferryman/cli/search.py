@@ -30,7 +30,9 @@ def search(
         return
     show(hits)
     if not hits:
-        note(f"Nothing found for {text!r} in {db}.")
+        from ferryman.databases import shown
+
+        note(f"Nothing found for {text!r} in {shown(db)}.")
 
 
 def found(db: str, text: str, table: str = "documents", limit: int = 10) -> list[dict[str, object]]:

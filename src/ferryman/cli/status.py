@@ -48,9 +48,7 @@ def status(plan: PlanSpec, state: StateDir = None, json: Json = False, verbose: 
 
 def never_run(plan: Plan) -> dict[str, Any]:
     """The status of a plan that never ran: all is zero, and it adds up."""
-    from ferryman.plan import picture
-
-    kinds = {n.name: picture.kind(n) for n in plan.nodes}
+    kinds = {n.name: n.kind for n in plan.nodes}
     return {
         "plan": plan.name,
         "version": plan.version,

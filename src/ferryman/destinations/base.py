@@ -191,6 +191,17 @@ _OK = Outcome("ok")
 _STALE = Outcome("stale")
 
 
+class Facts(NamedTuple):
+    """What the reference says of a shipped destination; its class has it as ``facts``."""
+
+    stored: str
+    """What is there of a delivery, and what of a delete."""
+    limits: tuple[str, ...] = ()
+    """Sizes and numbers above which something is refused, or cut."""
+    outcomes: tuple[tuple[str, str], ...] = ()
+    """(What the target says or does, what becomes of the delivery then.)"""
+
+
 class DestinationContext(NamedTuple):
     """What ``open`` is told."""
 

@@ -7,9 +7,10 @@ import ssl
 import time
 from base64 import b64encode
 from collections.abc import Mapping
-from http.client import HTTPException
-from typing import Final, NamedTuple
-from urllib.parse import unquote_to_bytes
+from contextlib import suppress
+from http.client import HTTPException, HTTPResponse, IncompleteRead
+from typing import Any, Final, NamedTuple
+from urllib.parse import unquote
 
 from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.exceptions import (
@@ -27,6 +28,8 @@ from ferryman.errors import PermanentError
 
 ANSWER_BYTES: Final = 16 * settings.MIB
 """Of an answer so much is read: an outcome each for far more deliveries than a chunk has."""
+
+Auth = str | tuple[str, str]
 
 _LEAST_S: Final = 0.001
 """A time-out of 0 would mean: do not wait for the socket at all."""
@@ -68,8 +71,9 @@ class Http:
     """A connection to the server of a URL, kept open between requests. No proxy, no redirects, no cookies.
 
     Args:
-        url: http or https; a user and password in it are sent as Basic authentication. ``${NAME}`` in it, and in the
-            headers' values, is filled in from the environment.
+        url: http or https; a user and password in it are sent as Basic authentication. ``${NAME}`` in it, in ``auth``
+            and in the headers' values, is filled in from the environment.
+        auth: user and password, or all that the header ``Authorization`` says (``Bearer ${TOKEN}``).
         headers: sent with each request.
         ca: a PEM file with the authorities to trust; None: the system's.
         shown: the URL as it may be shown.
@@ -78,17 +82,34 @@ class Http:
         PermanentError: (universal) an environment variable is missing, the URL is none, or ``ca`` cannot be read.
     """
 
-    def __init__(self, url: str, *, shown: str, headers: Mapping[str, str] | None = None, ca: str | None = None):
+    def __init__(
+        self,
+        url: str,
+        *,
+        shown: str,
+        auth: Auth | None = None,
+        headers: Mapping[str, str] | None = None,
+        ca: str | None = None,
+    ) -> None:
         parsed = _parsed(filled(url, shown), shown)
         self._headers = {name: filled(value, shown) for name, value in (headers or {}).items()}
         self._secrets = [value for name, value in self._headers.items() if value != (headers or {})[name]]
-        if parsed.auth:
-            basic = "Basic " + b64encode(unquote_to_bytes(parsed.auth)).decode()
-            self._headers.setdefault("authorization", basic)
-            self._secrets += [basic.partition(" ")[2], parsed.auth.partition(":")[2]]
+        user = None if parsed.auth is None else unquote(parsed.auth)
+        if isinstance(auth, str):
+            self._headers["authorization"] = filled(auth, shown)
+            self._secrets += self._headers["authorization"].split()[1:]
+        elif auth is not None:
+            user = ":".join(filled(part, shown) for part in auth)
+        if user is not None:
+            basic = b64encode(user.encode()).decode()
+            self._headers.setdefault("authorization", f"Basic {basic}")
+            self._secrets += [basic, user.partition(":")[2]]
         self._secrets += [os.environ[name].strip() for name in names(url)]
         self.path = parsed.request_uri
+        self.connections = 0
+        """How often it was connected: another number, perhaps another process of the server."""
         self._connection = _connection(parsed, ca, shown)
+        self._connection.response_class = _WholeHead
 
     def connect(self, timeout_s: float) -> None:
         """Be connected. Raises ``NotSent``."""
@@ -106,6 +127,7 @@ class Http:
                 why = getattr(untrusted, "verify_message", "") or "it is not trusted"
                 raise NotSent(f"its certificate is refused: {why}. Give its authority: ca=", permanent=True) from e
             raise NotSent(_reason(e, timeout_s)) from e
+        self.connections += 1
 
     def request(
         self, method: str, path: str, body: bytes | None, *, timeout_s: float, headers: Mapping[str, str] | None = None
@@ -122,10 +144,8 @@ class Http:
         all_headers = {"user-agent": "ferryman", "accept-encoding": "gzip", **self._headers, **(headers or {})}
         connection.timeout = max(give_up - time.monotonic(), _LEAST_S)
         try:
-            try:
+            with suppress(BrokenPipeError, ConnectionResetError):  # who refuses it may answer before it has all of it
                 connection.request(method, path, body=body, headers=all_headers, preload_content=False)
-            except (BrokenPipeError, ConnectionResetError):
-                pass  # a server that refuses a request may answer before it has all of it
             answer = connection.getresponse()
         except (HTTPException, HTTPError, OSError) as e:
             connection.close()
@@ -156,6 +176,33 @@ class Http:
             text = text.replace(secret, "…")
         text = " ".join("".join(c if c.isprintable() else " " for c in text).split())
         return text if len(text) <= most else text[:most] + "…"
+
+
+class _Lines:
+    """A file whose last line is remembered."""
+
+    def __init__(self, file: Any) -> None:
+        self.file = file
+        self.last = b""
+
+    def readline(self, *limit: int) -> bytes:
+        self.last = self.file.readline(*limit)
+        return self.last
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.file, name)
+
+
+class _WholeHead(HTTPResponse):
+    """http.client takes an answer whose head breaks off for one with fewer headers, and without a length."""
+
+    def begin(self) -> None:
+        lines = _Lines(self.fp)
+        self.fp = lines  # type: ignore[assignment]
+        super().begin()
+        self.fp = lines.file
+        if lines.last not in (b"\r\n", b"\n"):
+            raise IncompleteRead(lines.last)
 
 
 def shown_url(url: str) -> str:

@@ -2,32 +2,20 @@
 
 from __future__ import annotations
 
-import errno
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
-from typing import Final
+from typing import ClassVar, Final
 
-from ferryman.destinations.base import Delivery, Destination, Effect, Outcome
+from ferryman.destinations.base import Delivery, Destination, Effect, Facts, Outcome
+from ferryman.destinations.folder import explained
 from ferryman.destinations.payload import payloads
-from ferryman.errors import PermanentError, TransientError
+from ferryman.errors import PlanError
 from ferryman.storage import files
 
 STALE_S: Final = 3600.0
 """A temporary file older than this is a killed writer's: no ``write`` takes nearly as long."""
-
-_PASSING: Final = (
-    errno.ENOSPC,
-    errno.EDQUOT,
-    errno.EIO,
-    errno.EMFILE,
-    errno.ENFILE,
-    errno.ESTALE,
-    errno.ENOENT,
-)
-"""No room, a disk in trouble, too many open files; or the folder was removed, which ``check`` makes again."""
 
 
 class JsonLines(Destination):
@@ -47,16 +35,37 @@ class JsonLines(Destination):
 
     effect = Effect.IDEMPOTENT
 
-    def __init__(self, directory: str | Path) -> None:
-        """``directory`` is made if it is not there. A relative one is meant from where the plan is built."""
+    facts: ClassVar[Facts] = Facts(
+        stored="a line a delivery, deletes too, with hash and sequence",
+        limits=("a file has `rows` lines at most, and ends at the plan's `batch_bytes`",),
+        outcomes=(
+            ("no room, a disk in trouble", "transient, about all"),
+            ("no right to write", "permanent, about all"),
+            ("fields that are no JSON", "permanent"),
+        ),
+    )
+
+    def __init__(self, directory: str | Path, rows: int | None = None) -> None:
+        """``directory`` is made if it is not there. A relative one is meant from where the plan is built.
+
+        Args:
+            rows: lines a file at most; a plan's own ``batch=`` wins. None: 500. A file also ends at the plan's
+                ``batch_bytes=``, 5 MiB by default, and where a pass of delivering ends.
+
+        Raises:
+            PlanError: ``rows`` is below 1.
+        """
+        if rows is not None and rows < 1:
+            raise PlanError([f"JsonLines({str(directory)!r}): rows={rows}: give 1 or more"])
         self.directory = Path(directory).expanduser().absolute()
+        self.preferred_batch = rows  # type: ignore[misc]  # of this one
 
     def target(self) -> str:
         return self.directory.as_uri()
 
     def check(self) -> None:
         """Make the folder, and clean up after killed writers."""
-        with self._explained():
+        with explained(self.directory):
             files.make_folder(self.directory)
             files.fsync_folder(self.directory)
             long_ago = time.time() - STALE_S
@@ -75,19 +84,9 @@ class JsonLines(Destination):
         outcomes: list[Outcome | None] = [None] * len(chunk)
         if lines := payloads(chunk, outcomes):
             name = _name([chunk[position] for position, _ in lines])
-            with self._explained():
+            with explained(self.directory):
                 files.replace(self.directory / name, b"\n".join(line for _, line in lines) + b"\n")
         return [outcome or Outcome.ok() for outcome in outcomes]
-
-    @contextmanager
-    def _explained(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as e:
-            why = f"{self.directory}: {e.strerror or e}"
-            if e.errno in _PASSING:
-                raise TransientError(f"{why}. It is tried again.", universal=True) from e
-            raise PermanentError(f"{why}. Make it a folder that can be written, then run again.", universal=True) from e
 
 
 def _name(chunk: list[Delivery]) -> str:

@@ -14,10 +14,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import Any, BinaryIO, ClassVar, Final
 from urllib.parse import quote
 
-from ferryman.destinations.base import Delivery, Destination, DestinationContext, Effect, Guarantee, Outcome
+from ferryman.destinations.base import Delivery, Destination, DestinationContext, Effect, Facts, Guarantee, Outcome
 from ferryman.errors import PermanentError
 
 _FRAME: Final = struct.Struct("<QI")
@@ -40,6 +40,7 @@ class Memory(Destination):
 
     effect = Effect.POTENT
     transactional = True
+    facts: ClassVar[Facts] = Facts(stored="each delivery, deletes too; under exactly-once one a hash")
 
     def __init__(self) -> None:
         self._folder: str | None = None

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from ferryman.destinations.base import Delivery, Destination, Effect, Outcome
+from typing import ClassVar
+
+from ferryman.destinations.base import Delivery, Destination, Effect, Facts, Outcome
 
 
 class Null(Destination):
@@ -13,6 +15,7 @@ class Null(Destination):
 
     effect = Effect.IDEMPOTENT
     transactional = True
+    facts: ClassVar[Facts] = Facts(stored="nothing")
 
     def write(self, chunk: list[Delivery]) -> list[Outcome]:
         return [Outcome.ok()] * len(chunk)

@@ -6,19 +6,19 @@ import base64
 import binascii
 import hmac
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from hashlib import blake2b, sha256
-from typing import Any, ClassVar, Final, Iterator
+from typing import Any, ClassVar, Final
 
 import msgspec
 
 from ferryman import settings
-from ferryman.destinations.base import Delivery, Destination, DestinationContext, Effect, Guarantee, Outcome
+from ferryman.destinations.base import Delivery, Destination, DestinationContext, Effect, Facts, Guarantee, Outcome
 from ferryman.destinations.environment import filled
-from ferryman.destinations.http import Answer, Http, NotSent, Unanswered, shown_url
+from ferryman.destinations.http import ANSWER_BYTES, Answer, Http, NotSent, Unanswered, shown_url
 from ferryman.destinations.payload import payloads
-from ferryman.destinations.webhook_answers import Meaning, meaning, outcomes, retry_after_s
+from ferryman.destinations.webhook_answers import Meaning, meaning, outcomes, retry_after_s, told
 from ferryman.errors import PermanentError, PlanError, TransientError
 
 TIMEOUT_S: Final = 30.0
@@ -88,6 +88,12 @@ class Webhook(Destination):
 
     preferred_batch: ClassVar[int | None] = 1
     """A refusal then speaks of one document, and the key is its hash."""
+
+    facts: ClassVar[Facts] = Facts(
+        stored="what the receiver makes of it; each request says the deliveries' hashes and sequences",
+        limits=(f"a `write` has {WRITE_S:g} s", f"of an answer {ANSWER_BYTES >> 20} MiB are read"),
+        outcomes=tuple(told()),
+    )
 
     def __init__(
         self,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from email.utils import parsedate_to_datetime
 from typing import Any, Final, Literal, NamedTuple
 
@@ -74,6 +74,24 @@ CLASSES: Final[dict[int, Meaning]] = {3: _MOVED, 4: _THESE, 5: _GATEWAY}
 def meaning(status: int) -> Meaning:
     """What a status that is no success says; one that HTTP does not know is the receiver's fault."""
     return STATUSES.get(status) or CLASSES.get(status // 100, _WRONG_URL)
+
+
+def told() -> Iterator[tuple[str, str]]:
+    """(Answer, what becomes of the deliveries), for the reference."""
+    yield "2xx", "ok, or what its `outcomes` say"
+    by_meaning: dict[Meaning, list[str]] = {}
+    for status, meant in [*STATUSES.items(), *((f"other {digit}xx", meant) for digit, meant in CLASSES.items())]:
+        by_meaning.setdefault(meant, []).append(str(status))
+    kinds = {
+        "later": "transient; sent again under any guarantee",
+        "refused": "permanent",
+        "unsure": "unknown under at-most-once, else sent again",
+    }
+    for meant, statuses in by_meaning.items():
+        about = ", about all" if meant.universal else ""
+        yield f"{', '.join(statuses)}", f"{kinds[meant.kind]}{about}: {meant.remedy}"
+    yield "no connection, or no TLS", "transient, about all; sent again under any guarantee"
+    yield "broken off after it was sent, or no answer in time", "unknown under at-most-once, else sent again"
 
 
 def retry_after_s(headers: Mapping[str, str], now: float | None = None) -> float | None:

@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from ferryman.engine.scan.cut import JUDGED, LISTED, Piece, TaskCut
+from ferryman.engine.scan.judge import KNOWN
 from ferryman.engine.scan.listing import Listing
 from ferryman.ledger.events import table_of
 from ferryman.ledger.schemas import DOCUMENTS
@@ -82,9 +83,7 @@ def _listed(id: str, listing: Listing) -> pa.Table | None:
 def _known(db: duckdb.DuckDBPyConnection, source: str, id: str) -> dict[str, Any]:
     """What ``documents`` has of it, in JUDGED's columns; {} if it is not there."""
     row = db.execute(
-        "SELECT version AS known_version, revision AS known_revision, fingerprint AS known_fingerprint, "
-        "operation AS known_operation, given, due, failed FROM documents "
-        "WHERE source = $source AND document = $id ORDER BY wave DESC LIMIT 1",
+        f"SELECT {KNOWN} FROM documents k WHERE source = $source AND document = $id ORDER BY wave DESC LIMIT 1",
         {"source": source, "id": id},
     )
     names = [column[0] for column in row.description or []]

@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 from ferryman.engine import wave
 from ferryman.engine.deliver.dispatch import owed_rows
 from ferryman.engine.pick import Picked, pick
-from ferryman.engine.runner import Patient, Runner, Shipped, run_apart
+from ferryman.engine.runner import Patient, Runner, Shipped, run_patiently
 from ferryman.engine.sample import Draw, Sample, Sampled, draw, reasons
 from ferryman.engine.scan.cut import TaskCut
 from ferryman.engine.scan.judge import Verdict, judge
@@ -31,26 +31,16 @@ from ferryman.engine.transform.task import Transform, now_us
 from ferryman.errors import EngineError, PlanChanged, TooManyDeletes, UsageError, WorkerDied
 from ferryman.ledger import commands, versions
 from ferryman.ledger.account import looking_again, named_damage
-from ferryman.ledger.state import TABLES, State, state_root
+from ferryman.ledger.events import EVENT_OF_ROW
+from ferryman.ledger.folder import TABLES
+from ferryman.ledger.state import State, state_root
 from ferryman.ledger.statuses import Status
 from ferryman.observe.progress import Observer, Silent
 from ferryman.plan import DestinationNode, Plan, changes, rivals, structure
 from ferryman.storage.files import disk_full
 from ferryman.storage.parquet import read_part
 
-_DELIVERY: Final = (
-    "source",
-    "document",
-    "parent",
-    "origin",
-    "version",
-    "revision",
-    "operation",
-    "route",
-    "branches",
-    "delivery_hash",
-    "attempt",
-)
+_DELIVERY: Final = (*EVENT_OF_ROW, "attempt")
 """Columns of the ledger that both a delivery and an event have here."""
 
 _EVENT: Final = (*_DELIVERY, "status", "message")
@@ -300,12 +290,12 @@ class Previewing:
 
     def _sample(self, found: Preview, task: Transform, items: Sequence[tuple[TaskCut, int]]) -> list[Sampled]:
         """Tasks whose worker dies are run again one by one, and those that die again in careful mode, as in a run."""
-        try:
-            return self._runner.run(Sample(task), items)
-        except WorkerDied as e:
-            self._tell(found, f"{e}. Its tasks are run again, one by one.")
-            careful = dataclasses.replace(task, careful=True)
-            return run_apart(self._runner, Sample(task), items, Sample(careful))
+
+        def died(death: WorkerDied) -> None:
+            self._tell(found, f"{death}. Its tasks are run again, one by one.")
+
+        careful = dataclasses.replace(task, careful=True)
+        return run_patiently(self._runner, Sample(task), items, Sample(careful), died)
 
     def _one(self, found: Preview, task: Transform, picked: Picked) -> list[Draw]:
         """The document from each source that has it."""

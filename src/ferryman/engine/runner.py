@@ -43,20 +43,26 @@ class Runner(Protocol):
         ...
 
 
-def run_apart(
+def run_patiently(
     runner: Runner,
     task: Callable[[Item], Answer],
     items: Sequence[Item],
     careful: Callable[[Item], Answer] | None = None,
+    died: Callable[[WorkerDied], None] = lambda death: None,
 ) -> list[Answer]:
-    """``runner.run`` for a stage of which a worker died: each task again for itself, so that only its own may fail.
+    """``runner.run``; if a worker dies, each task again for itself, so that only its own may fail.
 
     Args:
         careful: the same task in another way, for an item of which the worker dies again.
+        died: told of the first death.
 
     Raises:
         WorkerDied: it died over the same item ``settings.DEATHS`` times more.
     """
+    try:
+        return runner.run(task, items)
+    except WorkerDied as e:
+        died(e)
 
     def one(item: Item) -> Answer:
         for task_now in [task, *[careful or task] * settings.DEATHS]:
@@ -84,10 +90,7 @@ class Patient:
 
     def run(self, task: Callable[[Item], Answer], items: Sequence[Item]) -> list[Answer]:
         """See ``Runner.run``."""
-        try:
-            return self._runner.run(task, items)
-        except WorkerDied:
-            return run_apart(self._runner, task, items)
+        return run_patiently(self._runner, task, items)
 
     def run_frame(self, read: Callable[[Any], Any], task: Callable[[int, Any], Answer]) -> list[Answer]:
         """See ``Runner.run_frame``."""

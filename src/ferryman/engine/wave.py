@@ -23,7 +23,7 @@ from typing import Any, Final
 
 from ferryman import settings
 from ferryman.engine.deliver.dispatch import Dispatcher, first_due, owed_rows
-from ferryman.engine.runner import Patient, Runner, Shipped, run_apart
+from ferryman.engine.runner import Patient, Runner, Shipped, run_patiently
 from ferryman.engine.scan.cut import Slice
 from ferryman.engine.scan.judge import Verdict, judge
 from ferryman.engine.scan.listing import list_sources
@@ -230,12 +230,12 @@ class Run:
 
     def _transform(self, task: Transform, piece: Slice) -> list[Staged]:
         """2; if a worker dies, the tasks one by one, and those that die again in careful mode."""
-        try:
-            return self._runner.run(task, piece.tasks)
-        except WorkerDied as e:
-            self._tell(f"wave {task.wave}: {e}. Its tasks are run again, one by one.")
+
+        def died(death: WorkerDied) -> None:
+            self._tell(f"wave {task.wave}: {death}. Its tasks are run again, one by one.")
             self._littered = True
-            return run_apart(self._runner, task, piece.tasks, dataclasses.replace(task, careful=True))
+
+        return run_patiently(self._runner, task, piece.tasks, dataclasses.replace(task, careful=True), died)
 
     def _commit(self, number: int, staged: list[Staged]) -> None:
         self._observer.phase(number, "commit")
@@ -261,7 +261,9 @@ class Run:
         if self._littered:
             sweep(self._state)
             self._littered = False
-        self._observer.settled(info["delivered"], self._owed_rows(), info["dead"] + refused)
+        owed_by_steps, _ = commands.step_debt(self._state)
+        owed = owed_by_steps + sum(owed_rows(f) for f in self._state.outbox.files.values())
+        self._observer.settled(info["delivered"], owed, info["dead"] + refused)
         return int(info["sent"])
 
     def _take_commands(self) -> None:
@@ -318,7 +320,7 @@ class Run:
             elif self._dispatcher.blocked(destination):
                 continue
             waits.append(wait)
-        due = commands.next_step_due(self._state)
+        _, due = commands.step_debt(self._state)
         if due is not None:
             waits.append(max(0.0, (due - now) / 1e6))
         return min(waits, default=None)
@@ -330,11 +332,8 @@ class Run:
         )
 
     def _steps_owed(self, now: int) -> bool:
-        due = commands.next_step_due(self._state)
+        _, due = commands.step_debt(self._state)
         return due is not None and due <= now
-
-    def _owed_rows(self) -> int:
-        return sum(owed_rows(f) for f in self._state.outbox.files.values())
 
     # -- the end ---------------------------------------------------------------------------------
 

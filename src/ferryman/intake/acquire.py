@@ -86,11 +86,13 @@ class Acquirer:
             return batch
         return None
 
-    def batch_for_reporting(self, ready: Callable[[Batch], bool]) -> Batch | None:
+    def batch_for_reporting(self, ready: Callable[[Batch], bool] | None) -> Batch | None:
         """The oldest batch whose report is due and that nobody holds, locked, in Reporting or UpdateReporting."""
         due = {BatchState.PROCESSING, BatchState.REPORTING, BatchState.UPDATE_REPORTING}
         for batch in self._batches("reporting", due, {BatchState.PENDING, BatchState.HELD, BatchState.FAILED}):
-            if batch.status != BatchState.PROCESSING.value or (ready(batch) and batch.to_report()):
+            if batch.status != BatchState.PROCESSING.value:
+                return batch
+            if (ready is None or ready(batch)) and batch.to_report():
                 return batch
             batch.unlock()
         return None

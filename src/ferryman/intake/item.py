@@ -182,7 +182,7 @@ class Item:
             NodeInvalid: it is gone.
         """
         try:
-            self._hold = self._tree.lock(f"{self.path}/lock")
+            self._hold, _ = self._tree.lock(f"{self.path}/lock")
         except Conflict as e:
             if e.why is Why.EXISTS:
                 return False
@@ -211,13 +211,13 @@ class Item:
         Raises:
             NodeInvalid: it is damaged; it is not locked.
         """
+        paths = [f"{self.path}/status", *look]
         try:
-            self._hold = self._tree.lock(f"{self.path}/lock", *checks)
+            self._hold, (status, *looked) = self._tree.lock(f"{self.path}/lock", *checks, look=paths)
         except Conflict:
             return None
         kept = False
         try:
-            status, *looked = self._tree.store.read([f"{self.path}/status", *look])
             kept = self._status_of(status).state == state
         finally:
             if not kept:

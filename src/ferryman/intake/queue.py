@@ -160,7 +160,7 @@ class Queue:
         """The oldest pending batch that nobody holds: locked, and in Processing. None if there is none."""
         return self._acquirer.pending_batch()
 
-    def acquire_batch_for_reporting(self, ready: Callable[[Batch], bool] = lambda _: True) -> Batch | None:
+    def acquire_batch_for_reporting(self, ready: Callable[[Batch], bool] | None = None) -> Batch | None:
         """The oldest batch whose report is due: locked, in Reporting (UpdateReporting stays so). None if there is none.
 
         A batch in Processing is due when all its jobs are Completed or Failed. ``ready`` is asked about it then, under

@@ -120,8 +120,8 @@ class Tree:
                 raise LockLost(hold.path) from None
             raise
 
-    def lock(self, path: str, *checks: Op, data: bytes = b"") -> Hold:
-        """Make a lock that lives with this session.
+    def lock(self, path: str, *checks: Op, look: Sequence[str] = ()) -> tuple[Hold, list[Node | None]]:
+        """Make a lock that lives with this session. Returns it, and the nodes at ``look`` as they are under it.
 
         Raises:
             Conflict: it is held (``index`` 0), or a check did not hold.
@@ -129,10 +129,10 @@ class Tree:
         while True:
             session = self.store.session()
             try:
-                self.store.commit([Create(path, data, ephemeral=True), *checks], session=session)
+                found = self.store.commit([Create(path, ephemeral=True), *checks], session=session, look=look)
             except SessionLost:
                 continue  # it ended just now: in the next one
-            return Hold(path, session)
+            return Hold(path, session), found
 
     def next_number(self, folder: str) -> int:
         """The number that the next numbered child of a folder gets, unless another is faster."""

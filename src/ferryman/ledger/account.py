@@ -63,7 +63,8 @@ def docs(
     Args:
         status: as in the ledger, any case; also BATCHED (committed, not sent).
     """
-    return _reading(root, plan, lambda view: view.docs(status and status.upper(), destination, source, limit))
+    statuses = () if status is None else (status.upper(),)
+    return _reading(root, plan, lambda view: view.docs(statuses, destination, source, limit=limit))
 
 
 def history(root: Path, document: str, plan: Plan | None = None) -> list[dict[str, Any]]:

@@ -25,7 +25,7 @@ from ferryman import settings
 from ferryman.errors import StateHeld, UsageError
 from ferryman.ledger.account import view
 from ferryman.ledger.commit import commit_wave
-from ferryman.ledger.events import ORDINAL_COMMAND, events, table_of
+from ferryman.ledger.events import EVENT_OF_ROW, ORDINAL_COMMAND, events, table_of
 from ferryman.ledger.family import Failure, Owed, decode_failures, encode_failures, open_deliveries
 from ferryman.ledger.schemas import DOCUMENTS
 from ferryman.ledger.settle import due_stats, settle
@@ -71,11 +71,26 @@ class Retried:
     """A run holds the state, or was killed in the middle of a wave: the next wave takes it up."""
 
 
+_STORED: Final = frozenset(Status) - {Status.BATCHED}
+"""What waits in the outbox is sent anyway."""
+
 _CONCERNS: Final[dict[str, frozenset[Status]]] = {
     "retry": frozenset({Status.ERROR, Status.DEAD, Status.ERROR_DOC}),
+    "retry --force": _STORED,
+    "dirty": _STORED,
     "resolve": frozenset({Status.INDEXING}),
 }
 """Verb -> statuses of the deliveries that it is about."""
+
+_OWED_BY_STEPS: Final = """
+    SELECT source, document, last.due AS due, last.owed AS owed FROM (
+        SELECT source, document, arg_max({due: CASE WHEN forced THEN 0 ELSE due END, owed: owed}, wave) AS last
+        FROM documents
+        WHERE document IN (SELECT document FROM documents WHERE due IS NOT NULL OR forced)
+        GROUP BY source, document
+    )
+"""
+"""By its last row, when each document is due of which a step is or was owed; NULL: nothing is owed any more."""
 
 RESOLVED: Final = {"indexed": Status.INDEXED, "dead": Status.DEAD, "owed": Status.RESTART}
 """What a person may say of an unknown delivery -> what becomes of it."""
@@ -194,12 +209,11 @@ def apply(state: State, command: Command) -> int:
         in_outbox = {} if of_documents else _in_outbox(state, hashes)
         if command.verb.startswith("resolve"):
             _hear_no_more(state, in_outbox)
-        replaced = (
-            []
-            if command.say is Status.DEAD
-            else [_without_or_due(state, f, command.say, h) for f, h in in_outbox.items()]
-        )
-        elsewhere = [c for c in chosen if not any(c["delivery_hash"] in found for found in in_outbox.values())]
+        replaced = []
+        if command.say is not Status.DEAD:  # a dead row stays where it is: a retry may want it again
+            replaced = [_without_or_due(state, f, command.say, h) for f, h in in_outbox.items()]
+        waiting_rows = set().union(*in_outbox.values())
+        elsewhere = [c for c in chosen if c["delivery_hash"] not in waiting_rows]
         document_file = _documents_again(state, elsewhere, number, command.say)
         crash.point("command.staged")
         commit_wave(state, number, documents=document_file, ledger=[event_file], replaced=replaced)
@@ -211,35 +225,29 @@ def apply(state: State, command: Command) -> int:
     return len(concerned) if of_documents else len(chosen)
 
 
-def next_step_due(state: State) -> int | None:
-    """When the next failed step is tried again, µs since 1970; 0: a person waits for it; None: no step is owed."""
+def step_debt(state: State) -> tuple[int, int | None]:
+    """How many deliveries failed steps owe, and when the next is due, µs since 1970.
+
+    Due 0: a person waits for it. None: no step is owed.
+    """
     if all(f.stats.get("nullCount", {}).get("due", 0) == f.rows for f in state.documents.files.values()):
-        return None
+        return 0, None
     with connect(state.staging) as db:
         register(db, "documents", state.documents.paths(), DOCUMENTS)
-        [(due,)] = db.execute("""
-            SELECT min(last.due) FROM (
-                SELECT arg_max({due: CASE WHEN forced THEN 0 ELSE due END}, wave) AS last
-                FROM documents
-                WHERE document IN (SELECT document FROM documents WHERE due IS NOT NULL OR forced)
-                GROUP BY source, document
-            )
-        """).fetchall()
-    return None if due is None else int(due)
+        [(owed, due)] = db.execute(
+            f"SELECT sum(owed) FILTER (due IS NOT NULL), min(due) FROM ({_OWED_BY_STEPS})"
+        ).fetchall()
+    return int(owed or 0), None if due is None else int(due)
 
 
 def owed_by_steps(state: State, now_us: int) -> dict[str, frozenset[str]] | None:
     """Source -> documents that a due retry or a person is waiting for; None: too many to name them."""
     with connect(state.staging) as db:
         register(db, "documents", state.documents.paths(), DOCUMENTS)
-        due = db.execute(f"""
-            SELECT source, document FROM (
-                SELECT source, document, arg_max({{due: due, forced: forced}}, wave) AS last
-                FROM documents
-                WHERE document IN (SELECT document FROM documents WHERE due IS NOT NULL OR forced)
-                GROUP BY source, document
-            ) WHERE last.forced OR last.due <= {now_us} LIMIT {settings.NAMED_DOCUMENTS + 1}
-        """).fetchall()
+        due = db.execute(
+            f"SELECT source, document FROM ({_OWED_BY_STEPS}) WHERE due <= {now_us} "
+            f"LIMIT {settings.NAMED_DOCUMENTS + 1}"
+        ).fetchall()
     if len(due) > settings.NAMED_DOCUMENTS:
         return None
     found: dict[str, set[str]] = defaultdict(set)
@@ -250,30 +258,17 @@ def owed_by_steps(state: State, now_us: int) -> dict[str, frozenset[str]] | None
 
 def _chosen(state: State, command: Command) -> list[dict[str, Any]]:
     """Deliveries the command concerns: their columns."""
+    concerned = _CONCERNS[command.verb.partition(" --as ")[0]]
+    statuses = concerned if command.status is None else concerned & {command.status}
+    if not statuses:
+        return []
     with view(state.root, state.plan) as seen:
-        found = seen.docs(command.status, command.destination, command.source, None)
-    found = [d for d in found if command.document in (None, d["document"], d["origin"])]
+        found = seen.docs(statuses, command.destination, command.source, command.document)
     if command.documents is not None:
         found = [d for d in found if d["origin"] in command.documents]
-    if command.say in (Status.FORCE, Status.DIRTY):  # what waits in the outbox is sent anyway
-        found = [d for d in found if d["operation"] == "upsert" and d["status"] != Status.BATCHED]
-    else:
-        concerns = _CONCERNS[command.verb.split()[0]]
-        found = [d for d in found if d["status"] in concerns]
-    keep = (
-        "source",
-        "document",
-        "parent",
-        "origin",
-        "version",
-        "revision",
-        "operation",
-        "route",
-        "branches",
-        "destination",
-        "delivery_hash",
-    )
-    return [{k: d[k] for k in keep} for d in found]
+    if command.say in (Status.FORCE, Status.DIRTY):
+        found = [d for d in found if d["operation"] == "upsert"]
+    return [{name: d[name] for name in (*EVENT_OF_ROW, "destination")} for d in found]
 
 
 def _dirty_events(chosen: list[dict[str, Any]]) -> list[dict[str, Any]]:

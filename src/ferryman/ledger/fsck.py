@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ferryman.errors import StateDamaged, StateForeign, UsageError
-from ferryman.ledger.state import SETTLED, TABLES, WAVE, State
+from ferryman.ledger.folder import TABLES
+from ferryman.ledger.state import SETTLED, WAVE, State
 from ferryman.plan import Plan
 from ferryman.storage import files, parquet
 from ferryman.storage.tables import Table

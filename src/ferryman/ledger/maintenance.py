@@ -11,8 +11,8 @@ import pyarrow.compute as pc
 
 from ferryman import settings
 from ferryman.ledger.settle import due_stats
-from ferryman.ledger.state import State, remove_strays
-from ferryman.storage.files import fsync_folder
+from ferryman.ledger.state import State
+from ferryman.storage.files import fsync_folder, remove_temporary
 from ferryman.storage.parquet import Part, read_part, write_part
 from ferryman.storage.query import connect, register
 from ferryman.storage.tables import DataFile, Table
@@ -45,7 +45,7 @@ def sweep(state: State) -> int:
         gone += table.sweep()
         crash.point("sweep.table")
     for folder in (state.root, state.commands, state.journal.folder):
-        remove_strays(folder)
+        remove_temporary(folder)
     return gone
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import datetime as dt
 import itertools
-import os
 import shutil
 import time
 from collections.abc import Iterator, Mapping
@@ -18,6 +17,7 @@ import msgspec
 from ferryman import settings
 from ferryman.errors import EngineError, PlanChanged, StateDamaged, StateForeign, StateLost
 from ferryman.ledger import schemas
+from ferryman.ledger.folder import FOLDERS, MOVED, PLAN, TAKEOVER, strange
 from ferryman.ledger.journal import Journal
 from ferryman.plan import Changes, NodeRecord, Plan, changes, structure
 from ferryman.plan.structure import Structure
@@ -33,17 +33,6 @@ SEQUENCE: Final = "ferryman.sequence"
 """Application id: the next free sequence (on the outbox)."""
 SETTLED: Final = "ferryman.settled"
 """Application id: number of the last settled wave (on each table)."""
-
-PLAN: Final = "plan.json"
-"""What the plan was when it last ran."""
-
-MOVED: Final = "moved.json"
-"""Which version of the plan has taken the state over."""
-TAKEOVER: Final = "takeover.json"
-"""The state carries on from an older version's, and has not adopted the plan yet; see ``versions``."""
-
-FOLDERS: Final = ("outbox", "documents", "ledger", "journal", "journal/closed", "commands", "staging")
-TABLES: Final = FOLDERS[:3]
 
 
 def state_root(plan: Plan, state: str | Path | None = None, plan_file: Path | None = None) -> Path:
@@ -300,10 +289,10 @@ class State:
         """Never make a state inside something else's folder: whatever is there must be a state in the making."""
         if not self.root.exists() or self.exists or any(t.log.marks.is_dir() for t in self.tables):
             return
-        strange = list(itertools.islice(self._strange(), 3))
-        if strange:
+        found = list(itertools.islice(strange(self.root), 3))
+        if found:
             raise StateForeign(
-                f"{self.root} holds {', '.join(sorted(strange))} and no state.json: it is no state of Ferryman's. "
+                f"{self.root} holds {', '.join(sorted(found))} and no state.json: it is no state of Ferryman's. "
                 "Nothing was touched. Give another --state."
             )
 
@@ -311,20 +300,6 @@ class State:
         for table in self.tables:
             if table.folder.exists() and any(table.log.versions()):  # more than the making of an empty table
                 raise StateDamaged(str(self.root / "state.json"), "the file is missing, and the tables are not empty")
-
-    def _strange(self) -> Iterator[str]:
-        """What is here and is not a part of a state in the making, nor half written."""
-        expected = {
-            "lock",
-            PLAN,
-            *FOLDERS,
-            *(f"{t}/_delta_log" for t in TABLES),
-            *(f"{t}/_delta_log/{0:020d}.json" for t in TABLES),
-        }
-        for path in self.root.rglob("*") if self.root.is_dir() else [self.root]:
-            half = path.name.startswith(files.TEMPORARY) or (path.parent.name == "_delta_log" and "#" in path.name)
-            if not half and str(path.relative_to(self.root)) not in expected:
-                yield path.name
 
     def identity(self) -> dict[str, Any]:
         path = self.root / "state.json"
@@ -405,10 +380,3 @@ class State:
         with contextlib.suppress(StateDamaged, OSError):
             now.load([self.application])
         return now.transactions.get(self.application, 0)
-
-
-def remove_strays(folder: Path) -> None:
-    """Remove temporary files that a crash left in a folder."""
-    for name in os.listdir(folder):
-        if name.startswith(files.TEMPORARY):
-            (folder / name).unlink(missing_ok=True)

@@ -5,7 +5,7 @@ Two halves. ``carry_over`` makes the new state, before anything runs:
 1. become the older state's driver, and finish what it left
 2. fence it: from now on nobody drives it any more
 3. build the new state beside, under a temporary name, with the older one's data files
-4. give it its name
+4. give it its name; until then the older state is held, so that only one makes it
 
 A crash before 4 leaves a temporary folder and, after 2, a state that only this very version may take over again.
 ``adopt`` is the new state's first wave: rows for destinations that are gone end, and documents whose way has changed
@@ -26,9 +26,10 @@ from ferryman.errors import UsageError
 from ferryman.ledger import commands
 from ferryman.ledger.commit import commit_wave
 from ferryman.ledger.events import EVENT_OF_ROW, ORDINAL_COMMAND, table_of
+from ferryman.ledger.folder import TAKEOVER
 from ferryman.ledger.schemas import DOCUMENTS, LEDGER
 from ferryman.ledger.settle import settle
-from ferryman.ledger.state import SEQUENCE, SETTLED, TAKEOVER, WAVE, State
+from ferryman.ledger.state import SEQUENCE, SETTLED, WAVE, State
 from ferryman.ledger.statuses import Status
 from ferryman.plan import Plan, changed_sources, structure
 from ferryman.storage import files
@@ -59,6 +60,8 @@ def carry_over(root: Path, plan: Plan, from_version: int) -> None:
         raise UsageError(f"{older_root}: there is no state of version {from_version}. Give the version that ran here.")
     State(root, plan).refuse_foreign_folder()
     with State.take(older_root, older, successor=plan.version) as old:  # 1
+        if (root / "state.json").exists():  # made by another who was faster
+            return
         if old.wave > old.settled:
             settle(old, old.wave, _here)
         for command in commands.waiting(old):
@@ -68,11 +71,11 @@ def carry_over(root: Path, plan: Plan, from_version: int) -> None:
         temporary = root.with_name(f"{files.TEMPORARY}{plan.key}")
         shutil.rmtree(temporary, ignore_errors=True)
         _build(old, State(temporary, plan), from_version)  # 3
-    crash.point("version.built")
-    if root.exists():
-        _clear(root, temporary / "staging" / "begun", plan)
-    os.rename(temporary, root)  # 4
-    files.fsync_folder(root.parent)
+        crash.point("version.built")
+        if root.exists():
+            _clear(root, temporary / "staging" / "begun", plan)
+        os.rename(temporary, root)  # 4
+        files.fsync_folder(root.parent)
 
 
 def is_pending(state: State) -> bool:

@@ -7,6 +7,7 @@ costs little more than reading a few columns.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,7 +18,7 @@ from ferryman.ledger.schemas import DOCUMENTS, LEDGER, LEDGER_COLUMNS, OUTBOX, O
 from ferryman.ledger.state import SETTLED, WAVE, State
 from ferryman.plan import destinations_of_sources
 from ferryman.storage import parquet
-from ferryman.storage.query import register
+from ferryman.storage.query import quoted_list, register
 from ferryman.storage.tables import Table
 
 COUNTS: Final = ("indexed", "deleted", "dropped", "dead", "error_doc", "error", "owed", "unknown")
@@ -145,21 +146,37 @@ class View:
         return counts
 
     def docs(
-        self, status: str | None, destination: str | None, source: str | None, limit: int | None
+        self,
+        statuses: Collection[str] = (),
+        destination: str | None = None,
+        source: str | None = None,
+        document: str | None = None,
+        limit: int | None = None,
     ) -> list[dict[str, Any]]:
-        """See ``account.docs``. With a limit the newest candidates are looked at first, and more only if need be."""
-        wanted = {k: v for k, v in (("status", status), ("destination", destination), ("source", source)) if v}
-        where = " AND ".join(["destination <> ''", *(f"{column} = ${column}" for column in wanted)])
-        window = None if limit is None else _SLACK * max(limit, 250)
-        found = self._newest(where, wanted, limit, window)
-        if limit is not None and len(found) < limit and window is not None:
-            found = self._newest(where, wanted, limit, None)
-        return found
+        """Deliveries by their latest event; see ``account.docs``.
+
+        Args:
+            statuses: any of these; empty: whatever it is.
+            document: the delivery's document, or the origin of its family.
+        """
+        wanted = {k: v for k, v in (("destination", destination), ("source", source)) if v}
+        where = ["destination <> ''", *(f"{column} = ${column}" for column in wanted)]
+        if statuses:
+            where.append(f"status IN {quoted_list(sorted(statuses))}")
+        if document is not None:
+            where.append("(document = $document OR origin = $document)")
+            wanted["document"] = document
+        if limit is not None:  # the newest candidates are looked at first, and more only if need be
+            found = self._newest(where, wanted, limit, _SLACK * max(limit, 250))
+            if len(found) == limit:
+                return found
+        self._db.execute("SET threads = 1")  # all columns of every row: the memory does not do for two
+        return self._newest(where, wanted, limit, None)
 
     # -- inside ------------------------------------------------------------------------------------
 
     def _newest(
-        self, where: str, wanted: dict[str, str], limit: int | None, window: int | None
+        self, where: list[str], wanted: dict[str, str], limit: int | None, window: int | None
     ) -> list[dict[str, Any]]:
         columns = ", ".join(LEDGER_COLUMNS)
         order = "ORDER BY wave DESC, ordinal DESC, document"
@@ -168,7 +185,7 @@ class View:
             WITH candidates AS (
                 SELECT {columns}, ordinal FROM (
                     SELECT {columns}, ordinal FROM ledger UNION ALL SELECT {columns}, 3 FROM unsent
-                ) WHERE {where} {order} {"" if window is None else f"LIMIT {window}"}
+                ) WHERE {" AND ".join(where)} {order} {"" if window is None else f"LIMIT {window}"}
             ), last AS (
                 SELECT delivery_hash, max({_AT}) AS at FROM ledger
                 WHERE delivery_hash IN (SELECT delivery_hash FROM candidates) GROUP BY delivery_hash

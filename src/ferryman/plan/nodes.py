@@ -50,6 +50,11 @@ class Node:
     name: str
     after: tuple[str, ...] = ()
 
+    @property
+    def kind(self) -> str:
+        """``source``, ``step``, ``router``, ``tap``, ``destination``: in the words of the glossary."""
+        return type(self).__name__.removesuffix("Node").lower()
+
 
 @dataclass(frozen=True, slots=True)
 class SourceNode(Node):
@@ -75,3 +80,7 @@ class DestinationNode(Node):
     policy: Policy = field(kw_only=True)
     tap: bool = field(default=False, kw_only=True)
     """The document goes on, whatever becomes of its delivery here."""
+
+    @property
+    def kind(self) -> str:
+        return "tap" if self.tap else "destination"

@@ -91,15 +91,14 @@ def _below(plan: Structure, source: str) -> dict[str, NodeRecord]:
 def _record(node: Node) -> NodeRecord:
     after = list(node.after)
     match node:
-        case SourceNode():
-            return NodeRecord("source", type(node.source).__name__, after)
+        case SourceNode(source=what):
+            return NodeRecord(node.kind, type(what).__name__, after)
         case StepNode():
-            return NodeRecord("step", "", after, _hash(node))
-        case RouterNode():
-            return NodeRecord("router", type(node.router).__name__, after, _hash(node))
-        case DestinationNode():
-            kind = "tap" if node.tap else "destination"
-            return NodeRecord(kind, type(node.destination).__name__, after, target=node.destination.target())
+            return NodeRecord(node.kind, "", after, _hash(node))
+        case RouterNode(router=what):
+            return NodeRecord(node.kind, type(what).__name__, after, _hash(node))
+        case DestinationNode(destination=what):
+            return NodeRecord(node.kind, type(what).__name__, after, target=what.target())
     raise TypeError(f"{node!r} is no node")
 
 

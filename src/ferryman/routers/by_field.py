@@ -37,7 +37,9 @@ class ByField(Router):
         values = [str(value) for value, to in self.mapping.items() if to == branch]
         if branch == self.default:
             return "else" if not values else f"{self.field} = {' | '.join(values)}, or else"
-        return f"{self.field} = {' | '.join(values or [branch])}"
+        if branch not in self.mapping:
+            values.append(branch)
+        return f"{self.field} = {' | '.join(values)}"
 
     def open(self, branches: Sequence[str], task: int) -> None:
         self._branches = frozenset(branches)

@@ -37,6 +37,21 @@ def name_of(id: str) -> str:
     return os.fsdecode(unquote_to_bytes(id))
 
 
+def id_of_key(key: str) -> str:
+    """The id of a file by its name in a store that keeps names as text, as ``id_of``; ``key_of`` leads back."""
+    return _ENCODED_IN_ID.sub(_encode, key)
+
+
+def key_of(id: str) -> str:
+    """The name in the store, from an id that ``id_of_key`` made."""
+    return unquote_to_bytes(id).decode("utf-8", "surrogateescape") if "%" in id else id
+
+
+def shown_key(key: str) -> str:
+    """A name in a store for a message, on one line."""
+    return _ENCODED_IN_MESSAGE.sub(_encode, key)
+
+
 def shown(path: str) -> str:
     """A path for a message: as it is, but on one line and printable."""
     return path if _PLAIN.fullmatch(path) else _ENCODED_IN_MESSAGE.sub(_encode, _utf8(path))

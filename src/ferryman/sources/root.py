@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import stat
-from typing import Final
+from typing import Any, Final
 
 from ferryman import settings
 from ferryman.errors import BadDocument, TransientError, UsageError
 from ferryman.sources.paths import name_of, shown
 
-LEAVE_OUT: Final = "or leave it out with Files(exclude=…)"
+LEAVE_OUT: Final = "or leave it out with exclude=…"
 """How every message about a file ends: the way out that is always there."""
 
 # A named pipe that took a file's place after the listing must not hang the worker: without a writer, a blocking open
@@ -47,7 +48,7 @@ class Root:
         try:
             os.scandir(self.path).close()
         except FileNotFoundError:
-            raise UsageError(f"{root}: there is no such folder. Make it, or start Files at one that exists.") from None
+            raise UsageError(f"{root}: there is no such folder. Make it, or start at one that exists.") from None
         except NotADirectoryError:
             folder, name = os.path.split(root)
             raise UsageError(
@@ -70,25 +71,49 @@ class Root:
             TransientError: it vanished, or the disk failed.
         """
         try:
-            path = self._start + name_of(id)
-            opened = os.open(path, _OPEN)
+            opened, size = self._open(id)
             try:
-                return self._bytes(id, path, opened, limit_bytes)
+                return self._bytes(id, opened, size, limit_bytes)
             finally:
                 os.close(opened)
-        except ValueError:
-            raise BadDocument(f"{id!r} is not the id of a file: no name can be made of it.") from None
         except OSError as e:
             raise self._why(id, e) from None
 
-    def _bytes(self, id: str, path: str, opened: int, limit: int) -> bytes:
-        about = os.fstat(opened)
-        if stat.S_ISDIR(about.st_mode):
-            raise TransientError(f"{self.shown(id)}: became a folder after it was listed. The next scan looks into it.")
-        if not stat.S_ISREG(about.st_mode):
-            raise BadDocument(special(self.shown(id), about.st_mode))
-        self._stay_inside(id, path, opened)
-        size = about.st_size
+    def open(self, id: str) -> Stream:
+        """A file's bytes to be read piece by piece; the caller closes it.
+
+        Raises:
+            FileNotFoundError: it vanished.
+            BadDocument, TransientError: as ``read`` says; the stream too.
+        """
+        try:
+            opened, size = self._open(id)
+        except FileNotFoundError:
+            raise
+        except OSError as e:
+            raise self._why(id, e) from None
+        return Stream(opened, size, self.shown(id))
+
+    def _open(self, id: str) -> tuple[int, int]:
+        """An open file that is really in the root, and its size (bytes)."""
+        try:
+            path = self._start + name_of(id)
+            opened = os.open(path, _OPEN)
+        except ValueError:
+            raise BadDocument(f"{id!r} is not the id of a file: no name can be made of it.") from None
+        try:
+            about = os.fstat(opened)
+            if stat.S_ISDIR(about.st_mode):
+                raise TransientError(f"{self.shown(id)}: became a folder after it was listed. The next scan looks in.")
+            if not stat.S_ISREG(about.st_mode):
+                raise BadDocument(special(self.shown(id), about.st_mode))
+            self._stay_inside(id, path, opened)
+        except BaseException:
+            os.close(opened)
+            raise
+        return opened, about.st_size
+
+    def _bytes(self, id: str, opened: int, size: int, limit: int) -> bytes:
         if size > limit:
             raise BadDocument(too_large(self.shown(id), size, limit))
         data = os.read(opened, size + 1)
@@ -118,7 +143,7 @@ class Root:
         if self.way_to(real) is None:
             raise BadDocument(
                 f"{self.shown(id)}: leads out of the root {shown(self.path)} to {shown(real)}; it was not read. "
-                f"Put the file inside, start Files further up, {LEAVE_OUT}."
+                f"Put the file inside, start the source further up, {LEAVE_OUT}."
             )
         if not os.path.samestat(os.stat(real), os.fstat(opened)):
             raise TransientError(f"{self.shown(id)}: was replaced while it was opened.")
@@ -139,9 +164,31 @@ class Root:
                 return TransientError(f"{path}: cannot be read now: {error.strerror}.")
 
 
+class Stream(io.FileIO):
+    """An open file. One that becomes shorter meanwhile is being written anew: its end is not taken for an end."""
+
+    def __init__(self, opened: int, size: int, path: str) -> None:
+        super().__init__(opened)
+        self._size = size
+        self._path = path
+
+    def readinto(self, buffer: Any) -> int:
+        """
+        Raises:
+            TransientError: the disk failed, or the file became shorter.
+        """
+        try:
+            got = super().readinto(buffer) or 0
+            if not got and len(buffer) and os.fstat(self.fileno()).st_size < self._size:
+                raise TransientError(f"{self._path}: became shorter while it was read")
+        except OSError as e:
+            raise TransientError(f"{self._path}: cannot be read now: {e.strerror}") from None
+        return got
+
+
 def too_large(path: str, size: int, limit: int) -> str:
     """Why a file over the limit is refused. Sizes in bytes."""
-    return f"{path}: {size} bytes, more than the limit of {limit}. Allow it with Files(max_bytes={size}), {LEAVE_OUT}."
+    return f"{path}: {size} bytes, more than the limit of {limit}. Allow it with max_bytes={size}, {LEAVE_OUT}."
 
 
 def special(path: str, mode: int) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from reprlib import Repr
 from typing import Any, Final
 
@@ -16,6 +16,20 @@ TEXT: Final[Kinds] = (str,)
 NUMBER_OR_TEXT: Final[Kinds] = (int, float, str)
 
 _CALLED: Final = {TEXT: "text", NUMBER_OR_TEXT: "a number or text"}
+
+
+class Plain:
+    """A step whose every argument has a default: ``Plan.step("text", extract_text)`` is ``extract_text()``."""
+
+    __slots__ = ()
+
+    def __new__(cls, doc: Document | None = None, /, **_options: Any) -> Any:
+        return object.__new__(cls) if doc is None else cls()(doc)
+
+    def __call__(self, doc: Document) -> Any:
+        """What comes of the document."""
+        raise NotImplementedError
+
 
 _short = Repr()
 _short.maxstring = _short.maxother = 60
@@ -77,6 +91,16 @@ def each(doc: Document, fields: Sequence[str], change: Callable[[Any], Any], kin
         changed = [_changed(doc, name, value, change, kinds) for value in _all(held)]
         doc[name] = changed if isinstance(held, (list, tuple)) else changed[0]
     return doc
+
+
+def keys_of(names: Iterable[str]) -> Iterator[str]:
+    """A key for each name, no two alike: of several with one name the second is ``name-2``; without one its place."""
+    taken: set[str] = set()
+    for place, name in enumerate(names):
+        first = name or str(place)
+        key = next(key for key in (first, *(f"{first}-{n}" for n in range(2, place + 3))) if key not in taken)
+        taken.add(key)
+        yield key
 
 
 def is_list(doc: Document, name: str) -> bool:

@@ -80,6 +80,13 @@ def make_folder(folder: Path) -> None:
         fsync_folder(each.parent)
 
 
+def remove_temporary(folder: Path) -> None:
+    """Remove the half-written files that a crash left in a folder."""
+    for name in os.listdir(folder):
+        if name.startswith(TEMPORARY):
+            (folder / name).unlink(missing_ok=True)
+
+
 def sealed(record: object) -> bytes:
     """A record as JSON behind its CRC-32, so that ``unseal`` knows it whole."""
     body = msgspec.json.encode(record)

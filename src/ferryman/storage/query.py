@@ -18,7 +18,12 @@ from ferryman.storage import parquet
 def connect(folder: Path) -> Iterator[duckdb.DuckDBPyConnection]:
     """A database in memory that spills into ``folder`` beyond ``settings.QUERY_MEMORY``."""
     db = duckdb.connect(
-        ":memory:", config={"memory_limit": settings.QUERY_MEMORY, "temp_directory": str(folder / "spill")}
+        ":memory:",
+        config={
+            "memory_limit": settings.QUERY_MEMORY,
+            "threads": settings.QUERY_THREADS,
+            "temp_directory": str(folder / "spill"),
+        },
     )
     try:
         db.execute("SET TimeZone = 'UTC'")

@@ -60,7 +60,7 @@ def release(ids: Ids = None, collection: Collection = None, queue: QueueUrl = No
             ]
             say(f"collection {collection}: not on hold, {len(held)} held {'job' if len(held) == 1 else 'jobs'}")
             names += held
-        each(names, lambda name: _moved(item(found, name), "Pending", ""))
+        each(names, lambda name: _released(item(found, name)))
 
 
 def requeue(
@@ -222,6 +222,17 @@ def _moved(one: object, state: str, message: str) -> str:
     assert isinstance(one, Item)
     one.set_status(state, message)
     return one.status
+
+
+def _released(one: object) -> str:
+    """Only what is held: that a failed job could be Pending too is another verb's work."""
+    from ferryman.intake import StateError
+    from ferryman.intake.item import Item
+
+    assert isinstance(one, Item)
+    if one.status != "Held":
+        raise StateError(one.status, "Pending")
+    return _moved(one, "Pending", "")
 
 
 def _queue_of(access: str | None) -> str:

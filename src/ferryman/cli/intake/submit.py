@@ -6,7 +6,7 @@ import enum
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 import typer
 
@@ -88,7 +88,7 @@ def submit(
     """
     longest = seconds("--wait", wait)
     url = _url(payload)
-    name = Path(urlsplit(url).path).name
+    name = Path(unquote(urlsplit(url).path)).name
     given = {
         "profile_name": collection,
         "submitter": submitter,

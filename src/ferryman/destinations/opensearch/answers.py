@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 import msgspec
@@ -63,6 +64,19 @@ def of_request(status: int) -> Meaning:
     if status >= 500:
         return Meaning("unknown")
     return Meaning("permanent", True, "Correct the url: no redirect is followed")
+
+
+def told() -> Iterator[tuple[str, str]]:
+    """The tables above, as the reference shows them."""
+    for where, meanings in (("item", ITEM), ("error of an item", TYPES), ("whole answer", REQUEST)):
+        for said, meaning in meanings.items():
+            kind = "permanent, once it stands alone" if meaning.kind == "halve" else meaning.kind
+            about = ", about all" if meaning.universal else ""
+            yield f"{where} `{said}`", f"{kind}{about}" + (f": {meaning.remedy}" if meaning.remedy else "")
+    yield "an item with any other status", "transient"
+    yield "a whole answer of any other 5xx", "unknown; the chunk is sent again in halves"
+    yield "no connection", "transient, about all"
+    yield "a request without a whole answer", "unknown, about all: the chunk is sent again"
 
 
 class _Cause(msgspec.Struct):

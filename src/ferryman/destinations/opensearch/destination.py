@@ -11,12 +11,11 @@ from urllib.parse import quote
 import msgspec
 
 from ferryman import settings as limits
-from ferryman.destinations.base import Delivery, Destination, DestinationContext, Effect, Guarantee, Outcome
-from ferryman.destinations.environment import filled
-from ferryman.destinations.http import Answer, Http, NotSent, Unanswered, shown_url
+from ferryman.destinations.base import Delivery, Destination, DestinationContext, Effect, Facts, Guarantee, Outcome
+from ferryman.destinations.http import Answer, Auth, Http, NotSent, Unanswered, shown_url
 from ferryman.destinations.opensearch import answers
-from ferryman.destinations.opensearch.body import OBJECT, Row, Writer, pieces
-from ferryman.destinations.opensearch.index import Index
+from ferryman.destinations.opensearch.body import ID_BYTES, OBJECT, REQUEST_BYTES, Row, Writer, pieces
+from ferryman.destinations.opensearch.index import GC_DELETES_S, Index
 from ferryman.errors import PermanentError, PlanError, TransientError
 
 WRITE_S: Final = limits.SEND_TIMEOUT_S - 10
@@ -31,7 +30,6 @@ CHECK_S: Final = 30.0
 _JSON: Final = {"content-type": "application/json"}
 _NDJSON: Final = {"content-type": "application/x-ndjson"}
 
-Auth = tuple[str, str] | str
 Refresh = bool | Literal["wait_for"]
 
 
@@ -79,6 +77,18 @@ class OpenSearch(Destination):
 
     preferred_batch: ClassVar[int | None] = 1000
     """Twice what clients send by default: half as many answers to wait for, and still about 1 MB of short documents."""
+
+    facts: ClassVar[Facts] = Facts(
+        stored="the document, with its delivery's hash and sequence in `_ferryman`; of a delete nothing, and for "
+        f"`index.gc_deletes` ({GC_DELETES_S} s in an index that is made here) the server remembers its sequence",
+        limits=(
+            f"an id has {ID_BYTES} bytes at most",
+            f"a request has {REQUEST_BYTES >> 20} MiB at most, or one document",
+            f"a `write` has {WRITE_S:g} s",
+            "fields, depths and sizes: the index's own settings and `http.max_content_length`",
+        ),
+        outcomes=tuple(answers.told()),
+    )
 
     def __init__(
         self,
@@ -250,13 +260,10 @@ class OpenSearch(Destination):
     # --- the server ---------------------------------------------------------------------------------------------------
 
     def _connection(self) -> Http:
-        url, headers = self.url, {}
-        if isinstance(self.auth, str):
-            headers["authorization"] = self.auth if " " in self.auth else f"ApiKey {self.auth}"
-        elif self.auth is not None:
-            user, password = (quote(filled(each, self.target()), safe="") for each in self.auth)
-            url = url.replace("://", f"://{user}:{password}@", 1)
-        return Http(url, shown=self.target(), headers=headers, ca=self.ca)
+        auth = self.auth
+        if isinstance(auth, str) and " " not in auth:
+            auth = f"ApiKey {auth}"
+        return Http(self.url, shown=self.target(), auth=auth, ca=self.ca)
 
     def _ask(self, http: Http, method: str, path: str, body: Any, expected: tuple[int, ...]) -> Answer:
         """For ``check``: here any failure is about the whole destination."""

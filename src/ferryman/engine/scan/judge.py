@@ -25,10 +25,11 @@ from ferryman.ledger.schemas import DOCUMENTS
 from ferryman.storage.query import connect, quoted, quoted_list, register
 from ferryman.storage.tables import Table
 
-_KNOWN = (
+KNOWN = (
     "k.version AS known_version, k.revision AS known_revision, k.fingerprint AS known_fingerprint, "
     "k.operation AS known_operation, CASE k.operation WHEN 'upsert' THEN k.given ELSE '' END AS given, k.due, k.failed"
 )
+"""What the last row in ``documents``, ``k``, says, in JUDGED's columns; a deleted document is given to nobody."""
 
 
 class Verdict(NamedTuple):
@@ -233,7 +234,7 @@ class _SourceJudge:
         return (
             "SELECT l.part, l.row, coalesce(l.id, k.document) AS id, coalesce(l.size, 0) AS size, "
             "coalesce(l.fingerprint, '') AS fingerprint, coalesce(l.location, '') AS location, l.refused, l.version, "
-            f"{self._reason()} AS reason, {_KNOWN} "
+            f"{self._reason()} AS reason, {KNOWN} "
             f"FROM {listed} l {join} {known} k ON l.id = k.document WHERE reason IS NOT NULL"
         )
 

@@ -178,20 +178,24 @@ class Recorder:
 
     def upsert(self, *args: Any) -> None:
         doc, *rest = args
-        only = Document.of(doc.id, {}, doc.raw)  # its fields are among the rest, encoded
-        only.parent_id = doc.parent_id
-        self.calls.append(("upsert", (only, *rest)))
+        self.calls.append(("upsert", (_named(doc, doc.raw), *rest)))  # its fields are among the rest, encoded
 
     def dropped(self, *args: Any) -> None:
-        self.calls.append(("dropped", args))
+        doc, *rest = args
+        self.calls.append(("dropped", (_named(doc), *rest)))
 
     def failed(
         self, doc: Document, end: tuple[str, str], branches: str, why: str, attempt: int, permanent: bool
     ) -> bool:
-        only = Document.of(doc.id, {})
-        only.parent_id = doc.parent_id
-        self.calls.append(("failed", (only, end, branches, why, attempt, permanent)))
+        self.calls.append(("failed", (_named(doc), end, branches, why, attempt, permanent)))
         return not permanent and not is_last(attempt, self._policies[end[0]])
+
+
+def _named(doc: Document, raw: bytes | None = None) -> Document:
+    """Enough of it for an event, to be pickled."""
+    only = Document.of(doc.id, {}, raw)
+    only.parent_id = doc.parent_id
+    return only
 
 
 def _replay(calls: list[tuple[str, tuple[Any, ...]]], stager: Stager) -> None:

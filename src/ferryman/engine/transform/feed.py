@@ -17,7 +17,7 @@ from ferryman.engine.scan.cut import TaskCut
 from ferryman.engine.transform.block import Block
 from ferryman.engine.transform.contents import Contents
 from ferryman.engine.transform.walk import Stage, Walk
-from ferryman.errors import BadDocument, PermanentError, TransientError, words
+from ferryman.errors import BadDocument, PermanentError, TransientError, of_code, words
 from ferryman.plan import Plan, SourceNode, StepNode
 from ferryman.sources import Listed, Source
 
@@ -77,8 +77,8 @@ class Feed:
                 doc = Document.of(block.ids[i], decode_fields(fields), raw, block.versions[i])
             else:
                 doc = self._read(block, i)
-        except (Exception, SystemExit) as e:
-            return self.unread(block, i, e)
+        except BaseException as e:
+            return self.unread(block, i, of_code(e))
         if reason == "look" and block.is_known_as(i, doc.version):
             return (Taken.TOUCHED if self._source.detect == "fingerprint" else Taken.KNOWN), None
         if reason == "retry" and (failures := block.to_retry(i)) is not None:

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from ferryman.document import Document, encode_fields
 from ferryman.engine.transform.stations import End, Station, joined, stations
-from ferryman.errors import BadDocument, Dropped, PermanentError, named, words
+from ferryman.errors import BadDocument, Dropped, PermanentError, named, of_code, words
 from ferryman.ledger.family import Failure, Owed, ancestry, descends, parent_of
 from ferryman.plan import Plan, StepNode
 
@@ -72,24 +72,17 @@ class Walk:
 
     def again(self, doc: Document, failures: Sequence[Failure]) -> None:
         """Only the ways to what is owed."""
-        self._begin(doc.id, retrying=True)
-        self.failures += [_closed(f) for f in failures if not all(o.open for o in f.owed)]
-        owed = [f for f in failures if f.open]
+        owed = self._begin_again(doc.id, failures)
         self._replay(doc, self._source, "", "", owed)
         self._supersede(doc, owed)
 
     def unread(self, doc: Document, error: BaseException, failures: Sequence[Failure] | None) -> None:
         """It could not be read; ``failures``: those of the same version, if this is a retry."""
-        self._begin(doc.id, retrying=failures is not None)
         if failures is None:
+            self._begin(doc.id, retrying=False)
             self._fail(doc, self._source, "", "", None, error)
-            return
-        self.failures += [_closed(f) for f in failures if not all(o.open for o in f.owed)]
-        self._fail_again([f for f in failures if f.open], doc, self._source, error)
-
-    def ends_of(self, node: str, route: str) -> tuple[End, ...]:
-        """Every delivery below a node, of a copy that came there by this route."""
-        return self._stations[node].ends_by(route)
+        else:
+            self._fail_again(self._begin_again(doc.id, failures), doc, self._source, error)
 
     # -- onwards -----------------------------------------------------------------------------------
 
@@ -100,39 +93,41 @@ class Walk:
             self.failures, self.reached, self.kept = [], [], []
             self._made, self._told = set(), set()
 
+    def _begin_again(self, id: str, failures: Sequence[Failure]) -> list[Failure]:
+        """Those that are open; what of them has ended is kept."""
+        self._begin(id, retrying=True)
+        self.failures += [_closed(f) for f in failures if not all(o.open for o in f.owed)]
+        return [f for f in failures if f.open]
+
     def _go(self, doc: Document, station: Station | None, route: str, branches: str, wanted: _Wanted) -> None:
         """From this node on, as for the first time."""
         while station is not None:
             if wanted is not None and wanted.keys().isdisjoint(station.ends_by(route)):
                 return
+            if doc.refused is not None:
+                self._fail(doc, station, route, branches, wanted, BadDocument(doc.refused))
+                return
             if station.step is not None:
-                id = doc.id
                 try:
-                    try:
-                        out = station.step(doc)
-                    finally:
-                        doc.id = id  # its id is the source's, whatever a step does to the object
-                    if out is not doc:
-                        out = self._returned(doc, station, route, out)
+                    out = self._called(station, doc, route)
                 except Dropped as e:
                     self._drop(doc, station.ends_by(route), branches, wanted, words(e) or f"dropped by {station.where}")
                     return
-                except (Exception, SystemExit) as e:
-                    self._fail(doc, station, route, branches, wanted, e)
+                except BaseException as e:
+                    self._fail(doc, station, route, branches, wanted, of_code(e))
                     return
-                if out is not doc:
-                    if len(out) > 1 or out[0].id != doc.id:
-                        self._go_each(doc, out, station, route, branches, wanted)
-                        return
-                    doc = out[0]
+                if len(out) > 1 or out[0].id != doc.id:
+                    self._go_each(doc, out, station, route, branches, wanted)
+                    return
+                doc = out[0]
             elif station.delivers:
                 self._deliver(doc, station, route, branches, wanted)
             elif station.router is not None:
                 try:
                     chosen = self._choose(doc, station)
                     copies = [doc.copy() for _ in chosen[1:]] if station.router.copies else []
-                except (Exception, SystemExit) as e:
-                    self._fail(doc, station, route, branches, wanted, e)
+                except BaseException as e:
+                    self._fail(doc, station, route, branches, wanted, of_code(e))
                     return
                 self._drop_untaken(doc, station, chosen, route, branches, wanted)
                 if station.router.copies:
@@ -145,12 +140,22 @@ class Walk:
             station = station.next
 
     def _go_each(
-        self, doc: Document, out: list[Document], station: Station, route: str, branches: str, wanted: _Wanted
+        self, doc: Document, out: Sequence[Document], station: Station, route: str, branches: str, wanted: _Wanted
     ) -> None:
         """The document and children of it; a child's deliveries have had no attempt yet."""
         for each in out:
             own = each.id == doc.id or wanted is None
             self._go(each, station.next, route, branches, wanted if own else dict.fromkeys(wanted or (), 0))
+
+    def _called(self, station: Station, doc: Document, route: str) -> Sequence[Document]:
+        """What the step makes of it: documents of this family, at least one."""
+        assert station.step is not None
+        id = doc.id
+        try:
+            out = station.step(doc)
+        finally:
+            doc.id = id  # its id is the source's, whatever a step does to the object
+        return (doc,) if out is doc else self._returned(doc, station, route, out)
 
     def _returned(self, doc: Document, station: Station, route: str, out: Any) -> list[Document]:
         """What a step returned, as documents of this family, none of them twice."""
@@ -273,24 +278,17 @@ class Walk:
                 if not owed:
                     return
             if station.step is not None:
-                id = doc.id
                 try:
-                    try:
-                        out = station.step(doc)
-                    finally:
-                        doc.id = id  # its id is the source's, whatever a step does to the object
-                    if out is not doc:
-                        out = self._returned(doc, station, route, out)
+                    out = self._called(station, doc, route)
                 except Dropped:
                     return
-                except (Exception, SystemExit) as e:
-                    self._fail_again(owed, doc, station, e)
+                except BaseException as e:
+                    self._fail_again(owed, doc, station, of_code(e))
                     return
-                if out is not doc:
-                    if len(out) > 1 or out[0].id != doc.id:
-                        self._replay_each(out, station, route, branches, owed)
-                        return
-                    doc = out[0]
+                if len(out) > 1 or out[0].id != doc.id:
+                    self._replay_each(out, station, route, branches, owed)
+                    return
+                doc = out[0]
             elif station.router is not None:
                 if station.router.copies:
                     for name, branch in station.branches.items():
@@ -305,7 +303,7 @@ class Walk:
             station = station.next
 
     def _replay_each(
-        self, out: list[Document], station: Station, route: str, branches: str, owed: list[Failure]
+        self, out: Sequence[Document], station: Station, route: str, branches: str, owed: list[Failure]
     ) -> None:
         """Each member that a failure descends from goes on; of two, the younger."""
         members = {self._member(each.id): each for each in out}

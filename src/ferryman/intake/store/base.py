@@ -129,8 +129,10 @@ class Store(Protocol):
     def alive(self, session: int) -> bool:
         """Does this session live, for all that is known here without asking?"""
 
-    def commit(self, ops: Sequence[Op], *, session: int | None = None) -> None:
+    def commit(self, ops: Sequence[Op], *, session: int | None = None, look: Sequence[str] = ()) -> list[Node | None]:
         """Do all of it, or nothing. ``session`` is needed to make ephemeral nodes; they belong to it.
+
+        Returns the nodes at ``look``, as they are after it: in the time that the change takes alone.
 
         Raises:
             Conflict: a node is there, missing, or another than expected.

@@ -63,7 +63,7 @@ class MemoryStore:
     def alive(self, session: int) -> bool:
         return session == self._session and session in self._tree.sessions
 
-    def commit(self, ops: Sequence[Op], *, session: int | None = None) -> None:
+    def commit(self, ops: Sequence[Op], *, session: int | None = None, look: Sequence[str] = ()) -> list[Node | None]:
         undo: list[Callable[[], object]] = []
         with self._tree.changed:
             if session is not None and session not in self._tree.sessions:
@@ -76,6 +76,7 @@ class MemoryStore:
                     step()
                 raise
             self._tree.changed.notify_all()
+            return self.read(look)
 
     def _do(self, index: int, op: Op, session: int, undo: list[Callable[[], object]]) -> None:
         nodes = self._tree.nodes

@@ -89,24 +89,25 @@ class SqliteStore:
 
     # --- changes ------------------------------------------------------------------------------------------------------
 
-    def commit(self, ops: Sequence[Op], *, session: int | None = None) -> None:
+    def commit(self, ops: Sequence[Op], *, session: int | None = None, look: Sequence[str] = ()) -> list[Node | None]:
         now = self._monotonic()
         if now >= self._reap_at:
             self._reap_dead()
         try:
-            self._commit(ops, session)
+            return self._commit(ops, session, look)
         except Conflict:
             if not self._reap_dead():
                 raise
-            self._commit(ops, session)  # what was in the way was a dead session's
+            return self._commit(ops, session, look)  # what was in the way was a dead session's
 
-    def _commit(self, ops: Sequence[Op], session: int | None) -> None:
+    def _commit(self, ops: Sequence[Op], session: int | None, look: Sequence[str]) -> list[Node | None]:
         with self._changing():
             if session is not None and not self._lives(session):
                 self._lease.lost(session)
                 raise SessionLost(f"{self.url}: the session has ended")
             for index, op in enumerate(ops):
                 self._do(index, op, session or 0)
+            return [self._seen(path) for path in look]
 
     def _do(self, index: int, op: Op, session: int) -> None:
         run = self._connection.execute
@@ -207,8 +208,12 @@ class SqliteStore:
 
     def read(self, paths: Sequence[str]) -> list[Node | None]:
         with self._reading():
-            found = [self._at(path) for path in paths]
-            return [None if node and node.owner and not self._lives(node.owner) else node for node in found]
+            return [self._seen(path) for path in paths]
+
+    def _seen(self, path: str) -> Node | None:
+        """The node, unless its session is dead."""
+        found = self._at(path)
+        return None if found and found.owner and not self._lives(found.owner) else found
 
     def children(self, path: str) -> list[str]:
         asked = f"SELECT name FROM node WHERE parent = ? AND (owner = 0 OR {_LIVES}) ORDER BY name"

@@ -149,34 +149,38 @@ class ZooKeeperStore:
 
     # --- changes ------------------------------------------------------------------------------------------------------
 
-    def commit(self, ops: Sequence[Op], *, session: int | None = None) -> None:
+    def commit(self, ops: Sequence[Op], *, session: int | None = None, look: Sequence[str] = ()) -> list[Node | None]:
         from kazoo import exceptions
 
         if not ops:
-            return
+            return self.read(look)
         while True:
             try:
-                results = self._send(ops, session)
+                results, looked = self._send(ops, session, look)
             except exceptions.SessionExpiredError as e:
                 if session is not None:
                     raise SessionLost(f"{self.url}: the session has ended") from e
                 self._connected()
                 if self._was_done(ops, session):
-                    return
+                    return self.read(look)
             except (exceptions.ConnectionLoss, exceptions.ConnectionClosedError) as e:
                 self._connected()
                 if session is not None and self.session() != session:
                     raise SessionLost(f"{self.url}: the session has ended") from e
                 if self._was_done(ops, session):
-                    return
+                    return self.read(look)
             except exceptions.KazooException as e:
                 raise self._plain(e) from e
             else:
                 self._refuse(ops, results)
                 self._note(ops)
-                return
+                try:
+                    return self._got(looked)
+                except exceptions.ConnectionLoss:
+                    return self.read(look)
 
-    def _send(self, ops: Sequence[Op], session: int | None) -> list[Any]:
+    def _send(self, ops: Sequence[Op], session: int | None, look: Sequence[str]) -> tuple[list[Any], list[Any]]:
+        """Send it, and right behind it what shall be read then: a server answers in the order in which it was asked."""
         transaction = self._client.transaction()
         for op in ops:
             if isinstance(op, Create):
@@ -195,9 +199,10 @@ class ZooKeeperStore:
                     if session is not None and found[0] != session:
                         raise SessionLost(f"{self.url}: the session has ended")
                     sent = transaction.commit_async()
+                    looked = [self._client.get_async(path) for path in look]
                     break
             self._connected()  # whether the session outlives this is known when there is a connection again
-        return list(sent.get())
+        return list(sent.get()), looked
 
     def _refuse(self, ops: Sequence[Op], results: list[Any]) -> None:
         """If it was refused, say which operation it was.
@@ -306,19 +311,19 @@ class ZooKeeperStore:
         return [node for at in range(0, len(paths), READ_AT_ONCE) for node in self._read(paths[at : at + READ_AT_ONCE])]
 
     def _read(self, paths: Sequence[str]) -> list[Node | None]:
+        return list(self._again(lambda: self._got([self._client.get_async(path) for path in paths])))
+
+    def _got(self, asked: Sequence[Any]) -> list[Node | None]:
+        """The answers to what was asked."""
         from kazoo import exceptions
 
-        def ask() -> list[Node | None]:
-            asked = [self._client.get_async(path) for path in paths]
-            found: list[Node | None] = []
-            for one in asked:
-                try:
-                    found.append(_node(*one.get()))
-                except exceptions.NoNodeError:
-                    found.append(None)
-            return found
-
-        return list(self._again(ask))
+        found: list[Node | None] = []
+        for one in asked:
+            try:
+                found.append(_node(*one.get()))
+            except exceptions.NoNodeError:
+                found.append(None)
+        return found
 
     def children(self, path: str) -> list[str]:
         from kazoo import exceptions

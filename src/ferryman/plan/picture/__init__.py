@@ -4,6 +4,5 @@ from ferryman.plan.picture.data import as_json
 from ferryman.plan.picture.drawing import svg
 from ferryman.plan.picture.flowchart import mermaid
 from ferryman.plan.picture.tree import text
-from ferryman.plan.picture.words import kind
 
-__all__ = ["as_json", "kind", "mermaid", "svg", "text"]
+__all__ = ["as_json", "mermaid", "svg", "text"]

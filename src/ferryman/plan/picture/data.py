@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ferryman.plan.picture.words import kind, options, type_name
+from ferryman.plan.picture.words import options, type_name
 from ferryman.plan.plan import Plan
 
 
@@ -15,7 +15,7 @@ def as_json(plan: Plan) -> dict[str, Any]:
         "version": plan.version,
         "fingerprint": plan.fingerprint,
         "nodes": [
-            {"name": n.name, "kind": kind(n), "after": list(n.after), "type": type_name(n), **options(n)}
+            {"name": n.name, "kind": n.kind, "after": list(n.after), "type": type_name(n), **options(n)}
             for n in plan.nodes
         ],
     }

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from ferryman.destinations.base import Effect
 from ferryman.plan.nodes import Node, RouterNode
-from ferryman.plan.picture.words import branch_label, effect_of, facts, kind
+from ferryman.plan.picture.words import branch_label, effect_of, facts
 from ferryman.routers.base import Router
 
 MISSING = "missing"
@@ -46,7 +46,7 @@ class Sketch(NamedTuple):
 
 def sketch(nodes: Sequence[Node]) -> Sketch:
     """Boxes in the order of the nodes' making, then those that are missing; edges in the order of their ends."""
-    boxes = [Box(n.name, kind(n), _look(n), tuple(facts(n))) for n in nodes]
+    boxes = [Box(n.name, n.kind, _look(n), tuple(facts(n))) for n in nodes]
     numbers: dict[str, int] = {}
     for number, node in enumerate(nodes):
         numbers.setdefault(node.name, number)
@@ -64,8 +64,8 @@ def sketch(nodes: Sequence[Node]) -> Sketch:
 
 
 def _look(node: Node) -> str:
-    if kind(node) in ("source", "router"):
-        return kind(node)
+    if node.kind in ("source", "router"):
+        return node.kind
     return (effect_of(node) or Effect.SAFE).value
 
 

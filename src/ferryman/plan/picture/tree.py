@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from ferryman.plan.graph import successors
 from ferryman.plan.nodes import Node, SourceNode
-from ferryman.plan.picture.words import branch_label, kind, what
+from ferryman.plan.picture.words import branch_label, what
 from ferryman.plan.plan import Plan
 
 
@@ -30,7 +30,7 @@ def _rows(plan: Plan) -> Iterator[tuple[str, str, str]]:
             yield from _below(node, plan, drawn)
     for node in plan.nodes:
         if id(node) not in drawn:
-            yield node.name, kind(node), f"{what(node)}; after {', '.join(node.after) or 'nothing'}"
+            yield node.name, node.kind, f"{what(node)}; after {', '.join(node.after) or 'nothing'}"
 
 
 def _below(source: Node, plan: Plan, drawn: set[int]) -> Iterator[tuple[str, str, str]]:
@@ -45,7 +45,7 @@ def _below(source: Node, plan: Plan, drawn: set[int]) -> Iterator[tuple[str, str
             continue
         drawn.add(id(node))
         lost = [f"after {name}, which is not in the plan" for name in node.after if name not in known]
-        yield f"{stem}{node.name}", kind(node), "; ".join(filter(None, [what(node), when, *lost]))
+        yield f"{stem}{node.name}", node.kind, "; ".join(filter(None, [what(node), when, *lost]))
         after = following.get(node.name, [])
         for child in reversed(after):
             last = child is after[-1]

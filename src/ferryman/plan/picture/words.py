@@ -9,20 +9,6 @@ from ferryman.plan.nodes import DestinationNode, Node, RouterNode, SourceNode, S
 from ferryman.routers.base import Router
 from ferryman.sources.base import Source
 
-KINDS: dict[type[Node], str] = {
-    SourceNode: "source",
-    StepNode: "step",
-    RouterNode: "router",
-    DestinationNode: "destination",
-}
-
-
-def kind(node: Node) -> str:
-    """``source``, ``step``, ``router``, ``tap``, ``destination``: a node's kind in the words of the glossary."""
-    if isinstance(node, DestinationNode) and node.tap:
-        return "tap"
-    return KINDS.get(type(node), type(node).__name__.removesuffix("Node").lower())
-
 
 def type_name(node: Node) -> str:
     """The class of a source, a router or a destination, the name of a step's function."""

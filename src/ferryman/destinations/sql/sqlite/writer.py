@@ -1,48 +1,45 @@
-"""The writing half of ``Sql``: one connection, open for a task, and chunks as transactions."""
+"""Writing to SQLite: chunks as transactions that take the write lock."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import sqlalchemy as sa
 
-from ferryman.destinations import sqlite
 from ferryman.destinations.base import Delivery, Outcome
 from ferryman.destinations.sequences import Known, judge
-from ferryman.destinations.sql_layout import Layout, Mode
-from ferryman.destinations.sqlite_fts import FullText, slices
+from ferryman.destinations.sql import dialect
+from ferryman.destinations.sql.layout import Layout
+from ferryman.destinations.sql.sqlite import database
+from ferryman.destinations.sql.sqlite.full_text import FullText, slices
+from ferryman.destinations.sql.sqlite.statements import Statements
 
 
 class _NotNew(Exception):
     """Some of the chunk's ids are known already: the quick way does not do."""
 
 
-class Writer:
-    """Writes chunks into a table that ``Sql.check`` has found fit.
+class Writer(dialect.Writer):
+    """Writes chunks into a table that ``prepare`` has found fit.
 
     Every transaction takes the write lock before it reads: hashes and sequences that it has seen still hold when it
     commits, whoever else writes.
     """
 
-    def __init__(self, url: str, table: str, mode: Mode, columns: Mapping[str, str]) -> None:
-        self._table, self._mode, self._columns = table, mode, columns
-        self._layout = Layout(table, mode, columns)
+    def __init__(self, url: sa.URL, layout: Layout) -> None:
+        self._layout = layout
+        self._statements = Statements(layout, numbered=False)
         self._full_text: FullText | None = None
         self._schema: int | None = None
-        self._connection = sqlite.engine(sa.make_url(url)).connect()
+        self._connection = database.engine(url).connect()
 
     def close(self) -> None:
         self._connection.close()
 
     def write(self, chunk: list[Delivery]) -> list[Outcome]:
-        """All of the chunk in one transaction.
-
-        Raises:
-            Exception: what the database says of itself, or of one of the deliveries; nothing was written.
-        """
-        if self._mode == "append":
+        if self._layout.appends:
             with self._transaction() as connection:
                 self._insert(connection, chunk)  # a hash that is there is passed over: nothing else can be known
             return [Outcome.ok()] * len(chunk)
@@ -59,10 +56,10 @@ class Writer:
     @contextmanager
     def _transaction(self) -> Iterator[sa.Connection]:
         with self._connection.begin():
-            schema = sqlite.schema(self._connection)
+            schema = database.schema(self._connection)
             if schema != self._schema:  # the first one, or somebody has given the table an index meanwhile
-                self._full_text = FullText.of(self._connection, self._table)
-                self._layout = Layout(self._table, self._mode, self._columns, numbered=self._full_text is not None)
+                self._full_text = FullText.of(self._connection, self._layout.table)
+                self._statements = Statements(self._layout, numbered=self._full_text is not None)
                 self._schema = schema
             yield self._connection
 
@@ -77,17 +74,17 @@ class Writer:
 
     def _insert(self, connection: sa.Connection, chunk: list[Delivery]) -> int:
         """Insert what is not there, and index it. How many were inserted."""
-        layout, full_text = self._layout, self._full_text
+        statements, full_text = self._statements, self._full_text
         if full_text is None:
-            return _execute(connection, layout.insert, layout.rows(chunk))
+            return _execute(connection, statements.insert, statements.rows(chunk))
         rowid = full_text.last_rowid(connection)
-        inserted = _execute(connection, layout.insert, layout.rows(chunk, full_text.next_row(connection)))
+        inserted = _execute(connection, statements.insert, statements.rows(chunk, full_text.next_row(connection)))
         full_text.add_newer(connection, rowid)
         return inserted
 
     def _merge(self, connection: sa.Connection, chunk: list[Delivery]) -> list[Outcome]:
         """Compare with what is there, and make of each id what its last delivery says."""
-        layout, full_text = self._layout, self._full_text
+        layout, statements, full_text = self._layout, self._statements, self._full_text
         ids = {d.id for d in chunk}
         rows = self._known(connection, layout.documents, ids)
         buried = self._buried(connection, ids)
@@ -98,8 +95,8 @@ class Writer:
             full_text.remove(connection, winners.keys() & rows.keys())
         if upserts:
             first = 0 if full_text is None else full_text.next_row(connection)
-            _execute(connection, layout.upsert, layout.rows(upserts, first))
-        _execute(connection, layout.bury, ((d.id, d.sequence, d.hash) for d in deletes))
+            _execute(connection, statements.upsert, statements.rows(upserts, first))
+        _execute(connection, statements.bury, ((d.id, d.sequence, d.hash) for d in deletes))
         self._delete(connection, layout.documents, [d.id for d in deletes if d.id in rows])
         self._delete(connection, layout.tombstones, [d.id for d in upserts if d.id in buried])
         if full_text is not None:

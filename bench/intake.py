@@ -1,0 +1,145 @@
+"""The intake queue: jobs through all states, beside bare multi-operations; what acquiring costs among many."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from tests.servers.zookeeper import ZooKeeperServer
+
+from bench.harness import Row, Sizes, anew
+from ferryman.intake import Queue
+
+STATES = ("Pending", "Estimating", "Provisioning", "Downloading", "Processing", "Storing", "Recording", "Notify")
+DOCUMENTS_A_JOB = 1000
+"""The sizes are said in documents: of the usual million, a thousand jobs are made."""
+SQLITE_JOBS_S, ZOOKEEPER_SHARE = 500, 0.6
+TURNS, ACQUIRED = 5, 10
+FLAT = 1.5
+"""Among a hundred times as many jobs, acquiring may take so many times as long: a tree is a bit deeper."""
+
+
+def measure(sizes: Sizes, folder: Path) -> Iterator[Row]:
+    jobs = max(50, sizes.documents // DOCUMENTS_A_JOB)
+    few, many = jobs, 100 * jobs
+    rate = max(through_all(opened(folder), jobs) for _ in range(sizes.rounds))
+    target = f"≥ {SQLITE_JOBS_S}/s"
+    yield Row(f"SQLite: {jobs} jobs through all states", f"{rate:.0f}/s", "", "", target, rate >= SQLITE_JOBS_S)
+    yield flat("SQLite", lambda: opened(folder), few, many)
+    with ZooKeeperServer() as server:
+
+        def queue() -> Queue:
+            return Queue.open(f"{server.url}/{uuid4().hex}")
+
+        turns = [(through_all(queue(), jobs), bare(server, jobs)) for _ in range(sizes.rounds)]
+        ours, plain = (max(side) for side in zip(*turns, strict=True))
+        share = ours / plain
+        what = f"ZooKeeper: {jobs} jobs through all states, beside as many bare multi-operations"
+        met = share >= ZOOKEEPER_SHARE
+        yield Row(what, f"{ours:.0f}/s", f"{plain:.0f}/s", f"{share:.2f}×", f"≥ {ZOOKEEPER_SHARE}×", met)
+        yield flat("ZooKeeper", queue, few, many)
+
+
+def opened(folder: Path) -> Queue:
+    """A new queue in a file."""
+    return Queue.open(f"sqlite:///{anew(folder / 'intake')}/queue.db")
+
+
+def filled(queue: Queue, jobs: int) -> None:
+    """A batch with pending jobs."""
+    queue.create_batch({"submitter": "bench"})
+    batch = queue.acquire_pending_batch()
+    assert batch is not None
+    for number in range(jobs):
+        batch.create_job({"payload_url": f"http://127.0.0.1/{number}", "submitter": "bench"})
+
+
+def through_all(queue: Queue, jobs: int) -> float:
+    """Jobs a second, one process, one thread: acquire, move and unlock in each state."""
+    with queue:
+        filled(queue, jobs)
+        began = time.perf_counter()
+        for state in STATES:
+            for _ in range(jobs):
+                job = queue.acquire_job(state)
+                assert job is not None
+                if state == "Pending":
+                    job.set_status("Estimating")
+                    job.unlock()
+                else:
+                    job.success(unlock=True)
+        took = time.perf_counter() - began
+        assert len(queue.list_jobs("Completed")) == jobs
+    return jobs / took
+
+
+def bare(server: ZooKeeperServer, jobs: int) -> float:
+    """The same multi-operations, with nothing read and nothing checked beside them."""
+    from kazoo.client import KazooClient
+
+    client = KazooClient(hosts=f"127.0.0.1:{server.port}")
+    client.start()
+    root = f"/bare-{uuid4().hex}"
+    for state in STATES:
+        client.ensure_path(f"{root}/{state}")
+    client.ensure_path(f"{root}/Completed")
+    status = b'{"status":"Estimating","last_successful_status":"Pending","last_modified":"2026","retry_count":0}'
+    for number in range(jobs):
+        commit(client, ("create", f"{root}/{number}", status), ("create", f"{root}/Pending/{number}", b""))
+    began = time.perf_counter()
+    for state, after in zip(STATES, [*STATES[1:], "Completed"], strict=True):
+        for number in range(jobs):
+            lock = f"{root}/{number}/lock"
+            entry = f"{root}/{state}/{number}"
+            commit(client, ("create", lock, b"", None, True), ("check", entry, -1))
+            move = [
+                ("set_data", f"{root}/{number}", status),
+                ("delete", entry),
+                ("create", f"{root}/{after}/{number}", b""),
+            ]
+            if state == "Pending":
+                commit(client, *move)
+                commit(client, ("delete", lock))
+            else:
+                commit(client, *move, ("delete", lock))
+    took = time.perf_counter() - began
+    client.stop()
+    client.close()
+    return jobs / took
+
+
+def commit(client: Any, *ops: tuple[Any, ...]) -> None:
+    transaction = client.transaction()
+    for what, *arguments in ops:
+        getattr(transaction, what)(*arguments)
+    results = transaction.commit()
+    assert not [result for result in results if isinstance(result, Exception)], results
+
+
+def flat(store: str, queue: Callable[[], Queue], few: int, many: int) -> Row:
+    """What one acquisition costs among few pending jobs, and among many."""
+    costs = [acquire_cost_s(queue(), jobs) for jobs in (few, many)]
+    ratio = costs[1] / costs[0]
+    shown = [f"{cost * 1000:.2f} ms" for cost in costs]
+    return Row(
+        f"{store}: acquire among {many}, beside {few}", shown[1], shown[0], f"{ratio:.2f}×", f"≤ {FLAT}×", ratio <= FLAT
+    )
+
+
+def acquire_cost_s(queue: Queue, jobs: int) -> float:
+    """Seconds an acquisition, with its move and its unlocking; the best of some turns, which the machine disturbs."""
+    best = float("inf")
+    with queue:
+        filled(queue, jobs)
+        for _ in range(TURNS):
+            began = time.perf_counter()
+            for _ in range(ACQUIRED):
+                job = queue.acquire_job("Pending")
+                assert job is not None
+                job.set_status("Estimating")
+                job.unlock()
+            best = min(best, (time.perf_counter() - began) / ACQUIRED)
+    return best

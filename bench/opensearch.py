@@ -1,0 +1,95 @@
+"""Documents into OpenSearch, beside the client library's own parallel bulk helper.
+
+The same documents, made before the clock starts, in the same chunks, by as many threads, into an index of the
+same mappings without replicas, on one server. The library gets ready actions (with its external versions, as ours
+have), we get deliveries whose fields are JSON, as the outbox has them: so each makes its own requests.
+
+It needs opensearch-py, and starts a server of the tests'.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+from tests.servers.opensearch import OpenSearchServer
+
+from bench import data
+from bench.harness import Row, Sizes, as_fast, in_turn
+from ferryman.destinations import Delivery, DestinationContext, Guarantee, OpenSearch
+
+CHUNK = 1000
+THREADS = 2
+TARGET = 0.9
+MAPPINGS = {"properties": {"title": {"type": "text"}, "text": {"type": "text"}}}
+CONTEXT = DestinationContext("bench", 1, "index", 1, Guarantee.EXACTLY_ONCE)
+
+
+def deliveries(rows: Path) -> list[Delivery]:
+    made = []
+    for part in sorted(rows.glob("*.parquet")):
+        for row in pq.read_table(part).to_pylist():
+            n = len(made) + 1
+            body, fields = row["body"].encode(), json.dumps({"title": row["title"]}, separators=(",", ":")).encode()
+            made.append(Delivery(row["id"], hash=f"{n:032x}", sequence=n, fields=fields, raw=body, version="0" * 32))
+    return made
+
+
+def action(d: Delivery, index: str) -> dict[str, Any]:
+    """What one would give to the helper for the same document."""
+    own = {"hash": d.hash, "sequence": d.sequence, "origin": d.origin_id, "parent": None, "source": d.source,
+           "version": d.version, "route": []}  # fmt: skip
+    source = {**d.fields, "text": d.text(), "_ferryman": own}
+    return {"_op_type": "index", "_index": index, "_id": d.id, "version": d.sequence,
+            "version_type": "external_gte", "_source": source}  # fmt: skip
+
+
+def write(url: str, index: str, chunks: Iterator[list[Delivery]]) -> None:
+    """A lane."""
+    out = OpenSearch(url, index, MAPPINGS)
+    out.open(CONTEXT)
+    for chunk in chunks:
+        assert {outcome.kind for outcome in out.write(chunk)} == {"ok"}
+    out.close()
+
+
+def measure(sizes: Sizes, folder: Path) -> Iterator[Row]:
+    try:
+        from opensearchpy import OpenSearch as Client
+        from opensearchpy.helpers import parallel_bulk
+    except ImportError:
+        raise SystemExit("This needs opensearch-py: pip install opensearch-py") from None
+    documents = deliveries(data.table(folder / f"rows-{sizes.documents}", sizes.documents))
+    cut = [documents[i : i + CHUNK] for i in range(0, len(documents), CHUNK)]
+    numbers = itertools.count()
+    with OpenSearchServer() as server, Client(server.url, maxsize=THREADS) as client:
+
+        def fresh() -> str:
+            """An index of its own for each run."""
+            index = f"bench-{next(numbers)}"
+            OpenSearch(server.url, index, MAPPINGS, settings={"number_of_replicas": 0}).check()
+            return index
+
+        def ours() -> None:
+            index = fresh()
+            with ThreadPoolExecutor(THREADS) as pool:
+                lanes = [pool.submit(write, server.url, index, iter(cut[lane::THREADS])) for lane in range(THREADS)]
+                for lane in lanes:
+                    lane.result()
+
+        def helper() -> None:
+            index = fresh()
+            actions = (action(d, index) for d in documents)
+            deque(parallel_bulk(client, actions, thread_count=THREADS, chunk_size=CHUNK), maxlen=0)
+
+        took, plain = in_turn(sizes.rounds, ours, helper)
+    what = (
+        f"documents of 500 bytes into OpenSearch, chunks of {CHUNK}, {THREADS} threads; parallel_bulk of opensearch-py"
+    )
+    yield as_fast(what, len(documents), took, plain, TARGET)

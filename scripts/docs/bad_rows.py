@@ -1,0 +1,107 @@
+"""The tables of docs/reference/bad-input.md for lines and rows: made, run and copied as those of ``bad_input``."""
+
+from __future__ import annotations
+
+import gzip
+import shutil
+import tempfile
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+from ferryman import Plan
+from ferryman.destinations import Null
+from ferryman.engine.wave import Run, Summary
+from ferryman.ledger import account
+from ferryman.ledger.state import State, state_root
+from ferryman.observe.progress import Silent
+from ferryman.sources import Csv, Files, JsonLines, Lines, Source
+from ferryman.testing.inprocess import InProcess
+
+
+class Bad(NamedTuple):
+    """A file with something bad in it; the id that is refused is told by what comes of it."""
+
+    what: str
+    source: type[Source]
+    data: bytes
+    options: dict[str, object]
+
+
+_TEXT = b"".join(b"line %d\n" % i for i in range(20_000))
+
+ROWS = {
+    "encoding.txt": Bad("a line that is not in the file's encoding", Lines, b"one\ncaf\xe9\n", {}),
+    "long.txt": Bad("a line longer than `max_bytes`", Lines, b"one\n" + b"x" * 60 + b"\n", {"max_bytes": 50}),
+    "jagged.csv": Bad("a row with more or fewer cells than the header", Csv, b"a,b\n1,2\n3\n", {}),
+    "quote.csv": Bad("text after a closing quote", Csv, b'a,b\n1,2\n"3"x,4\n', {}),
+    "half.jsonl": Bad("a line that is no JSON", JsonLines, b'{"a": 1}\n{"a": \n', {}),
+    "nan.jsonl": Bad("`NaN` in JSON", JsonLines, b'{"a": 1}\n{"a": NaN}\n', {}),
+    "list.jsonl": Bad("JSON, but no object", JsonLines, b'{"a": 1}\n[1]\n', {}),
+    "cut.gz": Bad(
+        "a compressed file that breaks off, read with `Files(decompress=True)`",
+        Files,
+        gzip.compress(_TEXT)[:-100],
+        {"decompress": True},
+    ),
+    "bomb.gz": Bad(
+        "a compressed file that is larger than `max_bytes` when unpacked",
+        Files,
+        gzip.compress(bytes(10_000)),
+        {"decompress": True, "max_bytes": 1000},
+    ),
+}
+"""What is bad, and refused for itself; each is a source of its own."""
+
+FILES = {
+    "open.csv": Bad("a quote that is never closed", Csv, b'a,b\n1,2\n3,"4\n5,6\n', {}),
+    "twice.csv": Bad("a header with two columns of one name", Csv, b"a,a\n1,2\n", {}),
+    "keys.csv": Bad("a bad row, where ids are in the rows", Csv, b"id,b\nx,1\ny\n", {"id": "id"}),
+    "cut.txt.gz": Bad("a compressed file that breaks off", Lines, gzip.compress(_TEXT)[:-100], {}),
+    "utf-16.txt": Bad("UTF-16 that is none", Lines, "one\n".encode("utf-16") + b"x", {}),
+    "link.txt": Bad("a file that is not there, or may not be read", Lines, b"", {}),
+}
+"""What makes the listing incomplete."""
+
+
+def tables() -> str:
+    """Markdown: what is refused, and what makes a listing incomplete."""
+    refused, summary = outcomes()
+    lines = ["| input | status | message |", "|---|---|---|"]
+    for name, bad in ROWS.items():
+        [(status, message)] = [row for id, row in refused.items() if id.startswith(name) and row[0] != "INDEXED"]
+        lines.append(f"| {bad.what} | {status} | `{message}` |")
+    lines += ["", "| input | the run ends with 4, and says |", "|---|---|"]
+    for name, bad in FILES.items():
+        [message] = [m for m in summary.messages if f"/corpus/{name}" in m]
+        lines.append(f"| {bad.what} | `{message.partition('TransientError: ')[2]}` |")
+    return "\n".join(lines)
+
+
+@cache
+def outcomes() -> tuple[dict[str, tuple[str, str]], Summary]:
+    """Id -> (status, message) of every document, and the summary of the run."""
+    folder = Path(tempfile.mkdtemp()).resolve()
+    try:
+        corpus = folder / "corpus"
+        corpus.mkdir()
+        plan = Plan("bad-rows", version=1)
+        nodes = []
+        for name, bad in {**ROWS, **FILES}.items():
+            (corpus / name).write_bytes(bad.data)
+            nodes.append(plan.source(name.replace(".", "-"), bad.source(corpus, include=name, **bad.options)))  # type: ignore[call-arg]
+        (corpus / "link.txt").unlink()
+        (corpus / "link.txt").symlink_to("gone.txt")
+        plan.destination("index", Null(), after=nodes)
+        plan.freeze()
+        with State.take(state_root(plan, folder / "state"), plan) as state:
+            summary = Run(state, InProcess(), Silent(), wait=5).go()
+        rows = account.docs(state_root(plan, folder / "state"))
+
+        def clean(text: str) -> str:
+            return text.replace(str(corpus), "/corpus")
+
+        summary.messages = [clean(m) for m in summary.messages]
+        return {r["document"]: (r["status"], clean(r["message"] or "")) for r in rows}, summary
+    finally:
+        shutil.rmtree(folder)

@@ -1,0 +1,93 @@
+"""The tables of docs/reference/text.md: the corpus of the tests goes through ``extract_text``; what came is told."""
+
+from __future__ import annotations
+
+import tempfile
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from tests.steps import corpus
+
+from ferryman import Plan, steps
+from ferryman.destinations import Memory
+from ferryman.engine.wave import Run
+from ferryman.ledger import account
+from ferryman.ledger.state import State, state_root
+from ferryman.observe.progress import Silent
+from ferryman.sources import Memory as Given
+from ferryman.steps.formats import kinds
+from ferryman.testing.inprocess import InProcess
+
+_SHOWN = 48
+"""Characters of a text in a table."""
+
+_LONG = 130
+"""Characters of a message."""
+
+
+def formats() -> str:
+    """What is read, by MIME type."""
+    lines = ["| format | `content_type` |", "|---|---|"]
+    lines += [f"| {kind.label} | `{kind.type}` |" for kind in kinds.READ]
+    return "\n".join(lines)
+
+
+def came_out() -> str:
+    """A table of every file of the corpus, the shipped ones first."""
+    delivered, refused = _run()
+    lines = ["| file | what came out |", "|---|---|"]
+    for name in _corpus():
+        if name in refused:
+            told = f"**ERROR_DOC** {_cell(refused[name].removeprefix(f'{name}: '), _LONG)}"
+        else:
+            told = _told(delivered[name])
+        lines.append(f"| `{name}` | {told} |")
+        for child in sorted(id for id in delivered | refused if id.startswith(f"{name}#")):
+            part = child.partition("#")[2]
+            if child in refused:
+                told = f"**ERROR_DOC** {_cell(refused[child].removeprefix(f'{child}: '), _LONG)}"
+            else:
+                told = _told(delivered[child])
+            lines.append(f"| its `{part}` | {told} |")
+    return "\n".join(lines)
+
+
+def _corpus() -> dict[str, bytes]:
+    return corpus.shipped() | corpus.made()
+
+
+@cache
+def _run() -> tuple[dict[str, Any], dict[str, str]]:
+    """Deliveries, and messages of what was refused, by id. One run, in a process of its own where a reader may die."""
+    with tempfile.TemporaryDirectory() as folder:
+        plan = Plan("corpus", version=1)
+        documents = [{"id": name, "raw": raw} for name, raw in _corpus().items()]
+        plan.source("files", Given(documents)).step("text", steps.extract_text(), timeout=60).destination(
+            "texts", Memory()
+        )
+        plan.freeze()
+        root = state_root(plan, Path(folder))
+        Memory.clear("texts")
+        with State.take(root, plan) as state:
+            Run(state, InProcess(), Silent()).go()
+        refused = {row["document"]: row["message"] for row in account.docs(root, status="error_doc", plan=plan)}
+        return {d.id: d for d in Memory.of("texts")}, refused
+
+
+def _told(delivery: Any) -> str:
+    text, fields = delivery.text(), delivery.fields
+    kind = next((k.label for k in kinds.READ if k.type == fields.get("content_type")), "")
+    said = [
+        f"{len(text.split())} words",
+        *(f"{name} {fields[name]}" for name in ("language", "pages", "charset") if name in fields),
+    ]
+    known = [name for name in ("title", "author", "created", "modified") if name in fields]
+    shown = f" “{_cell(text, _SHOWN)}”" if text else ""
+    return f"{kind}: {', '.join(said)}{'; ' + ', '.join(known) if known else ''}{shown}"
+
+
+def _cell(text: str, most: int) -> str:
+    """Text in a cell of a table: one line, cut."""
+    line = " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
+    return line if len(line) <= most else f"{line[:most]}…"

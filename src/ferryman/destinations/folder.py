@@ -1,0 +1,34 @@
+"""Errors of a folder that files are written to."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from ferryman.errors import PermanentError, TransientError
+
+_PASSING: Final = (
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EIO,
+    errno.EMFILE,
+    errno.ENFILE,
+    errno.ESTALE,
+    errno.ENOENT,
+)
+"""No room, a disk in trouble, too many open files; or the folder was removed, which ``check`` makes again."""
+
+
+@contextmanager
+def explained(folder: Path) -> Iterator[None]:
+    """Errors of the file system inside come out as ``TransientError`` or ``PermanentError``, about the whole folder."""
+    try:
+        yield
+    except OSError as e:
+        why = f"{folder}: {e.strerror or e}"
+        if e.errno in _PASSING:
+            raise TransientError(f"{why}. It is tried again.", universal=True) from e
+        raise PermanentError(f"{why}. Make it a folder that can be written, then run again.", universal=True) from e

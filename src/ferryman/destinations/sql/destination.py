@@ -1,0 +1,194 @@
+"""A destination in a relational database: a row a document, or a row a delivery."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar, Final, get_args
+
+import sqlalchemy as sa
+
+from ferryman import databases
+from ferryman.destinations.base import Delivery, Destination, DestinationContext, Effect, Facts, Outcome
+from ferryman.destinations.sql.dialect import BACKENDS, Dialect, Writer, dialect_of
+from ferryman.destinations.sql.layout import RESERVED, STANDARD, Layout, Mode
+from ferryman.errors import PermanentError, PlanError, UsageError
+
+REFUSED: Final = "the database refuses it"
+"""Begins the reasons of refused deliveries: without the id, so that what is wrong with all of them reads alike."""
+
+
+class Sql(Destination):
+    """Writes documents into a table, which is made if it is not there. SQLite and PostgreSQL.
+
+    ``Sql("sqlite:///index.db", columns={"title": "title"}, full_text=["title", "text"])`` keeps one row an id, the
+    title in a column of its own, and an index to search both with (``ferryman search index.db "henry"``).
+    ``Sql("postgresql://me@host/db", …)`` does the same on a server (``pip install 'ferryman[postgres]'``).
+
+    The columns: ``id``, ``parent_id``, ``origin_id``, ``source``, ``version``, ``sequence``, ``delivery_hash``,
+    ``route`` (a JSON list), ``text`` (the raw bytes decoded as UTF-8; NULL without raw) and ``fields`` (JSON).
+
+    After a kill any chunk may be written again, also by two workers at once: a chunk is one transaction, and holds
+    hashes, tombstones, rows and index. So a delivery is there once, whole, or not at all; and once ``write`` has
+    returned, a power cut does not undo it. A connection that is lost while it commits leaves the chunk in doubt: it is
+    written again, and the hashes tell what is there.
+
+    SQLite takes one writer at a time. On PostgreSQL any number write at once; only chunks with deletes wait for the
+    others. Of two writers of an id the higher sequence wins.
+
+    Args:
+        url: an SQLAlchemy URL. A relative path of a file is meant from where the plan is built, in workers too.
+            PostgreSQL: ``postgresql://`` (psycopg 3); leave the password to ``PGPASSWORD`` or ``~/.pgpass`` where the
+            workers have them.
+        table: its name. ``<table>_tombstones`` remembers deletes, ``<table>_fts`` is the full-text index.
+        mode: "upsert": one row an id. An older sequence never overwrites a newer one (stale), a repeated hash changes
+            nothing, a delete removes the row and is remembered, so that an older upsert cannot bring it back.
+            "append": one row a delivery, deletes too (column ``operation``; their text and fields are NULL);
+            ``delivery_hash`` is the key, so each delivery is there once.
+        columns: column name -> field to copy into it: numbers and text as they are, lists and dicts as JSON text.
+            PostgreSQL makes them ``text``; give one another type (``ALTER TABLE … ALTER COLUMN … TYPE integer``), and
+            values are read as that.
+        full_text: columns to search (FTS5 on SQLite, a GIN index over a generated column ``fts`` on PostgreSQL). An
+            index that another Sql made for the table is kept right in any case.
+
+    A value that the database cannot hold (a lone surrogate, an integer beyond 64 bit in a column of SQLite, text that
+    its column's type does not take, more than SQLite's or PostgreSQL's 1 GB) is a permanent outcome of its delivery;
+    the others of the chunk are written. PostgreSQL has no NUL characters: in text and fields U+FFFD stands for them, as
+    it does for bytes that are no text; an id that has one is refused.
+    """
+
+    facts: ClassVar[Facts] = Facts(
+        stored="a row an id, and a tombstone an id that was deleted (append: a row a delivery), with hash and sequence",
+        limits=(
+            "SQLite: 1 GB a value, integers of 64 bit",
+            "PostgreSQL: 1 GB a value, ids of some 2700 bytes, 1 MB of different words to search, no NUL",
+        ),
+    )
+    effect = Effect.IDEMPOTENT
+    transactional = True
+    compares_sequences = True
+    preferred_batch: ClassVar[int | None] = 10_000
+    """A transaction's fixed cost (an fsync, a segment of the full-text index) is shared by so many: half as dear
+    a document as with 500, and still below what ``batch_bytes`` allows for short documents."""
+
+    def __init__(
+        self,
+        url: str,
+        table: str = "documents",
+        mode: Mode = "upsert",
+        columns: Mapping[str, str] | None = None,
+        full_text: Sequence[str] | None = None,
+    ) -> None:
+        """Raises ``PlanError`` with everything that is wrong with the arguments."""
+        self.columns = dict(columns or {})
+        self.full_text = tuple([full_text] if isinstance(full_text, str) else full_text or ())
+        self.table = table
+        self.mode: Mode = mode
+        if findings := list(self._findings(url)):
+            raise PlanError([f"Sql(table={table!r}): {finding}" for finding in findings])
+        self.url = databases.written(databases.parse(url))
+        self._writer: Writer | None = None
+
+    def _findings(self, url: str) -> Iterator[str]:
+        reserved = set(RESERVED)
+        try:
+            parsed = databases.parse(url)
+        except UsageError as e:
+            yield str(e)
+        else:
+            if parsed.get_backend_name() not in BACKENDS:
+                yield f"{parsed.get_backend_name()} is not supported. Use sqlite:///index.db or postgresql://host/db"
+            else:
+                dialect = dialect_of(parsed)
+                reserved |= set(dialect.reserved)
+                yield from dialect.mistakes(parsed, self.table, self.full_text)
+        if self.mode not in get_args(Mode):
+            yield f"mode={self.mode!r}: use 'upsert' or 'append'"
+        if not self.table:
+            yield "a table needs a name"
+        for name in self.columns:
+            if not name or name.lower() in reserved:
+                yield f"columns: {name!r} is the name of one of Sql's own columns; give the field another column name"
+        if len({name.lower() for name in self.columns}) < len(self.columns):
+            yield "columns: two names differ only in case, which SQL does not see"
+        known = {*(name for name, _, _ in STANDARD), *self.columns}
+        for name in self.full_text:
+            if name not in known:
+                yield f"full_text: there is no column {name!r}; copy the field into one: columns={{{name!r}: {name!r}}}"
+        if len(set(self.full_text)) < len(self.full_text):
+            yield "full_text: a column is named twice"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_writer": None}
+
+    @property
+    def keyed_by_id(self) -> bool:  # type: ignore[override]
+        """One row an id, unless it appends."""
+        return self.mode == "upsert"
+
+    @property
+    def single_writer(self) -> bool:  # type: ignore[override]
+        """On SQLite."""
+        return self._dialect.single_writer
+
+    @property
+    def _url(self) -> sa.URL:
+        return sa.make_url(self.url)
+
+    @property
+    def _dialect(self) -> Dialect:
+        return dialect_of(self._url)
+
+    @property
+    def _layout(self) -> Layout:
+        return Layout(self.table, self.mode, self.columns, self._dialect)
+
+    def target(self) -> str:
+        return f"{self._dialect.place(self._url)}#{self.table}"
+
+    def check(self) -> None:
+        """Make database (SQLite), tables and index, if they are not there; any number of drivers may do so at once.
+
+        Raises:
+            TransientError: locked by another program for too long, the disk is full, or the server is down.
+            PermanentError: no such folder or database, no right to write, a table that is not Ferryman's.
+        """
+        where = self.target()
+        with self._dialect.explained(where):
+            self._dialect.prepare(self._url, self._layout, self.full_text, where)
+
+    def open(self, context: DestinationContext) -> None:
+        with self._dialect.explained(self.target()):
+            self._writer = self._dialect.writer(self._url, self._layout)
+
+    def write(self, chunk: list[Delivery]) -> list[Outcome]:
+        """One transaction a chunk; more only if the database does not take some value of it.
+
+        Raises:
+            TransientError: (universal) locked for too long, the disk is full, or the connection was lost.
+            PermanentError: (universal) the database or its table is not fit any more.
+        """
+        if self._writer is None:
+            raise PermanentError(f"{self.target()}: write before open", universal=True)
+        dialect = self._dialect
+        with dialect.explained(self.target()):
+            return _write_or_split(self._writer, chunk, dialect)
+
+    def close(self) -> None:
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            writer.close()
+
+
+def _write_or_split(writer: Writer, chunk: list[Delivery], dialect: Dialect) -> list[Outcome]:
+    """Half by half around deliveries that the database does not take: they must not harm the others."""
+    if not chunk:
+        return []
+    try:
+        return writer.write(chunk)
+    except Exception as e:
+        if not dialect.blames_a_row(e):
+            raise
+        if len(chunk) == 1:
+            return [Outcome.permanent(str(dialect.explain(e, REFUSED)))]
+    middle = len(chunk) // 2
+    return _write_or_split(writer, chunk[:middle], dialect) + _write_or_split(writer, chunk[middle:], dialect)

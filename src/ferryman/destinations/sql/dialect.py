@@ -1,0 +1,146 @@
+"""The port to a kind of database: everything about ``Sql`` and its search that SQLite and PostgreSQL do differently.
+
+A dialect is asked in this order:
+
+    mistakes(…)            when the plan is built: what is wrong with the arguments; no I/O
+    prepare(…)             driver, ``check``: database, tables and index are there, or are made now
+    writer(…)              worker, ``open``: a connection
+    Writer.write(chunk)    worker: one transaction a chunk, whatever it takes to repeat it
+    Writer.close()
+    open_reader, find      ``ferryman search``
+
+What the database raises comes out as it is; ``explain`` says what it means. A dialect has no state: one object does for
+everybody.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+
+import sqlalchemy as sa
+
+from ferryman.destinations.base import Delivery, Outcome
+from ferryman.errors import DeliveryError, PermanentError
+
+if TYPE_CHECKING:
+    from ferryman.destinations.sql.layout import Layout
+    from ferryman.destinations.sql.searching import Hit, Term
+
+BACKENDS: Final = ("sqlite", "postgresql")
+"""What SQLAlchemy calls the databases that there is a dialect for."""
+
+
+class Writer(ABC):
+    """One connection, open for a task."""
+
+    @abstractmethod
+    def write(self, chunk: list[Delivery]) -> list[Outcome]:
+        """All of the chunk in one transaction.
+
+        Raises:
+            Exception: what the database says of itself, or of one of the deliveries; nothing was written, or (the
+                connection was lost while it committed) all of it: written again it is the same.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give the connection up; also a broken one."""
+
+
+class Dialect(ABC):
+    """See the module."""
+
+    single_writer: ClassVar[bool]
+    """Does it take one writer at a time?"""
+    column_type: ClassVar[sa.types.TypeEngine[Any]]
+    """Of columns that fields are copied to."""
+    key_type: ClassVar[sa.types.TypeEngine[Any]]
+    """Of ids and hashes: text that is compared byte by byte."""
+    json_type: ClassVar[sa.types.TypeEngine[Any]]
+    """Of ``route`` and ``fields``."""
+    reserved: ClassVar[tuple[str, ...]]
+    """Names of columns that are the dialect's own."""
+
+    @abstractmethod
+    def mistakes(self, url: sa.URL, table: str, columns: tuple[str, ...]) -> Iterator[str]:
+        """What is wrong with these arguments, a text each, saying what to write instead.
+
+        ``columns`` (here and in ``prepare``): those to search.
+        """
+
+    @abstractmethod
+    def place(self, url: sa.URL) -> str:
+        """The database as a target: no user, no password, no options."""
+
+    @abstractmethod
+    def prepare(self, url: sa.URL, layout: Layout, columns: tuple[str, ...], where: str) -> None:
+        """Make what is not there; any number of drivers may do so at once. ``where`` begins the error texts.
+
+        Raises:
+            PermanentError: (universal) what is there is not fit.
+        """
+
+    @abstractmethod
+    def writer(self, url: sa.URL, layout: Layout) -> Writer:
+        """A writer into a table that ``prepare`` has found fit."""
+
+    @abstractmethod
+    def explain(self, error: BaseException, where: str) -> DeliveryError | None:
+        """What an error means for the delivery (``universal=False``) or the database; None for what is not its own."""
+
+    @abstractmethod
+    def open_reader(self, url: sa.URL) -> sa.Engine:
+        """An engine that changes nothing.
+
+        Raises:
+            UsageError: there is no such database; for what can be seen without asking it.
+        """
+
+    @abstractmethod
+    def is_indexed(self, connection: sa.Connection, table: str) -> bool:
+        """Has this table a full-text index?"""
+
+    @abstractmethod
+    def find(
+        self, connection: sa.Connection, table: str, terms: list[Term], limit: int, mark: tuple[str, str]
+    ) -> list[Hit]:
+        """The best rows that have all of the terms, best first, of a table that has an index."""
+
+    @contextmanager
+    def explained(self, where: str) -> Iterator[None]:
+        """Errors of the database inside come out as ``DeliveryError``, with ``where`` and what to do."""
+        try:
+            yield
+        except Exception as e:
+            fault = self.explain(e, where)
+            if fault is None or fault is e:
+                raise
+            raise fault from e
+
+    def blames_a_row(self, error: BaseException) -> bool:
+        """Is it one delivery's value that the database does not take, so that the others can still be written?"""
+        fault = self.explain(error, "")
+        return isinstance(fault, PermanentError) and not fault.universal
+
+
+def dialect_of(url: sa.URL) -> Dialect:
+    """The dialect for a URL of one of ``BACKENDS``; loads what only it needs."""
+    if url.get_backend_name() == "sqlite":
+        from ferryman.destinations.sql.sqlite import SQLite
+
+        return SQLite()
+    from ferryman.destinations.sql.postgresql import PostgreSQL
+
+    return PostgreSQL()
+
+
+def other_columns(where: str, indexed: tuple[str, ...], wanted: tuple[str, ...], drop: str) -> PermanentError:
+    """The full-text index that is there is not the one that the plan wants; ``drop`` is the SQL to be rid of it."""
+    return PermanentError(
+        f"{where}: the full-text index has the columns {', '.join(indexed)}, the plan says {', '.join(wanted)}. "
+        f"Correct the plan, or {drop}: the next run makes it anew from the table.",
+        universal=True,
+    )

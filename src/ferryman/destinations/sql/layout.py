@@ -1,0 +1,162 @@
+"""The table that ``Sql`` writes: its columns, and how a delivery becomes a row."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final, Literal
+
+import msgspec
+import sqlalchemy as sa
+
+from ferryman.destinations.base import Delivery
+from ferryman.destinations.sql.dialect import Dialect
+from ferryman.document import encode_fields
+from ferryman.errors import PermanentError
+
+Mode = Literal["upsert", "append"]
+
+TOMBSTONES: Final = "_tombstones"
+"""Suffix of the table that remembers deletes."""
+
+_Kind = Literal["key", "text", "number", "json"]
+STANDARD: Final[tuple[tuple[str, _Kind, bool], ...]] = (
+    # column, type, nullable
+    ("id", "key", False),
+    ("parent_id", "text", True),
+    ("origin_id", "text", False),
+    ("source", "text", False),
+    ("version", "text", False),
+    ("sequence", "number", False),
+    ("delivery_hash", "key", False),
+    ("route", "json", False),
+    ("text", "text", True),
+    ("fields", "json", True),
+)
+RESERVED: Final = (*(name for name, _, _ in STANDARD), "operation")
+"""Names that ``columns=`` may not give to a column; a dialect has more."""
+
+_json = msgspec.json.Encoder(order="sorted").encode
+
+
+class Layout:
+    """Tables and rows of one ``Sql``.
+
+    Attributes:
+        key: the column that is unique: ``id`` (upsert: a row an id), ``delivery_hash`` (append: a row a delivery).
+        appends: a row a delivery.
+        names: the columns that are written, in the order of ``rows``.
+    """
+
+    def __init__(self, table: str, mode: Mode, columns: Mapping[str, str], dialect: Dialect) -> None:
+        self.appends = mode == "append"
+        self.key = "delivery_hash" if self.appends else "id"
+        self._extra = tuple(columns.values())
+        metadata = sa.MetaData()
+        types: dict[_Kind, sa.types.TypeEngine[Any]] = {
+            "key": dialect.key_type,
+            "text": sa.Text(),
+            "number": sa.BigInteger(),
+            "json": dialect.json_type,
+        }
+        self.documents = sa.Table(
+            table,
+            metadata,
+            *(sa.Column(n, types[kind], nullable=null, primary_key=n == self.key) for n, kind, null in STANDARD),
+            *((sa.Column("operation", sa.Text(), nullable=False),) if self.appends else ()),
+            *(sa.Column(name, dialect.column_type) for name in columns),
+        )
+        self.tombstones = sa.Table(
+            table + TOMBSTONES,
+            metadata,
+            sa.Column("id", dialect.key_type, primary_key=True, nullable=False),
+            sa.Column("sequence", sa.BigInteger(), nullable=False),
+            sa.Column("delivery_hash", sa.Text(), nullable=False),
+        )
+        self.names = tuple(column.name for column in self.documents.columns)
+
+    @property
+    def table(self) -> str:
+        return self.documents.name
+
+    def create(self, connection: sa.Connection, where: str) -> None:
+        """Make the tables that are not there.
+
+        Raises:
+            PermanentError: (universal) one that is there is not fit.
+        """
+        self.documents.create(connection, checkfirst=True)
+        if not self.appends:
+            self.tombstones.create(connection, checkfirst=True)
+        self._check(connection, where)
+
+    def rows(self, chunk: list[Delivery]) -> Iterator[tuple[Any, ...]]:
+        """Values of the chunk's deliveries in the order of ``names``: text, numbers, JSON as text, None.
+
+        One at a time: thousands of rows at once would be searched for garbage again and again.
+
+        Raises:
+            BadDocument: fields that JSON cannot hold.
+        """
+        rows: Iterator[tuple[Any, ...]] = (
+            (
+                d.id,
+                d.parent_id,
+                d.origin_id,
+                d.source,
+                d.version,
+                d.sequence,
+                d.hash,
+                _json(d.route).decode() if d.route else "[]",
+                None if d.raw is None else d.text(),
+                (d._fields_json or encode_fields(d.fields)).decode(),
+            )
+            for d in chunk
+        )
+        if self.appends:
+            rows = map(_with_operation, rows, chunk)
+        if self._extra:
+            rows = ((*row, *self._copied(d)) for row, d in zip(rows, chunk, strict=True))
+        return rows
+
+    def _copied(self, delivery: Delivery) -> Iterable[Any]:
+        """Fields for columns of their own: lists and dicts as JSON text, missing ones as NULL."""
+        if delivery.operation == "delete":
+            return (None,) * len(self._extra)
+        fields = delivery.fields
+        return (
+            _json(value).decode() if isinstance(value, list | dict | tuple) else value
+            for value in map(fields.get, self._extra)
+        )
+
+    def _check(self, connection: sa.Connection, where: str) -> None:
+        """Is the table that is there one that this layout can write?"""
+        inspector = sa.inspect(connection)
+        name = self.table
+        there = {column["name"].lower() for column in inspector.get_columns(name)}
+        if missing := [column for column in self.names if column.lower() not in there]:
+            add = "; ".join(f"ALTER TABLE {name} ADD COLUMN {self._declared(c, connection)}" for c in missing)
+            raise PermanentError(
+                f"{where}: the table is there, but has no column {', '.join(missing)}. Give another table=, "
+                f"drop this one, or add what is missing ({add}), then run again.",
+                universal=True,
+            )
+        unique: set[tuple[str | None, ...]] = {tuple(inspector.get_pk_constraint(name)["constrained_columns"])}
+        unique |= {tuple(c["column_names"]) for c in inspector.get_unique_constraints(name)}
+        unique |= {tuple(i["column_names"]) for i in inspector.get_indexes(name) if i["unique"]}
+        wrong = ("id",) in unique if self.appends else (self.key,) not in unique
+        if wrong or (self.key,) not in unique:
+            kept = "a row an id" if self.appends else "a row a delivery, or is not Ferryman's"
+            raise PermanentError(
+                f"{where}: the table keeps {kept}: mode={'append' if self.appends else 'upsert'!r} needs {self.key} "
+                f"to be its unique key. Give another table= or mode=, then run again.",
+                universal=True,
+            )
+
+    def _declared(self, name: str, connection: sa.Connection) -> str:
+        """A column as ALTER TABLE takes it."""
+        return f"{name} {self.documents.columns[name].type.compile(connection.dialect)}".rstrip()
+
+
+def _with_operation(row: tuple[Any, ...], delivery: Delivery) -> tuple[Any, ...]:
+    """The row of append mode: without text and fields if it is a delete."""
+    return (*row, "upsert") if delivery.operation == "upsert" else (*row[:-2], None, None, "delete")

@@ -1,0 +1,35 @@
+"""What lies in a state's folder, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from ferryman.storage import files
+
+PLAN: Final = "plan.json"
+"""What the plan was when it last ran."""
+
+MOVED: Final = "moved.json"
+"""Which version of the plan has taken the state over."""
+TAKEOVER: Final = "takeover.json"
+"""The state carries on from an older version's, and has not adopted the plan yet; see ``versions``."""
+
+FOLDERS: Final = ("outbox", "documents", "ledger", "journal", "journal/closed", "commands", "staging")
+TABLES: Final = FOLDERS[:3]
+
+
+def strange(root: Path) -> Iterator[str]:
+    """What is here and is not a part of a state in the making, nor half written."""
+    expected = {
+        "lock",
+        PLAN,
+        *FOLDERS,
+        *(f"{t}/_delta_log" for t in TABLES),
+        *(f"{t}/_delta_log/{0:020d}.json" for t in TABLES),
+    }
+    for path in root.rglob("*") if root.is_dir() else [root]:
+        half = path.name.startswith(files.TEMPORARY) or (path.parent.name == "_delta_log" and "#" in path.name)
+        if not half and str(path.relative_to(root)) not in expected:
+            yield path.name

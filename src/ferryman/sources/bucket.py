@@ -1,0 +1,301 @@
+"""Files in what fsspec reaches: object stores, archives, other machines, as a tree of files."""
+
+from __future__ import annotations
+
+import io
+import os
+import posixpath
+import re
+import time
+import zipfile
+from collections.abc import Iterator
+from datetime import datetime
+from operator import itemgetter
+from typing import Any, Final
+
+from ferryman import settings
+from ferryman.errors import BadDocument, TransientError, UsageError, words
+from ferryman.sources.base import Listed
+from ferryman.sources.globs import Globs
+from ferryman.sources.paths import id_of_key, key_of, shown_key
+from ferryman.sources.root import LEAVE_OUT, too_large
+from ferryman.sources.tree import Piece, incomplete, pieces
+
+_SECRET: Final = re.compile(r"secret|token|pass|key|cred|sas|sign|auth|conn", re.IGNORECASE)
+_USER: Final = re.compile(r"(?<=://)[^/@]*@")
+_QUERY: Final = re.compile(r"\?[^:]*")  # a signed URL's signature
+_SHORTEST_SECRET: Final = 4  # characters; less would blot out words
+
+_ETAGS: Final = ("ETag", "etag", "md5Hash", "content_md5", "content_hash", "checksum", "CRC")
+_TIMES: Final = ("LastModified", "last_modified", "mtime", "modified", "updated")
+"""Under which names fsspec's file systems give what they know of a file."""
+
+_FOR_GOOD: Final = (PermissionError, zipfile.BadZipFile, NotImplementedError)
+_STREAM_BYTES: Final = 4 * settings.MIB
+"""Bytes that are asked for at once when a file is read piece by piece: far more than a round trip costs."""
+
+
+class Bucket:
+    """See ``Tree``. Folders are listed one by one, so that none is left out unseen.
+
+    Args:
+        url: as fsspec takes it.
+        options: for fsspec; kept out of everything that is shown.
+        max_bytes: files of more are listed as refused; None: no limit.
+        only: name of a file, for ``OneFile``.
+    """
+
+    def __init__(self, url: str, globs: Globs, max_bytes: int | None, options: dict[str, Any], only: str = "") -> None:
+        self._url = url
+        self._globs = globs
+        self._max_bytes = max_bytes
+        self._options = options
+        self._only = only
+        self._opened: tuple[int, Any, str] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_opened": None}  # connections do not travel
+
+    @property
+    def where(self) -> str:
+        return _QUERY.sub("?…", _USER.sub("…@", self._url))
+
+    def shown(self, id: str) -> str:
+        outer, chained, inner = self.where.partition("::")
+        whole = f"{outer.rstrip('/')}/{id}" if not outer.endswith("://") else outer + id
+        return shown_key(whole) + chained + inner
+
+    def check(self) -> None:
+        fs, root = self._fs()
+        try:
+            is_folder = fs.info(root)["type"] == "directory"
+        except FileNotFoundError:
+            raise UsageError(f"{self.where}: there is nothing of this name. Correct the URL.") from None
+        except PermissionError as e:
+            raise UsageError(f"{self.where}: may not be read: {self._words(e)}. Correct the credentials.") from None
+        except Exception as e:
+            if "Credentials" in type(e).__name__:
+                raise UsageError(f"{self.where}: {self._words(e)}. Give credentials in the environment.") from None
+            return  # a fault of the moment: the listing meets it again, and is incomplete
+        if not is_folder:
+            folder, name = self._split()
+            raise UsageError(f"{self.where}: is not a folder. Start at the one it is in, {folder}, include={name!r}.")
+
+    def is_file(self) -> bool:
+        fs, root = self._fs()
+        try:
+            return bool(fs.info(root)["type"] == "file")
+        except Exception:
+            return False  # whatever it is: check or the listing tells
+
+    def alone(self) -> Bucket:
+        return Bucket(self._split()[0], self._globs, None, self._options, self._split()[1])
+
+    def listed(self) -> Listed:
+        """See ``OneFile``."""
+        try:
+            fs, path = self._fs_path(id_of_key(self._only))
+            about = fs.info(path)
+        except Exception as e:
+            raise TransientError(f"{self.shown(id_of_key(self._only))}: {self._words(e)}") from None
+        return self._listed(self._only, about, 0.0)
+
+    def _split(self) -> tuple[str, str]:
+        outer, chained, inner = self._url.partition("::")
+        folder, name = posixpath.split(outer)
+        return (f"{folder}/" if folder.endswith(":/") else folder) + chained + inner, name
+
+    # --- listing ------------------------------------------------------------------------------------------------------
+
+    def pieces(self) -> list[Piece]:
+        return pieces(self._folders, id_of_key)
+
+    def listing(self, piece: Piece) -> Iterator[Listed]:
+        troubles: list[str] = []
+        for folder, deep in piece:
+            waiting = [key_of(folder)]
+            while waiting:
+                below: list[str] = []
+                yield from self._folder(waiting.pop(), below, troubles)
+                if deep:
+                    waiting.extend(reversed(below))
+        if troubles:
+            raise TransientError(incomplete(troubles, f"Mend that, {LEAVE_OUT}."))
+
+    def _folders(self, folder: str) -> list[str]:
+        below: list[str] = []
+        for _ in self._folder(folder, below, []):
+            pass
+        return below
+
+    def _folder(self, folder: str, below: list[str], troubles: list[str]) -> Iterator[Listed]:
+        """The files of one folder, sorted; notes the folders in it in ``below``, what went wrong in ``troubles``."""
+        trusted = time.time() - settings.FINGERPRINT_TRUST_S
+        for name, about in self._entries(folder, troubles):
+            if about["type"] == "directory":
+                if name.endswith("/"):
+                    troubles.append(f"{self.shown(id_of_key(name))}: names without a first part cannot be listed")
+                elif self._globs.walks(name):
+                    below.append(name)
+            elif self._globs.takes(name):
+                yield self._listed(name, about, trusted)
+
+    def _entries(self, folder: str, troubles: list[str]) -> list[tuple[str, dict[str, Any]]]:
+        """What is in a folder, by its name relative to the root."""
+        try:
+            fs, root = self._fs()
+            path = f"{root}/{folder}" if root and folder else root + folder
+            start = f"{root}/" if root else ""
+            found = []
+            for about in fs.ls(path, detail=True, refresh=True):
+                whole = str(about["name"])
+                name = whole.removeprefix(start)
+                if about["type"] == "directory":
+                    name = name.rstrip("/")
+                    if name in (folder, root):
+                        if not whole.endswith("/"):
+                            continue  # some list a folder in itself
+                        name = f"{folder}/"  # so does S3 where a key has an empty name in it, a//b
+                elif name.endswith("/") and not about.get("size"):
+                    continue  # what consoles make to show an empty folder
+                found.append((name, about))
+            return sorted(found, key=itemgetter(0))
+        except FileNotFoundError:
+            if not folder:
+                troubles.append(f"{self.where}: there is nothing of this name")
+            return []
+        except Exception as e:
+            troubles.append(f"{self.shown(id_of_key(folder))}: {self._words(e)}")
+            return []
+
+    def _listed(self, name: str, about: dict[str, Any], trusted: float) -> Listed:
+        id, path, size = id_of_key(name), self.shown(id_of_key(name)), int(about.get("size") or 0)
+        if about["type"] != "file":
+            return Listed(id, 0, refused=f"{path}: a {about['type']}, not a file; not read. Take it away, {LEAVE_OUT}.")
+        if {"", ".", ".."}.intersection(name.split("/")):
+            return Listed(id, 0, refused=f"{path}: no file has such a name below a folder. Rename it, {LEAVE_OUT}.")
+        fingerprint = _fingerprint(about, size, trusted)
+        if self._max_bytes is not None and size > self._max_bytes:
+            return Listed(id, size, fingerprint, refused=too_large(path, size, self._max_bytes))
+        return Listed(id, size, fingerprint)
+
+    # --- reading ------------------------------------------------------------------------------------------------------
+
+    def read(self, listed: Listed, limit_bytes: int) -> bytes:
+        try:
+            fs, path = self._fs_path(listed.id)
+            if listed.size:
+                data: bytes = fs.cat_file(path, start=0, end=limit_bytes + 1)  # one request
+            else:  # a range of nothing is an error to some stores, and others do not tell sizes
+                with fs.open(path, "rb") as file:
+                    data = file.read(limit_bytes + 1)
+        except Exception as e:
+            raise self._why(listed.id, e) from None
+        if len(data) > limit_bytes:
+            raise BadDocument(too_large(self.shown(listed.id), max(listed.size, len(data)), limit_bytes))
+        return data
+
+    def open(self, listed: Listed) -> io.RawIOBase:
+        try:
+            fs, path = self._fs_path(listed.id)
+            return _Stream(fs.open(path, "rb", block_size=_STREAM_BYTES), self, listed.id)
+        except FileNotFoundError:
+            raise
+        except Exception as e:
+            raise self._why(listed.id, e) from None
+
+    def _why(self, id: str, error: Exception) -> Exception:
+        """What an error of fsspec means for the document."""
+        path = self.shown(id)
+        if isinstance(error, BadDocument | TransientError | UsageError):
+            return error
+        if isinstance(error, FileNotFoundError | KeyError):
+            return TransientError(f"{path}: vanished after it was listed. The next scan sees what became of it.")
+        if isinstance(error, _FOR_GOOD) or "encrypted" in str(error):
+            return BadDocument(f"{path}: may not or cannot be read: {self._words(error)}. Mend it, {LEAVE_OUT}.")
+        return TransientError(f"{path}: cannot be read now: {self._words(error)}")
+
+    def _words(self, error: Exception) -> str:
+        """An error's text on one line, secrets blotted out."""
+        text = " ".join(words(error).split()) or type(error).__name__
+        for secret in [*_secrets(self._options), *_USER.findall(self._url)]:
+            text = text.replace(secret, "…")
+        return _QUERY.sub("?…", text) if "://" in text else text
+
+    # --- fsspec -------------------------------------------------------------------------------------------------------
+
+    def _fs_path(self, id: str) -> tuple[Any, str]:
+        fs, root = self._fs()
+        return fs, f"{root}/{key_of(id)}" if root else key_of(id)
+
+    def _fs(self) -> tuple[Any, str]:
+        """The file system, opened once a process, and the root's path in it, without a slash at its end.
+
+        Raises:
+            UsageError: fsspec, or what it needs for this URL, is not installed; it knows no such URL or option.
+        """
+        if self._opened is None or self._opened[0] != os.getpid():
+            try:
+                import fsspec
+            except ImportError:
+                raise UsageError(f"{self.where}: URLs need fsspec: pip install 'ferryman[fsspec]'.") from None
+            try:
+                # Connections may be shared in a process, they take long to make; but not what was listed an hour ago,
+                # nor an archive that was opened before it was replaced.
+                anew = {"use_listings_cache": False, "skip_instance_cache": "::" in self._url}
+                fs, root = fsspec.url_to_fs(self._url, **anew, **self._options)
+            except ImportError as e:
+                how = ": pip install 'ferryman[s3]'" if "s3fs" in str(e) else ""
+                raise UsageError(f"{self.where}: {self._words(e)}{how}.") from None
+            except (ValueError, TypeError, FileNotFoundError, zipfile.BadZipFile) as e:
+                raise UsageError(f"{self.where}: cannot be opened: {self._words(e)}.") from None
+            self._opened = os.getpid(), fs, root.rstrip("/")
+        return self._opened[1:]
+
+
+class _Stream(io.RawIOBase):
+    """A file of fsspec's whose errors are Ferryman's."""
+
+    def __init__(self, file: Any, bucket: Bucket, id: str) -> None:
+        self._file = file
+        self._bucket = bucket
+        self._id = id
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        try:
+            data = self._file.read(len(buffer))
+        except Exception as e:
+            raise self._bucket._why(self._id, e) from None
+        buffer[: len(data)] = data
+        return len(data)
+
+    def close(self) -> None:
+        if not self.closed:
+            self._file.close()
+        super().close()
+
+
+def _fingerprint(about: dict[str, Any], size: int, trusted: float) -> str:
+    """An etag or checksum, else size and time; "" where the store tells nothing that can be trusted."""
+    for name in _ETAGS:
+        if about.get(name):
+            etag = str(about[name]).strip('"')
+            return f"{size}-{etag}"
+    for name in _TIMES:
+        changed = about.get(name)
+        seconds = changed.timestamp() if isinstance(changed, datetime) else changed
+        if isinstance(seconds, int | float):
+            return f"{size}-{seconds!r}" if seconds < trusted else ""
+    return ""
+
+
+def _secrets(options: dict[str, Any]) -> Iterator[str]:
+    """Values, at any depth, of options whose names sound like it."""
+    for name, value in options.items():
+        if isinstance(value, dict):
+            yield from _secrets(value)
+        elif isinstance(value, str) and len(value) >= _SHORTEST_SECRET and _SECRET.search(str(name)):
+            yield value

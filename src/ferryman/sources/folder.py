@@ -1,0 +1,206 @@
+"""A folder of this machine and the folders below it, as a tree of files."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import stat
+import time
+from collections.abc import Iterator
+from operator import attrgetter
+from typing import Final
+
+from ferryman import settings
+from ferryman.errors import TransientError
+from ferryman.sources.base import Listed
+from ferryman.sources.globs import Globs
+from ferryman.sources.paths import id_of, name_of, shown
+from ferryman.sources.root import LEAVE_OUT, Root, Stream, relative, special, too_large, user
+from ferryman.sources.tree import Piece, incomplete, pieces
+
+_TRUST_NS: Final = int(settings.FINGERPRINT_TRUST_S * 1e9)
+_BROKEN_LINK: Final = {
+    errno.ENOENT: "does not exist",
+    errno.ENOTDIR: "does not exist",
+    errno.ELOOP: "leads in a circle",
+    errno.ENAMETOOLONG: "is longer than a path can be",
+    errno.EACCES: "this user may not look at",
+}
+
+_by_name = attrgetter("name")
+
+
+class Folder:
+    """See ``Tree``. Walks with one look at each file, and reads only what is really below the root.
+
+    Args:
+        path: absolute.
+        max_bytes: files of more are listed as refused; None: no limit.
+    """
+
+    def __init__(self, path: str, globs: Globs, max_bytes: int | None) -> None:
+        self._root = Root(path)
+        self._globs = globs
+        self._max_bytes = max_bytes
+
+    @property
+    def where(self) -> str:
+        return self._root.path
+
+    def shown(self, id: str) -> str:
+        return self._root.shown(id)
+
+    def check(self) -> None:
+        self._root.check()
+
+    def is_file(self) -> bool:
+        return os.path.isfile(self._root.path)
+
+    def alone(self) -> File:
+        return File(self._root.path)
+
+    def read(self, listed: Listed, limit_bytes: int) -> bytes:
+        return self._root.read(listed.id, limit_bytes)
+
+    def open(self, listed: Listed) -> Stream:
+        return self._root.open(listed.id)
+
+    # --- listing ------------------------------------------------------------------------------------------------------
+
+    def pieces(self) -> list[Piece]:
+        return pieces(self._folders, id_of)
+
+    def listing(self, piece: Piece) -> Iterator[Listed]:
+        """Every file of these folders, sorted by name within each folder."""
+        troubles: list[str] = []
+        for folder, deep in piece:
+            waiting = [name_of(folder)]
+            while waiting:
+                below: list[str] = []
+                yield from self._folder(waiting.pop(), below, troubles)
+                if deep:
+                    waiting.extend(reversed(below))
+        if troubles:
+            raise TransientError(incomplete(troubles, f"Mend that (rights: chmod a+rx for {user()}), {LEAVE_OUT}."))
+
+    def _folders(self, folder: str) -> list[str]:
+        """The folders in this one that must be walked, sorted."""
+        start = f"{folder}/" if folder else ""
+        with os.scandir(self._root.path_of(folder)) as entries:
+            names = [start + entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+        return sorted(name for name in names if self._globs.walks(name))
+
+    def _folder(self, folder: str, below: list[str], troubles: list[str]) -> Iterator[Listed]:
+        """The files of one folder; notes the folders in it in ``below``, and what went wrong in ``troubles``."""
+        globs = self._globs
+        start = f"{folder}/" if folder else ""
+        start_id = id_of(start)
+        trusted_ns = time.time_ns() - _TRUST_NS  # before anything is looked at: what changes meanwhile is not trusted
+        entries = self._entries(folder, troubles)
+        while entries:
+            entry = entries.pop()  # and forget it: with what it knows of its file it is large, and folders may be too
+            name = start + entry.name
+            try:
+                if entry.is_dir(follow_symlinks=False):
+                    if globs.walks(name):
+                        below.append(name)
+                    continue
+                if not globs.everything and not globs.takes(name) and not entry.is_symlink():
+                    continue
+                about = entry.stat(follow_symlinks=False)
+                if stat.S_ISLNK(about.st_mode):
+                    listed = self._link(name, trusted_ns)
+                else:
+                    listed = self._file(start_id + id_of(entry.name), about, trusted_ns)
+                if listed is not None:
+                    yield listed
+            except FileNotFoundError:
+                continue  # gone since the folder was read
+            except OSError as e:
+                troubles.append(f"{shown(self._root.path_of(name))}: {e.strerror}")
+                if isinstance(e, PermissionError):
+                    return  # the folder may be read but not searched: all its files would say the same
+
+    def _entries(self, folder: str, troubles: list[str]) -> list[os.DirEntry[str]]:
+        """What is in a folder, sorted by name, the last first."""
+        path = self._root.path_of(folder)
+        entries: list[os.DirEntry[str]] = []
+        try:
+            with os.scandir(path) as found:
+                entries.extend(found)  # keeps what it got when the folder breaks off in the middle
+        except FileNotFoundError:
+            if not folder or not os.path.isdir(self._root.path):
+                troubles.append(f"{shown(path)}: there is no such folder on {socket.gethostname()}")
+        except OSError as e:
+            troubles.append(f"{shown(path)}: {e.strerror}")
+        entries.sort(key=_by_name, reverse=True)
+        return entries
+
+    def _file(self, id: str, about: os.stat_result, trusted_ns: int, link_to: str = "") -> Listed:
+        size, changed_ns = about.st_size, about.st_mtime_ns
+        if not stat.S_ISREG(about.st_mode):
+            return Listed(id, 0, refused=special(self._root.shown(id), about.st_mode))
+        fingerprint = "" if changed_ns > trusted_ns else f"{size}-{changed_ns}{link_to}"
+        if self._max_bytes is not None and size > self._max_bytes:
+            return Listed(id, size, fingerprint, refused=too_large(self._root.shown(id), size, self._max_bytes))
+        return Listed(id, size, fingerprint)
+
+    def _link(self, name: str, trusted_ns: int) -> Listed | None:
+        """What a link is: a file, a refusal that says where it leads, or (None) nothing to speak of."""
+        path, globs = self._root.path_of(name), self._globs
+        takes, walks = globs.takes(name), globs.walks(name)
+        if not takes and not walks:
+            return None
+        leads_to = os.readlink(path)
+        try:
+            about = os.stat(path)
+        except OSError as e:
+            why = _BROKEN_LINK.get(e.errno or 0)
+            if why is None:
+                raise
+            return self._refused(name, leads_to, f"{why}. Mend or remove the link") if takes else None
+        is_folder = stat.S_ISDIR(about.st_mode)
+        if not (walks if is_folder else takes):
+            return None
+        target = os.path.realpath(path)
+        inside = self._root.way_to(target)
+        if inside is None:
+            there = "start another source there" if is_folder else "put the file inside"
+            return self._refused(
+                name, leads_to, f"leads out of the root to {shown(target)}. Start the source further up, {there}"
+            )
+        if not is_folder:
+            return self._file(id_of(name), about, trusted_ns, f"-{id_of(inside)}")
+        if relative(os.path.realpath(os.path.dirname(path)), target) is not None:
+            return self._refused(name, leads_to, "leads in a circle: that folder holds the link. Remove the link")
+        if globs.walks(inside):
+            return None  # listed there, under its real path
+        return self._refused(
+            name, leads_to, f"leads to a folder that the globs leave out, and is not followed. Include {shown(inside)}"
+        )
+
+    def _refused(self, name: str, leads_to: str, why: str) -> Listed:
+        path = shown(self._root.path_of(name))
+        return Listed(id_of(name), 0, refused=f"{path}: link to {shown(leads_to)}, which {why}, {LEAVE_OUT}.")
+
+
+class File:
+    """See ``OneFile``."""
+
+    def __init__(self, path: str) -> None:
+        self.where = path
+        self._id = id_of(os.path.basename(path))
+
+    def shown(self, id: str) -> str:
+        return shown(self.where)
+
+    def listed(self) -> Listed:
+        try:
+            return Listed(self._id, os.stat(self.where).st_size)
+        except OSError as e:
+            raise TransientError(f"{shown(self.where)}: {e.strerror}") from None
+
+    def open(self, listed: Listed) -> Stream:
+        folder, name = os.path.split(os.path.realpath(self.where))
+        return Root(folder).open(id_of(name))

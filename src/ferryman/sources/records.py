@@ -1,0 +1,168 @@
+"""What ``Lines``, ``Csv`` and ``JsonLines`` share: files of which every line or row is a document."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+from ferryman.document import Document
+from ferryman.errors import BadDocument, TransientError, UsageError
+from ferryman.sources.base import Detect, Listed, Source
+from ferryman.sources.packed import unpacked
+from ferryman.sources.physical import Physical, checked_encoding, physical_lines
+from ferryman.sources.tree import tree_of
+
+
+class Row(NamedTuple):
+    """What a file has at one place: a document, or why it is none."""
+
+    name: str
+    """What it is called in its file, as ``line=12``: no child's key has a ``=`` in it, so that ids cannot clash."""
+    line: int
+    """Where it begins, for messages."""
+    fields: dict[str, Any]
+    raw: bytes | None = None
+    id: str | None = None
+    """An id of its own; None: its file and name are its id."""
+    refused: str = ""
+    """Why it can be no document."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowPiece:
+    """A piece of a listing: one file."""
+
+    file: Listed
+    alone: bool
+    """The root is this file itself."""
+
+
+class Unreadable(Exception):
+    """Why the rest of a file is no rows, beginning with the line."""
+
+
+class Records(Source):
+    """Base of the sources of which a file holds many documents. A subclass says what the rows of a file are.
+
+    The files are listed in the driver, and each is read by a worker in one go, row by row. What stops a file from being
+    read to its end makes the listing incomplete: then nothing of the source is deleted, for the rest of its rows is not
+    known. A row that is refused is a document that ends as ERROR_DOC. Where ids are in the rows, a refused row hides
+    whose row it is; the listing counts as incomplete then too, or its document would be taken for gone.
+    """
+
+    def __init__(
+        self,
+        root: str | os.PathLike[str],
+        include: str | Sequence[str],
+        exclude: str | Sequence[str] | None,
+        *,
+        encoding: str,
+        max_bytes: int,
+        storage_options: Mapping[str, Any] | None,
+        prefix: str,
+        detect: Detect,
+        max_deleted: float,
+    ) -> None:
+        super().__init__(prefix=prefix, detect=detect, max_deleted=max_deleted)
+        name = type(self).__name__
+        if not isinstance(max_bytes, int) or max_bytes < 1:
+            raise UsageError(f"{name}(max_bytes={max_bytes!r}): give a whole number of bytes, at least 1.")
+        self.include = include
+        self.exclude = exclude
+        self.encoding = checked_encoding(name, encoding)
+        self.max_bytes = max_bytes
+        self.ids_in_rows = False
+        self._tree = tree_of(name, root, include, exclude, None, storage_options)
+        self.root = self._tree.where
+
+    def __repr__(self) -> str:
+        left_out = "" if self.exclude is None else f", exclude={self.exclude!r}"
+        return f"{type(self).__name__}({self.root!r}, include={self.include!r}{left_out})"
+
+    def rows(self, lines: Iterator[Physical]) -> Iterator[Row]:
+        """The rows of a file.
+
+        Raises:
+            Unreadable: of the rest of the file no rows can be made.
+        """
+        raise NotImplementedError
+
+    def check(self) -> None:
+        """
+        Raises:
+            UsageError: the root is not there, or may not be read.
+        """
+        if not self._tree.is_file():
+            self._tree.check()
+
+    def partitions(self) -> list[RowPiece | str]:
+        """A piece a file; and one that is the reason why files could not be listed."""
+        if self._tree.is_file():
+            return [RowPiece(self._tree.alone().listed(), True)]
+        files: list[RowPiece | str] = []
+        troubles: list[RowPiece | str] = []
+        for piece in self._tree.pieces():
+            try:
+                files.extend(RowPiece(listed, False) for listed in self._tree.listing(piece))
+            except TransientError as e:
+                troubles.append(str(e))
+        return files + troubles
+
+    def listing(self, partition: RowPiece | str) -> Iterator[Listed | Document]:
+        """The documents of this file.
+
+        Raises:
+            TransientError: it could not be read to its end, or rows without an id were left out; names the file.
+        """
+        if isinstance(partition, str):
+            raise TransientError(partition)
+        tree, file = self._tree.alone() if partition.alone else self._tree, partition.file
+        if file.refused:
+            raise TransientError(f"{file.refused} {_REST}")
+        path = tree.shown(file.id)
+        try:
+            stream = tree.open(file)
+        except FileNotFoundError:
+            if partition.alone:  # then there is nothing to list from, which is not the same as nothing in it
+                raise TransientError(f"{path}: vanished. {_REST}") from None
+            return  # gone since it was listed, and its documents with it
+        except BadDocument as e:
+            raise TransientError(f"{e} {_REST}") from None
+        with unpacked(stream, path, file.size) as opened:
+            yield from self._documents(opened, file.id, path)
+
+    def _documents(self, opened: Any, file: str, path: str) -> Iterator[Listed | Document]:
+        nameless = 0
+        first = ""
+        try:
+            for row in self.rows(physical_lines(opened, self.encoding, self.max_bytes, path)):
+                id = f"{file}#{row.name}" if row.id is None else row.id
+                if not row.refused:
+                    yield Document.of(id, row.fields, row.raw)
+                    continue
+                why = f"{path}, line {row.line}: {row.refused}."
+                if row.id is None:
+                    nameless += 1
+                    first = first or why
+                yield Listed(id, 0, refused=why)
+        except BadDocument as e:
+            raise TransientError(f"{str(e).removesuffix('.')}. {_REST}") from None
+        except Unreadable as e:
+            raise TransientError(f"{path}, {e}. {_REST}") from None
+        if nameless and self.ids_in_rows:
+            raise TransientError(
+                f"the listing is incomplete, so nothing is deleted: {path} has rows ({nameless}) whose id cannot be "
+                f"known; the first: {first}"
+            )
+
+
+_REST: Final = "Not all that is in this file is known, so the listing is incomplete and nothing is deleted."
+
+
+def bad_id(id: str) -> str:
+    """Why this text cannot be an id; "" if it can."""
+    if not id:
+        return "it has no id"
+    return "" if id.splitlines() == [id] else f"its id has a line end in it: {id!r}"

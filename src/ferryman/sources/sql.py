@@ -1,0 +1,344 @@
+"""Rows of a query, from any database that SQLAlchemy knows."""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from functools import partial
+from typing import Any, Final, NamedTuple
+
+import msgspec
+import sqlalchemy as sa
+
+from ferryman import databases, settings
+from ferryman.document import Document
+from ferryman.errors import BadDocument, TransientError, UsageError
+from ferryman.sources.base import Detect, Listed, Source
+from ferryman.sources.cells import id_text, json_value
+
+FETCH_ROWS: Final = 200
+"""Rows that are fetched at a time: what a worker holds of a query, also where each row has a megabyte of content."""
+
+SHOWN_CHARACTERS: Final = 200
+"""Of a row without an id: enough to find it."""
+
+BUSY_TIMEOUT_S: Final = 30.0
+"""How long a reader of SQLite waits for a writer."""
+
+
+class Range(NamedTuple):
+    """A piece of the query: ``lower`` ≤ split column < ``upper``; None: no end on this side. NULLs are in the first."""
+
+    lower: Any = None
+    upper: Any = None
+
+
+class Sql(Source):
+    """Rows of a query: ``Sql("postgresql://me@host/shop", "SELECT id, name, body FROM articles", id="id")``.
+
+    Each row is a document, each column a field, the id's too; ``content`` names one whose value becomes the raw bytes
+    instead. Values become what JSON has: NULL, NaN and the infinite numbers null; dates and times text as in ISO 8601
+    (an instant in UTC, ``2024-05-01T10:00:00Z``, whatever the session's time zone; one without time zone as it is);
+    intervals ISO 8601 durations; decimals text, exact to the last digit; binary base64; UUIDs and network addresses
+    text; arrays and JSON as they are. A row with a value of another type is refused by its id; cast it in the query.
+
+    The query is asked in each scan, through a cursor on the server: a worker holds some hundred rows of it. What it
+    does not bring any more is deleted. A row whose id is NULL or empty cannot be named. All other rows are listed, but
+    the listing counts as incomplete, and says so: nothing is deleted while there are such rows. Of rows with one id the
+    last is kept, and the run tells of them (add ORDER BY, so that it is always the same one).
+
+    **Large tables.** ``split`` has several workers read at once, a range of that column's values each. Choose one that
+    does not change (a number or a date), with an index; a row that moves from range to range during the scan may be
+    missed, and is deleted until the next one.
+
+    **Only what has changed.** ``changed`` names a column whose value changes with the row: a time of the last change, a
+    version number, ``xmin::text`` on PostgreSQL. A scan then asks only for ids and this column, and reads a row only
+    where it is another than last time (``detect="fingerprint"``). The listing is complete, so deletes are seen, and no
+    high-water mark has to be kept, which late commits could slip under. A time of the last two seconds, and NULL, are
+    not trusted: the row is read. Rows are read one by one: an index on the id is needed.
+
+    Args:
+        url: an SQLAlchemy URL; its driver must be installed. ``postgresql://`` means psycopg 3 (``pip install
+            'ferryman[postgres]'``). A relative SQLite file is meant from where the plan is built.
+        query: a SELECT, or WITH … SELECT. Where only a part is asked for, it stands in ``SELECT … FROM (query) q``.
+        id: the column of the id: text or a number.
+        content: the column of the content: text (as UTF-8) or binary; NULL is no content.
+        changed, split: see above.
+        pieces: ranges to cut ``split`` into.
+        prefix, detect, max_deleted: see ``Source``.
+
+    Raises:
+        UsageError: no such URL, or a driver that is not installed.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        query: str,
+        *,
+        id: str,
+        content: str | None = None,
+        changed: str | None = None,
+        split: str | None = None,
+        pieces: int = 8,
+        prefix: str = "",
+        detect: Detect | None = None,
+        max_deleted: float = settings.MAX_DELETED,
+    ) -> None:
+        super().__init__(
+            prefix=prefix, detect=detect or ("fingerprint" if changed else "content"), max_deleted=max_deleted
+        )
+        try:
+            parsed = databases.parse(url)
+        except UsageError as e:
+            raise UsageError(f"Sql: {e}.") from None
+        if parsed.get_backend_name() == "sqlite" and databases.is_in_memory(parsed):
+            raise UsageError("Sql: a database in memory is private to one process. Give a file: sqlite:///shop.db.")
+        if pieces < 1:
+            raise UsageError(f"Sql(pieces={pieces}): give at least 1.")
+        self.url = databases.written(parsed)
+        self.query = query.strip().rstrip(";").rstrip()
+        self.id, self.content, self.changed, self.split, self.pieces = id, content, changed, split, pieces
+        self._reader: sa.Connection | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_reader": None}
+
+    def __repr__(self) -> str:
+        return f"Sql({self._url.render_as_string()!r}, {self.query!r}, id={self.id!r})"
+
+    # --- the port -----------------------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Ask for the query's columns, and for none of its rows.
+
+        Raises:
+            UsageError: no such database, no right to it, no such column, or the query is not one; says which.
+            TransientError: the server does not answer.
+        """
+        with self._connected() as connection:
+            names = list(connection.execute(self._statement("q.*", "1 = 0")).keys())
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise UsageError(f"{self._where}: two columns are called {', '.join(twice)}: give them names with AS.")
+        asked = {"id": self.id, "content": self.content, "changed": self.changed, "split": self.split}
+        for argument, name in asked.items():
+            if name is not None and name not in names:
+                raise UsageError(
+                    f"{self._where}: {argument}={name!r}: the query has no such column. It has: {', '.join(names)}."
+                )
+
+    def partitions(self) -> list[Range]:
+        """One piece, or ranges of ``split``'s values that leave nothing out.
+
+        Raises:
+            UsageError: ``split`` is a column of text.
+        """
+        if self.split is None or self.pieces == 1:
+            return [Range()]
+        with self._connected() as connection:
+            column = self._quoted(self.split)
+            least, most = connection.execute(self._statement(f"min({column}), max({column})")).one()
+        if least is None or least == most:
+            return [Range()]
+        try:
+            ends = [_between(least, most, i, self.pieces) for i in range(1, self.pieces)]
+        except TypeError:
+            raise UsageError(
+                f"{self._where}: split={self.split!r} holds a {type(least).__name__}, which cannot be cut into ranges. "
+                "Give a column of numbers or dates, or leave split= out."
+            ) from None
+        ends = list(dict.fromkeys(ends))
+        return [Range(lower, upper) for lower, upper in zip([None, *ends], [*ends, None], strict=True)]
+
+    def listing(self, partition: Range) -> Iterator[Listed | Document]:
+        """The rows of this piece, whole; with ``changed`` only their ids and fingerprints.
+
+        Raises:
+            BadDocument: some rows have no id; raised after the last row.
+            TransientError, UsageError: see ``check``.
+        """
+        rows = without = 0
+        example = ""
+        with self._connected() as connection:
+            for row in self._rows(connection, partition):
+                rows += 1
+                value = row[self.id]
+                try:
+                    id = id_text(value)
+                except TypeError as e:
+                    raise UsageError(
+                        f"{self._where}: id={self.id!r} holds {e}; an id is text or a number. Cast it in the query."
+                    ) from None
+                if not id:
+                    without += 1
+                    example = example or _shown(row)
+                elif self.changed is None:
+                    yield self._document(id, row)
+                else:
+                    yield Listed(id, 0, _fingerprint(row[self.changed]), location=_located(value))
+        if without:
+            raise BadDocument(
+                f"{without} of {rows} rows have no {self.id!r} (NULL or empty) and cannot be documents, so the listing "
+                f"is incomplete and nothing is deleted. The first is {example}. Give them an id, or leave them out of "
+                f"the query: WHERE {self.id} IS NOT NULL."
+            )
+
+    def read(self, listed: Listed) -> Document:
+        """The row of this id as it is now.
+
+        Raises:
+            BadDocument: a value that JSON has not.
+            TransientError: there is no such row any more (the next scan sees that), or the server does not answer.
+        """
+        statement = self._statement("q.*", f"q.{self._quoted(self.id)} = :id")
+        with self._explained():
+            try:
+                if self._reader is None:
+                    self._reader = self._open()
+                row = self._reader.execute(statement, {"id": msgspec.json.decode(listed.location)}).mappings().first()
+                self._reader.rollback()  # the next one is to see what has been committed since
+            except Exception:
+                reader, self._reader = self._reader, None
+                if reader is not None:
+                    reader.close()
+                raise
+        if row is None:
+            raise TransientError(f"{listed.id}: the row is gone since it was listed; the next scan sees that.")
+        found = self._document(listed.id, row)
+        if isinstance(found, Listed):
+            raise BadDocument(found.refused)
+        return found
+
+    # --- rows ---------------------------------------------------------------------------------------------------------
+
+    def _rows(self, connection: sa.Connection, piece: Range) -> Iterator[Any]:
+        column = "" if self.split is None else f"q.{self._quoted(self.split)}"
+        first = "" if piece.lower is not None else f" OR {column} IS NULL"
+        conditions = [] if piece.lower is None else [f"{column} >= :lower"]
+        conditions += [] if piece.upper is None else [f"({column} < :upper{first})"]
+        columns = "q.*" if self.changed is None else ", ".join(f"q.{self._quoted(n)}" for n in (self.id, self.changed))
+        statement = self._statement(columns, " AND ".join(conditions))
+        if self.changed is None and not conditions:
+            statement = self._text(self.query)  # as it is: its ORDER BY holds
+        values = {name: value for name, value in piece._asdict().items() if value is not None}
+        with connection.execution_options(yield_per=FETCH_ROWS).execute(statement, values) as result:
+            yield from result.mappings()
+
+    def _document(self, id: str, row: Any) -> Listed | Document:
+        fields: dict[str, Any] = {}
+        raw: bytes | None = None
+        for name, value in row.items():
+            try:
+                if name == self.content:
+                    raw = _bytes(value)
+                else:
+                    fields[name] = json_value(value)
+            except TypeError as e:
+                what = "content is text or binary" if name == self.content else "JSON has nothing for it"
+                return Listed(id, 0, refused=f"{id}: column {name!r} holds {e}: {what}. Cast it in the query.")
+        return Document.of(id, fields, raw)
+
+    # --- the database -------------------------------------------------------------------------------------------------
+
+    @property
+    def _url(self) -> sa.URL:
+        return sa.make_url(self.url)
+
+    @property
+    def _where(self) -> str:
+        return f"Sql({self._url.render_as_string()})"
+
+    def _text(self, query: str) -> sa.TextClause:
+        return sa.text(query.replace(":", r"\:"))  # a colon is the query's own
+
+    def _statement(self, columns: str, condition: str = "") -> sa.TextClause:
+        query = self.query.replace(":", r"\:")
+        return sa.text(f"SELECT {columns} FROM (\n{query}\n) q" + (f" WHERE {condition}" if condition else ""))
+
+    def _quoted(self, name: str) -> str:
+        return str(self._url.get_dialect()().identifier_preparer.quote(name)).replace(":", r"\:")
+
+    @contextmanager
+    def _connected(self) -> Iterator[sa.Connection]:
+        with self._explained(), closing(self._open()) as connection:
+            yield connection
+
+    def _open(self) -> sa.Connection:
+        url = self._url
+        if url.get_backend_name() == "sqlite":
+            return _open_sqlite(url)
+        try:
+            return sa.create_engine(url, poolclass=sa.NullPool).connect()
+        except (ModuleNotFoundError, sa.exc.NoSuchModuleError) as e:
+            missing = getattr(e, "name", None) or url.drivername
+            raise UsageError(f"{self._where}: the driver {missing} is not installed: pip install {missing}.") from None
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        """What the database raises inside, in one line and without secrets."""
+        try:
+            yield
+        except sa.exc.DBAPIError as e:
+            said = " ".join(databases.without_secrets(str(e.orig), self._url).split())
+            if databases.may_pass(e):
+                raise TransientError(f"{self._where}: {said}: it is tried again.", True) from None
+            raise UsageError(f"{self._where}: {said}: correct the URL, the query or the rights.") from None
+
+
+def _open_sqlite(url: sa.URL) -> sa.Connection:
+    path = str(url.database)
+    if not path.startswith("file:") and not os.path.isfile(path):
+        raise UsageError(f"{path}: there is no such file. Give an SQLite database that is there.")
+    engine = sa.create_engine(url, poolclass=sa.NullPool, connect_args={"timeout": BUSY_TIMEOUT_S})
+
+    def settle_in(connection: sqlite3.Connection, _record: Any) -> None:
+        connection.execute("PRAGMA query_only = ON")
+        # Text that is not UTF-8 harms its own row: it reaches us with surrogates, which JSON refuses.
+        connection.text_factory = partial(str, encoding="utf-8", errors="surrogateescape")
+
+    sa.event.listen(engine, "connect", settle_in)
+    return engine.connect()
+
+
+def _between(least: Any, most: Any, part: int, parts: int) -> Any:
+    """``least`` + ``part`` of ``parts`` of the way to ``most``."""
+    if isinstance(least, bool | str | bytes):
+        raise TypeError
+    if isinstance(least, int):
+        return least + (int(most) - least) * part // parts
+    return least + (most - least) * part / parts
+
+
+def _bytes(value: Any) -> bytes | None:
+    match value:
+        case None:
+            return None
+        case str():
+            return value.encode("utf-8", "surrogateescape")
+        case bytes() | bytearray() | memoryview():
+            return bytes(value)
+    raise TypeError(f"a {type(value).__name__}")
+
+
+def _fingerprint(value: Any) -> str:
+    """Text of a ``changed`` value; "" where it cannot be trusted."""
+    if value is None:
+        return ""
+    if isinstance(value, dt.datetime):
+        when = value if value.tzinfo else value.replace(tzinfo=dt.UTC)
+        if abs((dt.datetime.now(dt.UTC) - when).total_seconds()) < settings.FINGERPRINT_TRUST_S:
+            return ""
+    return " ".join(str(json_value(value)).split())
+
+
+def _located(value: Any) -> str:
+    """An id's value, to be asked for again: a number stays a number."""
+    return msgspec.json.encode(value if isinstance(value, str | int | float) else str(value)).decode()
+
+
+def _shown(row: Any) -> str:
+    text = ", ".join(f"{name}={value!r}" for name, value in row.items())
+    return text if len(text) <= SHOWN_CHARACTERS else text[:SHOWN_CHARACTERS] + "…"

@@ -1,0 +1,143 @@
+"""Files below a root, wherever that is: in a folder of this machine, or in what fsspec reaches."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import Any, Final, Protocol
+
+from ferryman import settings
+from ferryman.errors import UsageError
+from ferryman.sources.base import Listed
+from ferryman.sources.globs import Globs
+
+Piece = list[tuple[str, bool]]
+"""A piece of a listing: folders by their id, each with whether the folders below belong to it too."""
+
+_NAMED_FOLDERS: Final = 3  # folders that an error names; a broken mount may have thousands
+_URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*(?:://|::.*://)")  # fsspec chains them: zip::s3://bucket/a.zip
+
+
+class OneFile(Protocol):
+    """A root that is itself a file. A person named it, so a link may lead anywhere."""
+
+    def shown(self, id: str) -> str:
+        """See ``Tree``."""
+
+    def listed(self) -> Listed:
+        """Its entry: the id is its name.
+
+        Raises:
+            TransientError: it vanished, or cannot be looked at.
+        """
+
+    def open(self, listed: Listed) -> io.RawIOBase:
+        """See ``Tree``."""
+
+
+class Tree(Protocol):
+    """Files below a root, by ids relative to it. Travels to the workers; opens nothing before it is asked."""
+
+    @property
+    def where(self) -> str:
+        """The root: a path or a URL, without secrets."""
+
+    def shown(self, id: str) -> str:
+        """A file's whole path or URL for a message: on one line, without secrets."""
+
+    def check(self) -> None:
+        """
+        Raises:
+            UsageError: the root is not there, is not a folder, or may not be read.
+        """
+
+    def is_file(self) -> bool:
+        """Is the root itself a file?"""
+
+    def alone(self) -> OneFile:
+        """The root, if it is a file."""
+
+    def pieces(self) -> list[Piece]:
+        """Up to ``settings.SMALL_LISTING_PARTS`` pieces: folders are opened from the top until there are enough."""
+
+    def listing(self, piece: Piece) -> Iterator[Listed]:
+        """Every file of these folders, in an order that stays.
+
+        Raises:
+            TransientError: some folders could not be read; raised after all the others were listed.
+        """
+
+    def read(self, listed: Listed, limit_bytes: int) -> bytes:
+        """A file's bytes as they are now.
+
+        Raises:
+            BadDocument: this user may not read it; it is no file any more, or larger than the limit.
+            TransientError: it vanished, or reading failed.
+        """
+
+    def open(self, listed: Listed) -> io.RawIOBase:
+        """The same bytes, to be read piece by piece, however many there are; the caller closes it.
+
+        Raises:
+            FileNotFoundError: it vanished.
+            BadDocument, TransientError: as ``read``; the stream too.
+        """
+
+
+def tree_of(
+    source: str,
+    root: str | os.PathLike[str],
+    include: str | Sequence[str],
+    exclude: str | Sequence[str] | None,
+    max_bytes: int | None,
+    storage_options: Mapping[str, Any] | None,
+) -> Tree:
+    """The tree of a source's arguments.
+
+    Raises:
+        UsageError: they cannot be meant.
+    """
+    path = os.fspath(root)
+    if not isinstance(path, str) or not path:
+        raise UsageError(f"{source}({root!r}): give the folder as text; '.' is the current one.")
+    globs = Globs(include, exclude)
+    if path.startswith("file://"):
+        path = path.removeprefix("file://")
+    if _URL.match(path):
+        from ferryman.sources.bucket import Bucket
+
+        return Bucket(path, globs, max_bytes, dict(storage_options or {}))
+    if storage_options:
+        raise UsageError(f"{source}(storage_options=…): they are for URLs; {path!r} is a folder of this machine.")
+    from ferryman.sources.folder import Folder
+
+    return Folder(os.path.abspath(path), globs, max_bytes)
+
+
+def pieces(folders: Callable[[str], list[str]], id_of: Callable[[str], str]) -> list[Piece]:
+    """See ``Tree.pieces``; ``folders`` says the names of the folders in a folder, and may raise."""
+    walked: list[str] = []  # their folders are pieces of their own, so they bring only their files
+    whole: list[str] = []
+    waiting = deque([""])
+    while waiting and len(walked) + len(whole) + len(waiting) < settings.SMALL_LISTING_PARTS:
+        folder = waiting.popleft()
+        try:
+            waiting.extend(folders(folder))
+            walked.append(folder)
+        except Exception:
+            whole.append(folder)  # its listing meets the same and can say so without stopping the others
+    found = [(id_of(folder), False) for folder in walked]
+    found += [(id_of(folder), True) for folder in (*whole, *waiting)]
+    parts = min(len(found), settings.SMALL_LISTING_PARTS)
+    cuts = [len(found) * i // parts for i in range(parts + 1)]
+    return [found[start:end] for start, end in pairwise(cuts)]
+
+
+def incomplete(troubles: Sequence[str], remedy: str) -> str:
+    """What is said where some folders or files could not be listed."""
+    more = f"; and {len(troubles) - _NAMED_FOLDERS} more" if len(troubles) > _NAMED_FOLDERS else ""
+    return f"the listing is incomplete, so nothing is deleted: {'; '.join(troubles[:_NAMED_FOLDERS])}{more}. {remedy}"

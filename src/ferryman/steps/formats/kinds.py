@@ -1,0 +1,208 @@
+"""What some content is: told by its bytes, with the name's ending as a hint where bytes do not say."""
+
+from __future__ import annotations
+
+import re
+import zipfile
+from io import BytesIO
+from typing import Final, NamedTuple
+
+from ferryman.errors import DeliveryError
+
+
+class Kind(NamedTuple):
+    """A kind of content.
+
+    Attributes:
+        type: its MIME type.
+        label: as a message names it.
+        reader: module and function below ``formats``; "" for what is known, and not read.
+        advice: what to do where it is not read.
+    """
+
+    type: str
+    label: str
+    reader: str = ""
+    advice: str = ""
+
+
+_OFFICE: Final = "application/vnd.openxmlformats-officedocument."
+_ODF: Final = "application/vnd.oasis.opendocument."
+
+PDF: Final = Kind("application/pdf", "PDF", "pdf.pdf")
+DOCX: Final = Kind(_OFFICE + "wordprocessingml.document", "DOCX", "office.docx")
+PPTX: Final = Kind(_OFFICE + "presentationml.presentation", "PPTX", "office.pptx")
+XLSX: Final = Kind(_OFFICE + "spreadsheetml.sheet", "XLSX", "sheets.xlsx")
+XLSB: Final = Kind("application/vnd.ms-excel.sheet.binary.macroenabled.12", "XLSB", "sheets.xls")
+XLS: Final = Kind("application/vnd.ms-excel", "XLS", "sheets.xls")
+ODT: Final = Kind(_ODF + "text", "ODT", "office.odf")
+ODP: Final = Kind(_ODF + "presentation", "ODP", "office.odf")
+ODS: Final = Kind(_ODF + "spreadsheet", "ODS", "office.odf")
+EPUB: Final = Kind("application/epub+zip", "EPUB", "markup.epub")
+HTML: Final = Kind("text/html", "HTML", "markup.html")
+XML: Final = Kind("application/xml", "XML", "markup.xml")
+RTF: Final = Kind("application/rtf", "RTF", "plain.rtf")
+MARKDOWN: Final = Kind("text/markdown", "Markdown", "plain.markdown")
+MAIL: Final = Kind("message/rfc822", "e-mail", "mail.mail")
+PLAIN: Final = Kind("text/plain", "plain text", "plain.plain")
+
+READ: Final = (PDF, DOCX, PPTX, XLSX, XLSB, XLS, ODT, ODP, ODS, EPUB, HTML, XML, RTF, MARKDOWN, MAIL, PLAIN)
+"""All that is read."""
+
+ZIP: Final = Kind("application/zip", "a zip archive", advice="Unpack it with steps.unpack() before")
+TAR: Final = Kind("application/x-tar", "a tar archive", advice="Unpack it with steps.unpack() before")
+UNKNOWN: Final = Kind("application/octet-stream", "binary data of an unknown kind")
+_LOCKED: Final = Kind("application/x-ole-storage", "an encrypted Office file", advice="Save it without a password")
+_OLD: Final = "Save it in the newer format (DOCX, PPTX)"
+_DOC: Final = Kind("application/msword", "a Word file of before 2007", advice=_OLD)
+_PPT: Final = Kind("application/vnd.ms-powerpoint", "a PowerPoint file of before 2007", advice=_OLD)
+_OLE: Final = Kind("application/x-ole-storage", "a file of an older Office program", advice=_OLD)
+
+_ZIP_MAGIC: Final = (b"PK\x03\x04", b"PK\x05\x06", b"PK\x07\x08")
+"""Of one with members, of an empty one, of a part of several."""
+
+_OLE_MAGIC: Final = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"
+_STREAMS: Final = (
+    ("EncryptedPackage", _LOCKED),
+    ("WordDocument", _DOC),
+    ("PowerPoint Document", _PPT),
+    ("Workbook", XLS),
+    ("WORKBOOK", XLS),
+    ("Book", XLS),
+)
+"""What is in Office files of before 2007, and in encrypted ones of later."""
+
+_PACKAGES: Final = (DOCX, PPTX, XLSX, XLSB, ODT, ODP, ODS, EPUB)
+_MAGIC: Final = (
+    (b"\x89PNG\r\n\x1a\n", Kind("image/png", "a PNG picture")),
+    (b"\xff\xd8\xff", Kind("image/jpeg", "a JPEG picture")),
+    (b"GIF8", Kind("image/gif", "a GIF picture")),
+    (b"II*\0", Kind("image/tiff", "a TIFF picture")),
+    (b"MM\0*", Kind("image/tiff", "a TIFF picture")),
+    (b"\x1f\x8b", Kind("application/gzip", "gzip-compressed data")),
+    (b"BZh", Kind("application/x-bzip2", "bzip2-compressed data")),
+    (b"\xfd7zXZ\0", Kind("application/x-xz", "xz-compressed data")),
+    (b"\x28\xb5\x2f\xfd", Kind("application/zstd", "zstd-compressed data")),
+    (b"7z\xbc\xaf\x27\x1c", Kind("application/x-7z-compressed", "a 7z archive")),
+    (b"Rar!\x1a\x07", Kind("application/vnd.rar", "a rar archive")),
+    (b"\x7fELF", Kind("application/x-elf", "a program")),
+    (b"MZ", Kind("application/vnd.microsoft.portable-executable", "a Windows program")),
+    (b"ID3", Kind("audio/mpeg", "an MP3 recording")),
+    (b"OggS", Kind("audio/ogg", "an Ogg recording")),
+    (b"fLaC", Kind("audio/flac", "a FLAC recording")),
+    (b"SQLite format 3\0", Kind("application/vnd.sqlite3", "an SQLite database")),
+    (b"PAR1", Kind("application/vnd.apache.parquet", "a Parquet file")),
+)
+"""What is no document, so that a message can name it."""
+
+_BY_ENDING: Final = {
+    "md": MARKDOWN,
+    "markdown": MARKDOWN,
+    "html": HTML,
+    "htm": HTML,
+    "xhtml": HTML,
+    "xml": XML,
+    "eml": MAIL,
+    "txt": PLAIN,
+}
+"""Hints for content that is text."""
+
+_HEAD_BYTES: Final = 4096
+"""Looked at for what a text is."""
+
+_PDF_BYTES: Final = 1024
+"""Within which a PDF must say so; its readers allow that much before it."""
+
+_TAR_MAGIC: Final = slice(257, 262)
+
+_HTML: Final = re.compile(
+    rb"(?:\s|<!--.*?-->|<\?xml[^>]*\?>)*<(?:!doctype\s+html|html|head|body)\b", re.IGNORECASE | re.DOTALL
+)
+_HEADER: Final = re.compile(
+    rb"(?:From|To|Received|Return-Path|Message-ID|MIME-Version|Date|Subject|Delivered-To|X-[\w-]+|Content-Type):",
+    re.IGNORECASE,
+)
+_HEADERS: Final = 3
+"""So many of a mail's own headers within its first lines make it one, whatever its name is."""
+
+_TEXT_BOMS: Final = (b"\xff\xfe", b"\xfe\xff", b"\xef\xbb\xbf")
+
+
+def kind_of(raw: bytes, name: str = "") -> Kind:
+    """What it is.
+
+    Args:
+        name: a file's name or path, for its ending.
+    """
+    head, ending = raw[:_HEAD_BYTES], name.rpartition(".")[2].lower()
+    if b"%PDF-" in head[:_PDF_BYTES]:
+        return PDF
+    if head.startswith(_ZIP_MAGIC):
+        return _zipped(raw, ending)
+    if head.startswith(_OLE_MAGIC):
+        return _compound(raw, ending)
+    if head.lstrip().startswith(b"{\\rtf"):
+        return RTF
+    for magic, kind in _MAGIC:
+        if head.startswith(magic):
+            return kind
+    if head[_TAR_MAGIC] == b"ustar":
+        return TAR
+    return _textual(head, ending)
+
+
+def _textual(head: bytes, ending: str) -> Kind:
+    if b"\0" in head and not head.startswith(_TEXT_BOMS):
+        return UNKNOWN
+    hint = _BY_ENDING.get(ending)
+    if _HTML.match(head):
+        return HTML
+    if hint is not None:
+        return hint
+    if head.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"<?xml"):
+        return XML
+    lines = head.split(b"\n\n" if b"\r\n\r\n" not in head else b"\r\n\r\n")[0].splitlines()
+    if sum(1 for line in lines if _HEADER.match(line)) >= _HEADERS and _HEADER.match(lines[0]):
+        return MAIL
+    return PLAIN
+
+
+def _zipped(raw: bytes, ending: str) -> Kind:
+    """By what is in it: a package says its type, or has the parts of one."""
+    try:
+        archive = zipfile.ZipFile(BytesIO(raw))
+        names = set(archive.namelist())
+        if "mimetype" in names and archive.getinfo("mimetype").file_size < _HEAD_BYTES:
+            said = archive.read("mimetype").strip().decode("ascii", "replace").removesuffix("-template")
+            for kind in (ODT, ODP, ODS, EPUB):
+                if said == kind.type:
+                    return kind
+    except DeliveryError:  # the step's time is up
+        raise
+    except Exception:  # there is hardly one that a damaged archive does not raise
+        return _torn(raw, ending)
+    for kind, part in ((XLSB, "xl/workbook.bin"), (XLSX, "xl/workbook.xml"), (PPTX, "ppt/presentation.xml")):
+        if part in names:
+            return kind
+    if "[Content_Types].xml" in names and any(name.startswith("word/") for name in names):
+        return DOCX
+    return ZIP
+
+
+def _torn(raw: bytes, ending: str) -> Kind:
+    """A zip archive that broke off has no table of contents, but often its first members; else its name tells."""
+    for kind in (ODT, ODP, ODS, EPUB):
+        if f"mimetype{kind.type}".encode() in raw[:_HEAD_BYTES]:
+            return kind
+    for kind, part in ((DOCX, b"word/"), (XLSX, b"xl/"), (PPTX, b"ppt/")):
+        if part in raw:
+            return kind
+    return next((kind for kind in _PACKAGES if kind.label.lower() == ending), ZIP)
+
+
+def _compound(raw: bytes, ending: str) -> Kind:
+    """By the names of its streams, which are UTF-16; where there are several, for one may hold others, by its name."""
+    found = [kind for stream, kind in _STREAMS if stream.encode("utf-16-le") in raw]
+    if not found:
+        return _OLE
+    return XLS if XLS in found and ending == "xls" and found[0] != _LOCKED else found[0]

@@ -1,0 +1,107 @@
+"""E-mail (RFC 5322), read by the standard library."""
+
+from __future__ import annotations
+
+import email
+from collections.abc import Callable
+from email.message import EmailMessage
+from email.policy import default
+from typing import Any
+
+from ferryman.errors import DeliveryError
+from ferryman.steps.formats.content import Content, Part, cleaned, line, written
+from ferryman.steps.formats.markup import html
+
+
+def mail(raw: bytes) -> Content:
+    """Its words; subject, sender, receivers and date as fields; attachments as parts."""
+    message = email.message_from_bytes(raw, policy=default)
+    assert isinstance(message, EmailMessage)
+    fields = {
+        "title": line(_header(message, "subject")),
+        "author": line(_header(message, "from")),
+        "to": line(_header(message, "to")),
+        "created": _date(message),
+    }
+    body = _body(message)
+    return Content(
+        _text(body) if body is not None else "",
+        {name: value for name, value in fields.items() if value},
+        [_part(each) for each in _attachments(message, body)],
+    )
+
+
+def _tried(read: Callable[[], Any]) -> Any:
+    """What a part of a mail says; None of one that nobody can parse: there are all kinds of mails."""
+    try:
+        return read()
+    except DeliveryError:  # the step's time is up
+        raise
+    except Exception:
+        return None
+
+
+def _header(message: EmailMessage, name: str) -> str:
+    return cleaned(str(_tried(lambda: message[name]) or ""))
+
+
+def _date(message: EmailMessage) -> str:
+    return str(_tried(lambda: written(message["date"].datetime)) or "")
+
+
+def _body(message: EmailMessage) -> EmailMessage | None:
+    """The part to read: plain before HTML."""
+    found = _tried(lambda: message.get_body(("plain", "html")))
+    return found if isinstance(found, EmailMessage) else None
+
+
+def _text(part: EmailMessage) -> str:
+    raw = _bytes(part)
+    if part.get_content_type() == "text/html":
+        return html(raw).text
+    charset = part.get_content_charset("utf-8")
+    try:
+        return raw.decode(charset)
+    except (LookupError, UnicodeError):
+        from ferryman.steps.formats.plain import decoded
+
+        return decoded(raw)[0]
+
+
+def _attachments(message: EmailMessage, body: EmailMessage | None) -> list[EmailMessage]:
+    """What is attached: everything with content but the body, its other forms, and what it shows inline."""
+    found: list[EmailMessage] = []
+    _gather(message, body, found)
+    return found
+
+
+def _gather(part: Any, body: EmailMessage | None, found: list[EmailMessage]) -> None:
+    kind = part.get_content_type()
+    if part is body:
+        return
+    if part.is_multipart() and kind != "message/rfc822":
+        parts = part.get_payload()
+        if kind == "multipart/alternative":
+            parts = [each for each in parts if each.is_multipart()]  # the others say the same in another form
+        for each in parts:
+            _gather(each, body, found)
+    elif part.get_content_maintype() != "multipart" and not _is_inline(part):
+        found.append(part)
+
+
+def _is_inline(part: Any) -> bool:
+    """Is it a picture that the body shows?"""
+    return bool(part["content-id"]) and part.get_content_disposition() != "attachment" and not part.get_filename()
+
+
+def _part(part: EmailMessage) -> Part:
+    return Part(str(_tried(part.get_filename) or ""), _bytes(part), part.get_content_type())
+
+
+def _bytes(part: Any) -> bytes:
+    """Content, decoded from its transfer; a message's own bytes for one that is attached."""
+    if part.get_content_type() == "message/rfc822":
+        inner = part.get_payload()
+        return bytes(inner[0]) if isinstance(inner, list) and inner else b""
+    payload: Any = part.get_payload(decode=True)
+    return payload if isinstance(payload, bytes) else b""

@@ -1,0 +1,205 @@
+"""HTML, EPUB and XML, read by libxml2 (lxml)."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import unquote
+
+from ferryman.steps.formats.content import Content, Unreadable, line, moment
+from ferryman.steps.formats.package import Package, described, local, parsed
+from ferryman.steps.formats.plain import decoded
+
+if TYPE_CHECKING:
+    from lxml.etree import _Element
+
+_UNSEEN: Final = frozenset({"script", "style", "template", "head", "noscript", "svg", "math", "iframe", "object"})
+_BLOCKS: Final = frozenset(
+    {
+        "address",
+        "article",
+        "aside",
+        "blockquote",
+        "body",
+        "dd",
+        "details",
+        "div",
+        "dl",
+        "dt",
+        "fieldset",
+        "figcaption",
+        "figure",
+        "footer",
+        "form",
+        "h1",
+        "h2",
+        "h3",
+        "h4",
+        "h5",
+        "h6",
+        "header",
+        "hr",
+        "main",
+        "nav",
+        "ol",
+        "p",
+        "pre",
+        "section",
+        "summary",
+        "table",
+        "ul",
+    }
+)
+_LINES: Final = frozenset({"li", "tr", "option", "caption"})
+_CELLS: Final = frozenset({"td", "th"})
+
+_BLANKS: Final = re.compile(r"[ \t\r\n\f]+")
+_GAP: Final = re.compile(r"[ \t]*[\r\n][ \t\r\n]*")
+_TAB: Final = re.compile(r" *\t[ \t]*")
+_META_CHARSET: Final = re.compile(
+    rb"""<(?:meta\b[^>]*?charset|\?xml\b[^>]*?encoding)\s*=\s*["']?\s*([\w.:-]{1,40})""", re.IGNORECASE
+)
+_DECLARED_BYTES: Final = 4096
+"""Where a page says its encoding, generously: the standard has 1024."""
+
+_DECLARATION: Final = re.compile(r"^\s*<\?xml[^>]*\?>")
+
+_META: Final = {
+    "author": "author",
+    "dc.creator": "author",
+    "dc.title": "title",
+    "article:published_time": "created",
+    "dcterms.created": "created",
+    "article:modified_time": "modified",
+    "dcterms.modified": "modified",
+    "last-modified": "modified",
+}
+_OBFUSCATION: Final = (b"http://www.idpf.org/2008/embedding", b"http://ns.adobe.com/pdf/enc#RC")
+"""Encryption of an EPUB's fonts alone, which readers undo."""
+
+
+def html(raw: bytes) -> Content:
+    """Text of the body as it is seen without style; title, author, dates and language from its head."""
+    import lxml.html
+    from lxml import etree
+
+    text, encoding = _decoded(raw)
+    if not text.strip():
+        return Content("", {"charset": encoding})
+    try:
+        parser = lxml.html.HTMLParser(huge_tree=True, no_network=True)  # or what is nested deep would be left out
+        root: Any = lxml.html.document_fromstring(_DECLARATION.sub("", text), parser=parser)
+    except etree.ParserError:  # nothing but comments
+        return Content("", {"charset": encoding})
+    if any(entry.type_name == "ERR_RESOURCE_LIMIT" for entry in parser.error_log):
+        raise Unreadable("its elements nest too deep, and the rest would be lost. Correct it")
+    fields: dict[str, Any] = {"charset": encoding}
+    for meta in root.iter("meta"):
+        name = _META.get((meta.get("name") or meta.get("property") or "").lower())
+        value = meta.get("content")
+        if name and value:
+            shown = moment(value) if name in ("created", "modified") else line(value)
+            fields.setdefault(name, shown)
+    title = root.find(".//title")
+    fields["title"] = line(title.text_content() if title is not None else "") or fields.get("title", "")
+    fields["language"] = line(root.get("lang"))
+    return Content(seen(root), {name: value for name, value in fields.items() if value})
+
+
+def xml(raw: bytes) -> Content:
+    """Text of all elements, a line each."""
+    root = parsed(raw)
+    texts = (text.strip() for text in root.itertext() if isinstance(text, str))
+    return Content("\n".join(text for text in texts if text))
+
+
+def epub(raw: bytes) -> Content:
+    """Its chapters in reading order."""
+    package = Package(raw)
+    roots = [root.get("full-path", "") for root in package.xml("META-INF/container.xml").iter("{*}rootfile")]
+    if not roots:
+        raise Unreadable("it names no book: the file is broken. Save it anew")
+    folder, book = posixpath.dirname(roots[0]), package.xml(roots[0])
+    if "META-INF/encryption.xml" in package and _is_locked(package):
+        raise Unreadable("it is protected (DRM). Get it without")
+    hrefs = {item.get("id", ""): item.get("href", "") for item in book.iter("{*}item")}
+    parts = [
+        posixpath.normpath(posixpath.join(folder, unquote(hrefs.get(ref.get("idref", ""), ""))))
+        for ref in book.iter("{*}itemref")
+    ]
+    chapters = [html(package.read(part)).text for part in parts if part in package]
+    fields = described(book)
+    if "modified" in fields:
+        fields["created"] = fields.pop("modified")  # its date is that of publication
+    modified = next((m.text for m in book.iter("{*}meta") if m.get("property") == "dcterms:modified"), None)
+    if shown := moment(modified):
+        fields["modified"] = shown
+    return Content("\n\n".join(chapter for chapter in chapters if chapter), fields)
+
+
+def seen(root: _Element) -> str:
+    """Text as a reader sees it: blocks apart by a blank line, rows and items on lines, tabs between cells."""
+    text = _TAB.sub("\t", "".join(_pieces(root)))
+    text = _GAP.sub(lambda gap: "\n\n" if gap[0].count("\n") > 1 else "\n", text)
+    return re.sub(r" {2,}", " ", text).replace(_KEPT_BLANK, " ").replace(_KEPT_LINE, "\n").strip()
+
+
+_KEPT_BLANK: Final = "\ue000"
+_KEPT_LINE: Final = "\ue001"
+"""Stand for white space of ``<pre>`` while the rest is collapsed; of the private use area, which no page uses so."""
+
+
+def _pieces(root: _Element) -> Iterator[str]:
+    """Text and gaps in their order. Pages nest deeper than Python calls."""
+    from lxml import etree
+
+    kept = 0
+    walk = etree.iterwalk(root, events=("start", "end", "comment", "pi"))
+    for event, element in walk:
+        name = local(element)
+        if event == "start":
+            if name in _UNSEEN:
+                walk.skip_subtree()
+                continue
+            yield _before(name)
+            kept += name == "pre"
+            if element.text:
+                yield _collapsed(element.text, kept > 0)
+        else:
+            if event == "end" and name not in _UNSEEN:
+                kept -= name == "pre"
+                yield "\t" if name in _CELLS else "\n" if name == "br" else _before(name)
+            if element.tail and element is not root:
+                yield _collapsed(element.tail, kept > 0)
+
+
+def _before(name: str) -> str:
+    """What sets it apart from what was before: two ``\\n`` are a blank line, a ``\\r`` is a new line at least."""
+    return "\n\n" if name in _BLOCKS else "\r" if name in _LINES else ""
+
+
+def _collapsed(text: str, kept: bool) -> str:
+    if kept:
+        return text.replace("\r\n", "\n").replace(" ", _KEPT_BLANK).replace("\n", _KEPT_LINE)
+    return _BLANKS.sub(" ", text)
+
+
+def _decoded(raw: bytes) -> tuple[str, str]:
+    """By its mark, else by what it declares, else as plain text."""
+    declared = _META_CHARSET.search(raw[:_DECLARED_BYTES])
+    if declared and not raw.startswith((b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff")):
+        name = declared[1].decode("ascii", "replace").lower()
+        name = "cp1252" if name in ("iso-8859-1", "latin1", "us-ascii", "ascii") else name  # as browsers have it
+        try:
+            return raw.decode(name), name
+        except (LookupError, UnicodeError):
+            pass
+    return decoded(raw)
+
+
+def _is_locked(package: Package) -> bool:
+    """Is more encrypted than fonts?"""
+    methods = re.findall(rb'Algorithm\s*=\s*"([^"]+)"', package.read("META-INF/encryption.xml"))
+    return any(method not in _OBFUSCATION for method in methods)

@@ -1,0 +1,74 @@
+"""PDF, read by PDFium, the reader in Chromium."""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime
+from typing import Any, Final
+
+from ferryman import settings
+from ferryman.steps.formats.content import Content, Unreadable, line, written
+
+_HYPHEN: Final = re.compile("[\ufffe\x02](?:\r?\n)?")
+"""A hyphen that PDFium found at the end of a line only; the word goes on."""
+
+_DATE: Final = re.compile(r"(?:D:)?(\d{4})(\d\d)?(\d\d)?(\d\d)?(\d\d)?(\d\d)?(?:(Z)|([+-])(\d\d)'?(\d\d)?'?)?")
+
+
+def pdf(raw: bytes) -> Content:
+    """Text of the pages in their order. Pages that are pictures have none."""
+    import pypdfium2
+
+    try:
+        book = pypdfium2.PdfDocument(raw)
+    except pypdfium2.PdfiumError as e:
+        if "password" in str(e).lower():
+            raise Unreadable("it is encrypted. Save it without a password") from None
+        raise
+    try:
+        meta = book.get_metadata_dict(skip_empty=True)
+        count = len(book)
+        if count > settings.EXTRACT_PAGES:
+            raise Unreadable(f"it has {count} pages, more than {settings.EXTRACT_PAGES}. Split it")
+        text = "\n\n".join(_page(book, number) for number in range(count))
+    finally:
+        book.close()
+    fields: dict[str, Any] = {
+        "title": line(meta.get("Title")),
+        "author": line(meta.get("Author")),
+        "created": _moment(meta.get("CreationDate", "")),
+        "modified": _moment(meta.get("ModDate", "")),
+        "pages": count,
+    }
+    return Content(_HYPHEN.sub("", text), {name: value for name, value in fields.items() if value})
+
+
+def _page(book: Any, number: int) -> str:
+    """A page's text; "" of one that is damaged: the others are read."""
+    import pypdfium2
+
+    try:
+        page = book[number]
+    except pypdfium2.PdfiumError:
+        return ""
+    try:
+        letters = page.get_textpage()
+        text: str = letters.get_text_range()
+        letters.close()
+        return text
+    finally:
+        page.close()
+
+
+def _moment(text: str) -> str:
+    """A date as PDF writes it, ``D:20240501120000+02'00'``, as ISO 8601; "" where it is none."""
+    found = _DATE.match(text.strip())
+    if not found:
+        return ""
+    year, month, day, hour, minute, second, utc, sign, hours, minutes = found.groups()
+    iso = f"{year}-{month or '01'}-{day or '01'}T{hour or '00'}:{minute or '00'}:{second or '00'}"
+    zone = "+00:00" if utc else f"{sign}{hours}:{minutes or '00'}" if sign else ""
+    try:
+        return written(datetime.fromisoformat(iso + zone))
+    except ValueError:
+        return ""

@@ -1,0 +1,121 @@
+"""Plain text, Markdown and RTF: bytes whose characters are to be found out first."""
+
+from __future__ import annotations
+
+import codecs
+import re
+from collections.abc import Iterator
+from typing import Any, Final
+
+from ferryman import settings
+from ferryman.steps.formats.content import Content, line, moment
+
+_BOMS: Final = (
+    (codecs.BOM_UTF8, "utf-8-sig"),
+    (codecs.BOM_UTF32_LE, "utf-32"),
+    (codecs.BOM_UTF32_BE, "utf-32"),
+    (codecs.BOM_UTF16_LE, "utf-16"),
+    (codecs.BOM_UTF16_BE, "utf-16"),
+)
+"""In this order: UTF-32's begins with that of UTF-16."""
+
+_LAST_RESORT: Final = "cp1252"
+"""What old text of unknown encoding is most often; it reads nearly every byte."""
+
+_IN_USE: Final = (
+    "cp1252",
+    "cp1250",
+    "cp1251",
+    "koi8_r",
+    "cp1253",
+    "cp1254",
+    "cp1255",
+    "cp1256",
+    "cp932",
+    "euc_jp",
+    "gb18030",
+    "big5",
+    "cp949",
+)
+"""What text that is not Unicode comes in. Among all encodings there are, a short German text looks Turkish."""
+
+_HEADING: Final = re.compile(r"^ {0,3}#[ \t]+(.+?)[ \t#]*$", re.MULTILINE)
+_INFO: Final = re.compile(r"\{\\(title|author|creatim|revtim)\b ?((?:[^{}\\]|\\.)*)\}")
+_PART_OF_DATE: Final = re.compile(r"\\(yr|mo|dy|hr|min)(\d{1,4})")
+_CODEPAGE: Final = re.compile(rb"\\ansicpg(\d{3,5})")
+
+
+def decoded(raw: bytes) -> tuple[str, str]:
+    """Text, and the name of its encoding: by its mark, else UTF-8, else what the characters look like."""
+    for bom, encoding in _BOMS:
+        if raw.startswith(bom):
+            return raw.decode(encoding, "replace"), encoding.removesuffix("-sig")
+    try:
+        return raw.decode("utf-8"), "utf-8"
+    except UnicodeDecodeError:
+        encoding = _guessed(raw[: settings.EXTRACT_SAMPLE_BYTES])
+        return raw.decode(encoding, "replace"), encoding
+
+
+def plain(raw: bytes) -> Content:
+    """The text itself, and its encoding."""
+    text, encoding = decoded(raw)
+    return Content(text, {"charset": encoding}, verbatim=True)
+
+
+def markdown(raw: bytes) -> Content:
+    """The text as it is written; the first heading of the first level is its title."""
+    content = plain(raw)
+    if heading := _HEADING.search(content.text):
+        content.fields["title"] = line(heading[1])
+    return content
+
+
+def rtf(raw: bytes) -> Content:
+    """Text without its controls; title, author and dates from its information group."""
+    from striprtf.striprtf import rtf_to_text
+
+    page = _CODEPAGE.search(raw[: settings.EXTRACT_SAMPLE_BYTES])
+    encoding = _known(f"cp{page[1].decode()}") if page else _LAST_RESORT
+    source = raw.decode("latin-1")
+    fields = dict(_rtf_fields(source[: settings.EXTRACT_SAMPLE_BYTES], encoding))
+    return Content(rtf_to_text(source, encoding=encoding, errors="replace"), fields)
+
+
+def _rtf_fields(source: str, encoding: str) -> Iterator[tuple[str, Any]]:
+    from striprtf.striprtf import rtf_to_text
+
+    for name, value in _INFO.findall(source):
+        if name in ("title", "author"):
+            text = line(rtf_to_text("{\\rtf1 " + value + "}", encoding=encoding, errors="replace"))
+            if text:
+                yield name, text
+        else:
+            parts = {part: int(number) for part, number in _PART_OF_DATE.findall(value)}
+            if date := _rtf_moment(parts):
+                yield {"creatim": "created", "revtim": "modified"}[name], date
+
+
+def _rtf_moment(parts: dict[str, int]) -> str:
+    date = f"{parts.get('yr', 0):04}-{parts.get('mo', 0):02}-{parts.get('dy', 0):02}"
+    return moment(f"{date}T{parts.get('hr', 0):02}:{parts.get('min', 0):02}:00")
+
+
+def _guessed(sample: bytes) -> str:
+    """The likeliest of those that are in use; of equally likely ones the first."""
+    from charset_normalizer import from_bytes
+
+    found = list(from_bytes(sample, cp_isolation=list(_IN_USE)))
+    if not found:
+        return _LAST_RESORT
+    least = min(match.chaos for match in found)
+    alike = {name for match in found if match.chaos <= least for name in match.could_be_from_charset}
+    return _known(next((name for name in _IN_USE if name in alike), _LAST_RESORT))
+
+
+def _known(encoding: str) -> str:
+    """Python's name of an encoding, or the last resort."""
+    try:
+        return codecs.lookup(encoding).name
+    except LookupError:
+        return _LAST_RESORT

@@ -1,0 +1,141 @@
+"""The step that makes fields of an XML document."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from ferryman import settings
+from ferryman.document import Document
+from ferryman.errors import BadDocument, UsageError
+from ferryman.steps.formats.content import line
+from ferryman.steps.formats.package import parsed
+
+if TYPE_CHECKING:
+    from lxml.etree import XPath, _Element
+
+
+@dataclass(frozen=True, slots=True)
+class read_xml:
+    """Set fields to what stands at paths in the document's XML, its ``raw``, which stays.
+
+    >>> raw = b'<book xml:lang="en"><title>Henry <i>V</i></title><by>W. S.</by><by>J. F.</by></book>'
+    >>> step = read_xml({"title": "title", "authors": "by", "language": "@xml:lang", "parts": "count(part)"})
+    >>> step(Document("a", raw=raw)).fields
+    {'title': 'Henry V', 'authors': ['W. S.', 'J. F.'], 'language': 'en', 'parts': 0}
+
+    A path is XPath 1.0, from the root element on. Of an element it is the text in it, white space collapsed; of an
+    attribute its value. What is found once is a text, several times a list; what is not found, or is empty, sets no
+    field. Names in a namespace need a prefix, also those in the default one.
+
+    No entity is resolved and nothing is loaded: a document that declares entities is refused. A document without
+    ``raw`` goes on as it is. Needs ``pip install 'ferryman[extract]'``.
+
+    Args:
+        paths: field -> path.
+        namespaces: prefix -> namespace, for the paths; ``xml`` is known.
+        max_bytes: largest document that is taken.
+
+    Raises:
+        BadDocument: it is no XML, declares entities, nests too deep, or is too large.
+        ValueError: when the step is made: no path, one that is no XPath, or a prefix that is not in ``namespaces``.
+        UsageError: when the step is made: lxml is not installed.
+    """
+
+    paths: Mapping[str, str]
+    namespaces: Mapping[str, str] | None = None
+    max_bytes: int = settings.EXTRACT_PART_BYTES
+
+    def __post_init__(self) -> None:
+        if not self.paths or not all(isinstance(name, str) and name for name in self.paths):
+            raise ValueError(f"paths={self.paths!r}: give a path for each field.")
+        if not self.max_bytes > 0:
+            raise ValueError(f"max_bytes={self.max_bytes}: give a number above 0.")
+        object.__setattr__(self, "paths", dict(self.paths))
+        object.__setattr__(self, "namespaces", dict(self.namespaces or {}))
+        self._compiled()
+
+    def __call__(self, doc: Document) -> Document:
+        if doc.raw is None:
+            return doc
+        root = self._root(doc, doc.raw)
+        for name, path in self._compiled().items():
+            value = self._value(doc, name, path, root)
+            if value not in ("", []):
+                doc[name] = value
+        return doc
+
+    def _compiled(self) -> dict[str, XPath]:
+        """The paths, ready to be followed.
+
+        Raises:
+            ValueError: one that is none.
+        """
+        try:
+            from lxml import etree
+        except ModuleNotFoundError:
+            raise UsageError("read_xml needs lxml, not installed here: pip install 'ferryman[extract]'.") from None
+
+        compiled = {}
+        for name, path in self.paths.items():
+            try:
+                compiled[name] = etree.XPath(path, namespaces=dict(self.namespaces or {}), smart_strings=False)
+                compiled[name](etree.Element("any"))  # only now prefixes and functions are looked up
+            except (etree.XPathError, TypeError, ValueError) as e:
+                raise ValueError(
+                    f"path {path!r} of field {name!r}: {e}. Give an XPath 1.0, and its prefixes."
+                ) from None
+        return compiled
+
+    def _root(self, doc: Document, raw: bytes) -> _Element:
+        from lxml import etree
+
+        if len(raw) > self.max_bytes:
+            raise BadDocument(
+                f"{doc.id}: has {len(raw)} bytes, more than max_bytes={self.max_bytes}. Raise the limit, or split it."
+            )
+        try:
+            root = parsed(raw)
+        except etree.XMLSyntaxError as e:
+            raise BadDocument(f"{doc.id}: it is no XML: {line(str(e))}. Correct it.") from None
+        declared: Any = root.getroottree().docinfo.internalDTD
+        if declared is not None and next(declared.iterentities(), None) is not None:
+            raise BadDocument(f"{doc.id}: it declares entities, which are not resolved. Write them out.")
+        return root
+
+    def _value(self, doc: Document, name: str, path: XPath, root: _Element) -> Any:
+        from lxml import etree
+
+        try:
+            found = path(root)
+        except etree.XPathError as e:
+            raise BadDocument(f"{doc.id}: the path of field {name!r} cannot be followed: {e}. Correct it.") from None
+        match found:
+            case bool():
+                return found
+            case float():
+                return _number(found)
+            case str():
+                return line(found)
+        texts = [text for each in found if (text := _text(each))]
+        return texts if len(texts) > 1 else "".join(texts)
+
+
+_LARGEST: Final = 2.0**53
+
+
+def _number(found: float) -> Any:
+    """As JSON holds it; "" for what is none."""
+    if found != found or abs(found) > _LARGEST:
+        return ""
+    return int(found) if found.is_integer() else found
+
+
+def _text(found: Any) -> str:
+    """Of an element the text in it, of an attribute its value."""
+    if isinstance(found, str):
+        return line(found)
+    if isinstance(found, tuple):  # a namespace
+        return line(found[1])
+    return line("".join(found.itertext()) if isinstance(found.tag, str) else found.text)

@@ -1,0 +1,71 @@
+"""The command line on Spark, over a folder of many small files, killed from outside."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+PLAN = """
+from ferryman import Plan
+from ferryman.sources import Files
+
+{destination}
+
+
+def words(doc):
+    doc["words"] = len(doc.text().split())
+    return doc
+
+
+plan = Plan("kills", version=1)
+plan.source("files", Files({corpus!r})).step("words", words).destination("log", out, batch=20)
+"""
+
+
+class Killed:
+    """A plan of its own in a folder.
+
+    Args:
+        destination: Python code that makes the destination ``out``.
+    """
+
+    def __init__(self, root: Path, destination: str, documents: int) -> None:
+        self.root = root
+        self.log = root / "run.log"
+        corpus = root / "corpus"
+        corpus.mkdir()
+        for i in range(documents):
+            (corpus / f"{i:05}.txt").write_text(f"document number {i}")
+        (root / "plan.py").write_text(PLAN.format(destination=destination, corpus=str(corpus)))
+
+    def command(self, verb: str, *options: str) -> list[str]:
+        plan, state = str(self.root / "plan.py"), str(self.root / "state")
+        return [sys.executable, "-m", "ferryman.cli", verb, plan, "--state", state, *options]
+
+    def kill_after(self, seconds: float, chance: random.Random) -> None:
+        """Start a run; kill -9 it after this time, alone or with all its workers."""
+        process = self._start()
+        try:
+            process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            process.kill() if chance.random() < 0.5 else os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+    def to_the_end(self) -> int:
+        """Exit code of a run that nobody disturbs."""
+        process = self._start()
+        try:
+            return process.wait()
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        options = ["--master", "local[2]", "--conf", "spark.driver.memory=512m"]
+        with self.log.open("ab") as log:
+            return subprocess.Popen(self.command("run", *options), stdout=log, stderr=log, start_new_session=True)

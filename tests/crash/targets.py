@@ -1,0 +1,112 @@
+"""Real servers as destinations of the crash tests: how a plan reaches one, and what a reader finds there.
+
+A server is a row of ``TARGETS``. A case has a place of its own there (an index, a table), named after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+
+from ferryman.destinations import Destination, OpenSearch, Solr
+from ferryman.document import Document
+from ferryman.plan import Plan
+from ferryman.sources import Files
+from tests.crash import scenario
+from tests.destinations.search_index import SearchIndex
+
+FIELD = "year"
+"""A number in every document but one; see ``Target.refuses``."""
+
+DESTINATION = "destination.pickle"
+
+
+@dataclass(frozen=True)
+class Target:
+    """A server as a destination.
+
+    Attributes:
+        server: its name in tests/servers.
+        destination: (server, place) -> the destination; in code too, for a plan file.
+        contents: (server, place) -> id -> text of what is there.
+        refuses: it refuses, for good, the one document whose ``FIELD`` is no number.
+    """
+
+    server: str
+    destination: Callable[[Any, str], Destination]
+    code: Callable[[Any, str], str]
+    contents: Callable[[Any, str], dict[str, str]]
+    refuses: bool = True
+
+
+def _opensearch(server: Any, place: str) -> Destination:
+    return OpenSearch(server.url, place, {"properties": {FIELD: {"type": "long"}}})
+
+
+def _opensearch_contents(server: Any, place: str) -> dict[str, str]:
+    return {id: source["text"] for id, source in SearchIndex(server.url, place).documents().items()}
+
+
+def _solr(server: Any, place: str) -> Destination:
+    return Solr(server.collection(place, "versions"), versions=server.delete_parameter)
+
+
+def _solr_code(server: Any, place: str) -> str:
+    url = server.collection(place, "versions")
+    return f"from ferryman.destinations import Solr\nout = Solr({url!r}, versions={server.delete_parameter!r})"
+
+
+def _solr_contents(server: Any, place: str) -> dict[str, str]:
+    return {found["id"]: found["text"] for found in server.documents(place, fq="ferryman_hash_s:*")}
+
+
+TARGETS = {
+    "opensearch": Target(
+        "opensearch",
+        _opensearch,
+        lambda server, place: (
+            f"from ferryman.destinations import OpenSearch\nout = OpenSearch({server.url!r}, {place!r})"
+        ),
+        _opensearch_contents,
+    ),
+    "solr": Target("solr", _solr, _solr_code, _solr_contents),
+}
+
+
+def year(doc: Document) -> Document:
+    doc[FIELD] = "MDC" if doc.id == scenario.REFUSED else len(doc.text())
+    return doc
+
+
+def keep(root: Path, destination: Destination) -> None:
+    """For the processes that run the plan."""
+    (root / DESTINATION).write_bytes(cloudpickle.dumps(destination))
+
+
+def make_plan(root: Path) -> Plan:
+    """The scenario's corpus into the destination that is kept there."""
+    destination = cloudpickle.loads((root / DESTINATION).read_bytes())
+    plan = Plan("crash", version=1)
+    files = plan.source("files", Files(str(root / "corpus")))
+    files.step("year", year).destination("log", destination, batch=scenario.BATCH, backoff=0, attempts=3)
+    return plan
+
+
+def wanted(target: Target) -> dict[str, str]:
+    """Id -> text of what must be there after the second run, by the corpus alone."""
+    silent = {scenario.BAD, *([scenario.REFUSED] if target.refuses else [])}
+    return {id: content.decode() for id, content in scenario.second_corpus().items() if id not in silent}
+
+
+def check(name: str, status: dict[str, Any]) -> None:
+    """The ledger against the corpora, after the second run."""
+    assert status["balanced"], status
+    first, second = scenario.first_corpus(), scenario.second_corpus()
+    counts = {kind: n for kind, n in status["destinations"]["log"].items() if n}
+    refused = {"dead": 1} if TARGETS[name].refuses else {}
+    there = len(wanted(TARGETS[name]))
+    assert counts == {"indexed": there, "deleted": len(first.keys() - second), "error_doc": 1, **refused}, counts
