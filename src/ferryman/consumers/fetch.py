@@ -87,7 +87,7 @@ class Fetcher:
         except (TransientError, PermanentError, OSError):
             return None
 
-    def bytes(self, url: str, limit: int, digest: str = "") -> bytes:
+    def content(self, url: str, limit: int, digest: str = "") -> bytes:
         """What is at a URL, up to ``limit`` bytes.
 
         Raises:
