@@ -15,11 +15,12 @@ import pytest
 
 from ferryman.errors import UsageError
 from ferryman.intake import Queue, QueueLost, QueueRefused
-from ferryman.intake.store.zookeeper import address
+from ferryman.intake.store.address import address
 from tests.intake.conftest import layout, started, zookeeper_url
 from tests.servers.zookeeper import Quorum, ZooKeeperServer
 
-SESSION_S = 10.0
+SESSION_S = 30.0
+"""Longer than a busy machine needs to start a server again."""
 
 
 @pytest.fixture

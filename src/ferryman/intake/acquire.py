@@ -12,7 +12,7 @@ from typing import Final
 from ferryman.errors import words
 from ferryman.intake.access import Assembly
 from ferryman.intake.batch import Batch
-from ferryman.intake.errors import NodeInvalid
+from ferryman.intake.errors import NodeInvalid, StateError
 from ferryman.intake.job import Job
 from ferryman.intake.locks import KINDS, Locks
 from ferryman.intake.nodes import (
@@ -66,6 +66,9 @@ class Acquirer:
                     job.set_status(JobState.HELD, "its collection is on hold")
                     job.unlock()
                     continue
+            except StateError:  # a person was faster, who needs no lock to hold it
+                job.unlock()
+                continue
             except NodeInvalid as e:
                 job.unlock()
                 self._warn(words(e))
@@ -82,8 +85,12 @@ class Acquirer:
     def pending_batch(self) -> Batch | None:
         """The oldest pending batch that nobody holds, locked and moved to Processing."""
         for batch in self._batches("pending", {BatchState.PENDING}, {BatchState.HELD}):
-            batch.acquired()
-            return batch
+            try:
+                batch.acquired()
+            except StateError:  # a person was faster, who needs no lock to hold it
+                batch.unlock()
+            else:
+                return batch
         return None
 
     def batch_for_reporting(self, ready: Callable[[Batch], bool] | None) -> Batch | None:

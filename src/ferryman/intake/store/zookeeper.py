@@ -12,75 +12,32 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from bisect import insort
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final, NamedTuple
-from urllib.parse import unquote, urlsplit
+from typing import Any, Final
 
 from ferryman.intake.errors import QueueLost, QueueRefused
 from ferryman.intake.nodes import DIGITS, lock_of, name_of, parent_of
+from ferryman.intake.store.address import address
 from ferryman.intake.store.base import Conflict, Create, Delete, Node, Op, SessionLost, Set, Why
+from ferryman.intake.store.listing import Listing
 
 log = logging.getLogger("ferryman.intake")
 
 CONNECT_S: Final = 15.0
 """How long the first connection may take: a quorum that has just lost its leader needs some seconds for another."""
 
-LISTING_S: Final = 1.0
-"""A listing is kept so long for acquiring: of 100 000 jobs it costs 0.2 s, each acquisition then one change."""
-
-HELD_S: Final = 3.0
-"""A job that somebody held is left alone for so long, as long as there are others: of thousands that are worked at,
-asking for each lock once a second would take longer than a second."""
+RECONNECT_MAX_S: Final = 1.0
+"""Longest pause between two tries to reach a server again: kazoo would wait up to a minute, six sessions long."""
 
 TRIED_BLINDLY: Final = 1
 """Names that are given without asking whether they are held: it is cheaper to try. If these were held, there may be
 thousands more: they are asked for together."""
-
-ASKED_FIRST: Final = 8
-"""Names that are asked for together at first, then twice as many each time: others are most often a little ahead."""
 
 READ_AT_ONCE: Final = 256
 """Reads under way at once."""
 
 BURN: Final = 400
 """Numbers that are skipped in one multi-operation."""
-
-LOOPBACK: Final = ("localhost", "127.0.0.1", "::1")
-
-
-class Address(NamedTuple):
-    """What a queue's URL says."""
-
-    hosts: str
-    chroot: str
-    user: str
-    password: str
-
-    @property
-    def shown(self) -> str:
-        """Without the password."""
-        return f"zookeeper://{self.hosts}{self.chroot}"
-
-    @property
-    def is_local(self) -> bool:
-        """Can nobody but this machine reach it?"""
-        return all(urlsplit(f"//{host}").hostname in LOOPBACK for host in self.hosts.split(","))
-
-
-def address(url: str) -> Address:
-    """The parts of ``zookeeper://user:password@h1:2181,h2:2181/chroot``.
-
-    Raises:
-        QueueRefused: it names no host.
-    """
-    parts = urlsplit(url)
-    login, _, hosts = parts.netloc.rpartition("@")
-    user, _, password = login.partition(":")
-    chroot = parts.path.rstrip("/")
-    if not hosts or "//" in chroot:
-        raise QueueRefused(f"zookeeper://{hosts}{parts.path}: give zookeeper://host:port,host:port/chroot.")
-    return Address(hosts, chroot, unquote(user), unquote(password))
 
 
 class ZooKeeperStore:
@@ -98,12 +55,18 @@ class ZooKeeperStore:
             log.warning(
                 "%s: whoever reaches these servers may change this queue: give user:password@ in its URL", at.shown
             )
-        self._client = client.KazooClient(hosts=at.hosts, timeout=session_timeout_s, auth_data=login, default_acl=acl)
+        self._client = client.KazooClient(
+            hosts=at.hosts,
+            timeout=session_timeout_s,
+            auth_data=login,
+            default_acl=acl,
+            connection_retry={"max_tries": -1, "delay": 0.1, "backoff": 2, "max_delay": RECONNECT_MAX_S},
+        )
         self._acl = acl
         self._turn = threading.Lock()
         """Between asking whether a session lives and sending what names it, it cannot be lost and another begun."""
         self._lost = 0
-        self._listings: dict[str, _Listing] = {}
+        self._listings: dict[str, Listing] = {}
         self._held: set[str] = set()
         self._client.add_listener(self._listen)
         self._start(at.chroot, may_make)
@@ -335,7 +298,7 @@ class ZooKeeperStore:
 
     def free(self, folder: str, items: str) -> Iterator[str]:
         """Each name is given once a listing: who gets it tries its lock, and need not try it again within a second."""
-        listing = self._listings.setdefault(folder, _Listing())
+        listing = self._listings.setdefault(folder, Listing())
         if listing.is_old():
             listing.renew(self.children(folder))
         given = 0
@@ -382,57 +345,6 @@ class ZooKeeperStore:
         if name in ("NoAuthError", "AuthFailedError", "InvalidACLError"):
             return QueueRefused(f"{self.url}: the servers refuse us ({name}): give user:password@ of this queue.")
         return QueueLost(f"{self.url}: {name}: {str(error) or 'no server answers'}. Is ZooKeeper running there?")
-
-
-class _Listing:
-    """The children of a folder, each given once, for a second. Those that were held lately are left out of the next."""
-
-    def __init__(self) -> None:
-        self._using = threading.Lock()
-        self._names: list[str] = []
-        self._next = 0
-        self._read_at = float("-inf")
-        self._held: dict[str, float] = {}
-
-    def is_old(self) -> bool:
-        return time.monotonic() - self._read_at > LISTING_S
-
-    def renew(self, names: list[str], *, all_of_them: bool = False) -> None:
-        """Start again. ``all_of_them``: also those that were held lately; they are asked for."""
-        with self._using:
-            now = time.monotonic()
-            self._held = {name: at for name, at in self._held.items() if now - at < HELD_S and not all_of_them}
-            self._names = [name for name in names if name not in self._held]
-            self._next, self._read_at = 0, now
-
-    def take(self) -> str | None:
-        """The next name; None if all were given. Whoever takes it holds it, or has found that another does."""
-        with self._using:
-            if self._next == len(self._names):
-                return None
-            self._next += 1
-            name = self._names[self._next - 1]
-            self._held[name] = time.monotonic()
-            return name
-
-    def step_over(self, are_held: Callable[[Sequence[str]], list[bool]]) -> None:
-        """Go on to the next name that nobody holds."""
-        with self._using:
-            size = ASKED_FIRST
-            while some := self._names[self._next : self._next + size]:
-                size = min(2 * size, READ_AT_ONCE)
-                held = are_held(some)
-                free = held.index(False) if False in held else len(some)
-                self._held.update(dict.fromkeys(some[:free], time.monotonic()))
-                self._next += free
-                if free < len(some):
-                    return
-
-    def add(self, name: str) -> None:
-        """This handle has made it just now."""
-        with self._using:
-            self._held.pop(name, None)
-            insort(self._names, name, lo=self._next)
 
 
 class _Watch:
