@@ -1,4 +1,4 @@
-"""Processes that serve, forked from one that has all modules loaded; each may be killed, at a point or after a while."""
+"""Processes that serve, forked from one that has all modules loaded; each may be killed at a point, or at a moment."""
 
 from __future__ import annotations
 

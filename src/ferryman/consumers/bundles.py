@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import os
+import time
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -14,7 +15,7 @@ from ferryman.consumers.workspace import Workspace
 from ferryman.errors import FerrymanError, UsageError, named
 from ferryman.intake import Assembly, Job, LockLost, NodeInvalid, Queue, StateError, inventory
 from ferryman.intake.inventory import FILES, Held
-from ferryman.intake.nodes import time_text
+from ferryman.intake.nodes import decoded, job_path, time_text
 from ferryman.settings import MIB
 from ferryman.storage import files
 from ferryman.testing import crash
@@ -27,6 +28,12 @@ BYTES_PER_S: Final = 50 * MIB
 
 KEPT_S: Final = 7 * 24 * 3600.0
 """So long a bundle lies ready; then it is removed, and can be asked for again."""
+
+LOOKED_AT: Final = 1000
+"""Jobs whose names are read at once."""
+
+LEFT_BEHIND_S: Final = 2.0
+"""Between two looks for requests whose consumer died."""
 
 _PIECE: Final = MIB
 _NO_TIME: Final = (1980, 1, 1, 0, 0, 0)
@@ -58,29 +65,30 @@ def ask(queue: Queue, objects: Sequence[str], now: float, *, small_bytes: int = 
 
 def _job_of(queue: Queue, name: str) -> Job:
     """The latest delivered job of this id, or of an object of this name."""
-    latest: Job | None = None
-    if name.startswith("jid"):
-        try:
-            latest = queue.load_job(name)
-        except NodeInvalid:
-            latest = None
-    if latest is None:
-        for job_id in sorted(queue.list_jobs("Completed")):
+    found = name if name in set(queue.list_jobs("Completed")) else _latest_named(queue, name)
+    if not found:
+        raise UsageError(f"{name}: no job of this id, and no object of this local id, is completed.")
+    job = queue.load_job(found)
+    if not job.store.get("url"):
+        raise UsageError(f"{name}: the originals of {job.id} were not kept. Serve the queue without --drop-originals.")
+    return job
+
+
+def _latest_named(queue: Queue, name: str) -> str:
+    """The latest completed job of an object with this local or primary id; "" if there is none."""
+    jobs = sorted(queue.list_jobs("Completed"), reverse=True)
+    for at in range(0, len(jobs), LOOKED_AT):
+        some = jobs[at : at + LOOKED_AT]
+        paths = [job_path(job, "identifiers") for job in some]
+        for job, path, node in zip(some, paths, queue.tree.store.read(paths), strict=True):
             try:
-                job = queue.load_job(job_id)
-                identifiers = job.identifiers
+                identifiers = decoded(path, node.data) if node else {}
             except NodeInvalid:
                 continue  # the audit's business
             local = identifiers.get("local_id")
-            if name == identifiers.get("primary_id") or name in (local if isinstance(local, list) else [local]):
-                latest = job
-    if latest is None or latest.status != "Completed":
-        raise UsageError(f"{name}: no job of this id, and no object of this local id, is completed.")
-    if not latest.store.get("url"):
-        raise UsageError(
-            f"{name}: the originals of {latest.id} were not kept. Serve the queue without --drop-originals."
-        )
-    return latest
+            if name in (identifiers.get("primary_id"), *(local if isinstance(local, list) else [local])):
+                return job
+    return ""
 
 
 def _bytes_of(queue: Queue, size: str, request_id: str) -> int:
@@ -104,6 +112,7 @@ class Bundles:
         self, queue: Queue, work: Workspace, size: str, stopping: Callable[[], None], say: Callable[[str], None]
     ) -> None:
         self._queue, self._work, self._size, self._stopping, self._say = queue, work, size, stopping, say
+        self._look_at = 0.0
 
     def turn(self) -> bool:
         """Put one bundle together. False: nobody waits for any.
@@ -112,6 +121,8 @@ class Bundles:
             QueueLost.
             Stopping.
         """
+        if self._is_paused():
+            return False
         request = self._queue.acquire_pending_assembly(self._size) or self._left_behind()
         if request is None:
             return False
@@ -135,8 +146,21 @@ class Bundles:
             if now - path.stat().st_mtime >= KEPT_S:
                 path.unlink(missing_ok=True)
 
+    def is_due(self) -> bool:
+        """Does anybody wait for a bundle?"""
+        if self._is_paused():
+            return False
+        return any(self._queue.list_assemblies(self._size, state) for state in ("Pending", "Processing"))
+
+    def _is_paused(self) -> bool:
+        return self._queue.locks.check(f"access-{self._size}")
+
     def _left_behind(self) -> Assembly | None:
-        """A request whose consumer died over it."""
+        """A request whose consumer died over it. Looked for now and then, as all requests are looked at."""
+        now = time.monotonic()
+        if now < self._look_at:
+            return None
+        self._look_at = now + LEFT_BEHIND_S
         for request_id in self._queue.list_assemblies(self._size, "Processing"):
             request = self._queue.load_assembly(self._size, request_id)
             if request.lock():

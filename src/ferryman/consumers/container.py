@@ -38,42 +38,49 @@ def unpack(
     folder: Path,
     stopping: Callable[[], None] = lambda: None,
     *,
+    name: str = "",
     members: int = MEMBERS,
     unpacked_bytes: int = UNPACKED_BYTES,
     ratio: float = RATIO,
 ) -> None:
     """Unpack a container into a folder, which is made anew. Killed in the middle, it is done again from the start.
 
+    Args:
+        stopping: asked between pieces; what it raises ends it.
+        name: of the container, in messages; default: its file's.
+        members, unpacked_bytes, ratio: see ``MEMBERS``, ``UNPACKED_BYTES``, ``RATIO``.
+
     Raises:
         Corrupt: it is no zip or tar, is broken or encrypted, a member's path climbs out of it, is a link or a device,
             two members have one path, or it unpacks to more than it may. Nothing of it counts then.
         OSError: the disk is full, or failed.
     """
+    shown = f"container {name or path.name}"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     budget = _Budget(path.stat().st_size, members, unpacked_bytes, ratio)
     seen: set[str] = set()
     try:
-        for name, content in _members(path):
+        for member, content in _members(path):
             stopping()
-            place = checked_path(name)
+            place = checked_path(member)
             budget.member()
             if place in seen:
                 raise Corrupt(f"it has {place[:200]!r} twice.")
             seen.add(place)
             _write(folder / place, content, budget, stopping)
     except Corrupt as e:
-        raise Corrupt(f"container {path.name}: {e} Pack it anew.") from None
+        raise Corrupt(f"{shown}: {e} Pack it anew.") from None
     except (zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError, EOFError, NotImplementedError) as e:
-        raise Corrupt(f"container {path.name}: is broken: {str(e)[:200]}. Pack it anew.") from None
+        raise Corrupt(f"{shown}: is broken: {str(e)[:200]}. Pack it anew.") from None
     except (FileExistsError, NotADirectoryError, IsADirectoryError):
-        raise Corrupt(f"container {path.name}: a name in it is both a file and a folder. Pack it anew.") from None
+        raise Corrupt(f"{shown}: a name in it is both a file and a folder. Pack it anew.") from None
     except OSError as e:
         if e.errno is None:  # gzip's and bz2's own words for what they cannot read
-            raise Corrupt(f"container {path.name}: is broken: {str(e)[:200]}. Pack it anew.") from None
+            raise Corrupt(f"{shown}: is broken: {str(e)[:200]}. Pack it anew.") from None
         raise
     if not seen:
-        raise Corrupt(f"container {path.name}: there are no files in it.")
+        raise Corrupt(f"{shown}: there are no files in it.")
 
 
 def _members(path: Path) -> Iterator[tuple[str, IO[bytes]]]:

@@ -87,7 +87,7 @@ class Fetcher:
         except (TransientError, PermanentError, OSError):
             return None
 
-    def bytes(self, url: str, limit: int, digest: str = "") -> bytes:
+    def content(self, url: str, limit: int, digest: str = "") -> bytes:
         """What is at a URL, up to ``limit`` bytes.
 
         Raises:
@@ -212,7 +212,7 @@ class Fetcher:
                 begins = have
             stamp = answer.headers.get("etag", "")
             stamp = answer.headers.get("last-modified", "") if stamp.startswith("W/") or not stamp else stamp
-            yield _Said(begins, stamp if stamp.isascii() else ""), self._pieces(lambda n: answer.read(n) or b"")
+            yield _Said(begins, stamp if stamp.isascii() else ""), self._pieces(lambda n: answer.read1(n) or b"")
 
     def _pieces(self, read: Callable[[int], bytes]) -> Iterator[bytes]:
         while piece := read(PIECE_BYTES):

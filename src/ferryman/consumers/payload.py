@@ -125,7 +125,7 @@ def _rows(submission: Mapping[str, Any], kept: Path, fetcher: Fetcher) -> list[R
     """The lines of a batch's manifest. It is fetched once: what becomes of its URL later makes no other jobs."""
     url = _url(submission)
     if not kept.exists():
-        text = fetcher.bytes(url, MANIFEST_BYTES, checked_digest(str(submission.get("digest") or "")))
+        text = fetcher.content(url, MANIFEST_BYTES, checked_digest(str(submission.get("digest") or "")))
         files.make_folder(kept.parent)
         files.replace(kept, text)
     return rows_of(kept.read_bytes(), url)
@@ -191,7 +191,7 @@ def _inherited(submission: Mapping[str, Any]) -> dict[str, Any]:
 
 def _identifiers(submission: Mapping[str, Any]) -> dict[str, Any]:
     local = submission.get("local_id")
-    found = {"local_id": local if isinstance(local, list) else [local] if local else []}
+    found: dict[str, Any] = {"local_id": local if isinstance(local, list) else [local] if local else []}
     found["primary_id"] = submission.get("primary_id")
     return {name: value for name, value in found.items() if value}
 
@@ -218,10 +218,10 @@ def listed(job: Job, work: Workspace, fetcher: Fetcher) -> list[Entry]:
         PermanentError, TransientError: it cannot be fetched.
         Stopping.
     """
-    found = work.list(job.id)
+    found = work.entries(job.id)
     if found is None:
         found = _entries(job.configuration, fetcher)
-        work.set_list(job.id, found)
+        work.set_entries(job.id, found)
     return found
 
 
@@ -235,7 +235,7 @@ def _entries(configuration: Mapping[str, Any], fetcher: Fetcher) -> list[Entry]:
     url = _url(configuration)
     digest = checked_digest(str(configuration.get("digest") or ""))
     if configuration.get("payload_type") == _OBJECT_FILE:
-        return read_entries(fetcher.bytes(url, MANIFEST_BYTES))
+        return read_entries(fetcher.content(url, MANIFEST_BYTES))
     match kind_of(configuration):
         case Kind.FILE | Kind.CONTAINER:
             size = configuration.get("size")
@@ -244,7 +244,7 @@ def _entries(configuration: Mapping[str, Any], fetcher: Fetcher) -> list[Entry]:
             name = str(configuration.get("payload_file_name") or "") or name_in(url)
             return [Entry(url, checked_path(name), digest, None if size is None else int(size))]
         case Kind.OBJECT:
-            rows = rows_of(fetcher.bytes(url, MANIFEST_BYTES, digest), url)
+            rows = rows_of(fetcher.content(url, MANIFEST_BYTES, digest), url)
             alone = [row._replace(local_id="1", collection="") for row in rows]
             return [row.entry for row in objects_of(alone)[0].rows]
         case kind:

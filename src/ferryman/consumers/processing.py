@@ -138,13 +138,13 @@ class Processing:
                 del self._waiting[job.id]
                 self._take(job)
         while len(self._held) + len(self._waiting) < self._wave_jobs and not self._stop.is_set():
-            job = self._queue.acquire_job(JobState.PROCESSING)
-            if job is None:
+            found = self._queue.acquire_job(JobState.PROCESSING)
+            if found is None:
                 return
-            if self._is_free(job):
-                self._take(job)
+            if self._is_free(found):
+                self._take(found)
             else:
-                self._waiting[job.id] = job
+                self._waiting[found.id] = found
 
     def _is_free(self, job: Job) -> bool:
         """Is no other job of this object being processed? It is locked then."""
@@ -279,7 +279,7 @@ def _verdict(expected: Expected, found: Found) -> list[str] | None:
 
 def _reasons(failures: Iterable[Failure]) -> list[str]:
     """Each once, though several destinations may have it."""
-    found = {}
+    found: dict[str, None] = {}
     for one in failures:
         why = one.why.removeprefix(f"{one.document}: ")
         if one.status == "INDEXING":

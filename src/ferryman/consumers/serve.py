@@ -114,12 +114,15 @@ def serve(
     observer = observer or Silent()
     consumers = Consumers(queue, serving, stop, observer.message)
     consumers.start()
+    stands_by = False
     try:
         while not _is_over(consumers, None, serving, stop):
             with suppress(StateHeld), driving() as (state, runner):
                 _process(plan, queue, state, runner, consumers, serving, stop, observer)
             if not stop.is_set():
-                consumers.say(f"plan {plan.key}: another process runs it; this one does the rest")
+                if not stands_by:
+                    consumers.say(f"plan {plan.key}: another process runs it; this one does the rest")
+                stands_by = True
                 stop.wait(HELD_AGAIN_S)
     finally:
         stop.set()
@@ -222,6 +225,8 @@ class Consumers:
     def is_idle(self) -> bool:
         """Is nothing left to do that can be done now? A paused queue has nothing, and held jobs are left alone."""
         if not all(loop.idle.is_set() for loop in self._loops):
+            return False
+        if any(bundles.is_due() for bundles in self._bundles):
             return False
         if self._queue.locks.check("ingest"):
             return True

@@ -10,7 +10,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, ClassVar, Final, NamedTuple, Protocol
+from typing import Any, ClassVar, Final, NamedTuple
 
 from ferryman.consumers import container
 from ferryman.consumers.callback import Callback
@@ -39,6 +39,10 @@ FETCHES: Final = 4
 """Files of one job that are fetched at once: a server gives each connection its share."""
 
 
+PACKED: Final = "container"
+"""A container's own name until it is unpacked."""
+
+
 class Done(NamedTuple):
     """The job moves on."""
 
@@ -47,13 +51,14 @@ class Done(NamedTuple):
     """Another one, from now on."""
 
 
-class Station(Protocol):
+class Station:
     """The work of one state."""
 
     state: ClassVar[JobState]
 
     def open(self) -> bool:
         """Can any job of this state be worked at now?"""
+        return True
 
     def work(self, job: Job) -> Done:
         """Do it.
@@ -64,17 +69,13 @@ class Station(Protocol):
             Stopping.
             LockLost, NodeInvalid, StateError: the job is not ours any more.
         """
+        raise NotImplementedError
 
 
-class _Open:
-    def open(self) -> bool:
-        return True
-
-
-class Pending(_Open):
+class Pending(Station):
     """Its manifest is read, and laid into the working space. One that is corrupt fails the job for good."""
 
-    state = JobState.PENDING
+    state: ClassVar[JobState] = JobState.PENDING
 
     def __init__(self, work: Workspace, fetcher: Fetcher) -> None:
         self._work, self._fetcher = work, fetcher
@@ -85,10 +86,10 @@ class Pending(_Open):
         return Done(f"{found} {'file' if found == 1 else 'files'}")
 
 
-class Estimating(_Open):
+class Estimating(Station):
     """The sizes of its files are asked for. What nobody knows lowers its priority, and never fails it."""
 
-    state = JobState.ESTIMATING
+    state: ClassVar[JobState] = JobState.ESTIMATING
 
     def __init__(self, work: Workspace, fetcher: Fetcher) -> None:
         self._work, self._fetcher = work, fetcher
@@ -106,10 +107,10 @@ class Estimating(_Open):
         return Done(f"the size of {unknown} of {len(sizes)} files is not known", lowered)
 
 
-class Provisioning:
+class Provisioning(Station):
     """It waits until there is working space. Who does not fit holds nobody up: every job in the state is looked at."""
 
-    state = JobState.PROVISIONING
+    state: ClassVar[JobState] = JobState.PROVISIONING
 
     def __init__(self, queue: Queue, work: Workspace, say: Callable[[str], None], full: float = FULL) -> None:
         self._queue, self._work, self._say, self._full = queue, work, say, full
@@ -162,7 +163,7 @@ class Provisioning:
             return 0  # it went, or is for the audit
 
 
-class Downloading(_Open):
+class Downloading(Station):
     """Its files are fetched, some at once, and their digests checked; a container is unpacked.
 
     1. Every file that is not there is fetched; a part that came before a kill is gone on with.
@@ -170,7 +171,7 @@ class Downloading(_Open):
     3. The job says where it is.
     """
 
-    state = JobState.DOWNLOADING
+    state: ClassVar[JobState] = JobState.DOWNLOADING
 
     def __init__(self, work: Workspace, fetcher: Fetcher, stop: threading.Event, fetches: int = FETCHES) -> None:
         self._work, self._fetcher, self._stop, self._fetches = work, fetcher, stop, fetches
@@ -183,6 +184,7 @@ class Downloading(_Open):
         crash.point("job.inventory")
         job.set_inventory(inventory.node(path, held))  # 3
         crash.point("job.downloaded")
+        (self._work.job(job.id) / PACKED).unlink(missing_ok=True)
         size = sum(each.size for each in held)
         return Done(f"{len(held)} {'file' if len(held) == 1 else 'files'}, {size} bytes")
 
@@ -202,10 +204,10 @@ class Downloading(_Open):
 
     def _unpacked(self, job: Job, entries: list[Entry]) -> list[Held]:
         (entry,) = entries
-        packed = self._work.job(job.id) / "container"
+        packed = self._work.job(job.id) / PACKED
         self._fetcher.file(entry.url, packed, entry.digest, entry.size)
         folder = self._work.files(job.id)
-        container.unpack(packed, folder, self._stopping)
+        container.unpack(packed, folder, self._stopping, name=entry.path)
         container.synced(folder)
         held = []
         for path in sorted(p for p in folder.rglob("*") if p.is_file()):
@@ -218,10 +220,10 @@ class Downloading(_Open):
             raise Stopping
 
 
-class Storing(_Open):
+class Storing(Station):
     """Its documents are delivered: the originals are kept, or dropped. A lock of a person's on the object holds it."""
 
-    state = JobState.STORING
+    state: ClassVar[JobState] = JobState.STORING
 
     def __init__(self, queue: Queue, work: Workspace, keep: bool = True) -> None:
         self._queue, self._work, self._keep = queue, work, keep
@@ -246,10 +248,10 @@ class Storing(_Open):
         return Done(f"{len(held)} originals are kept")
 
 
-class Recording(_Open):
+class Recording(Station):
     """What was delivered is noted with the job."""
 
-    state = JobState.RECORDING
+    state: ClassVar[JobState] = JobState.RECORDING
 
     def __init__(self, queue: Queue) -> None:
         self._queue = queue
@@ -268,10 +270,10 @@ class Recording(_Open):
         return Done()
 
 
-class Notify(_Open):
+class Notify(Station):
     """Its submitter is told, if there is a URL to tell it to."""
 
-    state = JobState.NOTIFY
+    state: ClassVar[JobState] = JobState.NOTIFY
 
     def __init__(self, work: Workspace, callback: Callback) -> None:
         self._work, self._callback = work, callback

@@ -21,7 +21,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from ferryman.consumers.manifest import Entry
-from ferryman.intake import NodeInvalid, Queue
+from ferryman.intake import Batch, Job, NodeInvalid, Queue
 from ferryman.intake.inventory import FILES
 from ferryman.storage import files
 
@@ -70,12 +70,12 @@ class Workspace:
     def space(self) -> Space:
         return self._space(self.root)
 
-    def set_list(self, job_id: str, entries: Iterable[Entry]) -> None:
+    def set_entries(self, job_id: str, entries: Iterable[Entry]) -> None:
         """Publish what the submitter named of a job."""
         files.make_folder(self.job(job_id))
         write_entries(self.job(job_id) / "list.jsonl", entries)
 
-    def list(self, job_id: str) -> list[Entry] | None:
+    def entries(self, job_id: str) -> list[Entry] | None:
         """What the submitter named; None if that is not known here."""
         try:
             return read_entries((self.job(job_id) / "list.jsonl").read_bytes())
@@ -93,11 +93,11 @@ class Workspace:
         """Remove what belongs to jobs and batches that are done with, or gone. Returns whose it was."""
         swept = []
         for folder in sorted((self.root / "jobs").iterdir()):
-            if _is_done(lambda job=folder.name: queue.load_job(job).deletable):
+            if _is_done(queue.load_job, folder.name):
                 self.drop(folder.name)
                 swept.append(folder.name)
         for folder in sorted((self.root / "batches").iterdir()):
-            if _is_done(lambda batch=folder.name: queue.load_batch(batch).deletable):
+            if _is_done(queue.load_batch, folder.name):
                 self.drop_batch(folder.name)
                 swept.append(folder.name)
         for folder in sorted((self.root / "originals").iterdir()):
@@ -116,9 +116,9 @@ def read_entries(data: bytes) -> list[Entry]:
     return [msgspec.json.decode(line, type=Entry) for line in data.splitlines() if line]
 
 
-def _is_done(deletable: Callable[[], bool]) -> bool:
+def _is_done(load: Callable[[str], Batch | Job], id: str) -> bool:
     try:
-        return deletable()
+        return load(id).deletable
     except NodeInvalid as e:
         return e.what == "is not there"
 

@@ -1,0 +1,111 @@
+"""Access requests: a zip of what was delivered."""
+
+from __future__ import annotations
+
+import time
+import zipfile
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from ferryman.consumers.bundles import KEPT_S, ask
+from ferryman.errors import UsageError
+from tests.consumers.forks import Forks
+from tests.consumers.place import Place
+
+
+def served(place: Place) -> None:
+    rows = [place.row(f"{o}/{f}.txt", local_id=f"object {o}") for o in range(2) for f in range(2)]
+    place.submit(manifest_url=place.manifest(rows))
+    place.serve()
+
+
+def contents(url: str) -> dict[str, bytes]:
+    with zipfile.ZipFile(urlsplit(url).path) as bundle:
+        assert bundle.testzip() is None
+        return {name: bundle.read(name) for name in bundle.namelist()}
+
+
+@pytest.mark.rule("intake.access")
+def test_a_bundle(intake: Place) -> None:
+    """Asked for by local id or by job; the token says how large, when, where and until when."""
+    served(intake)
+    first, second = sorted(intake.jobs())
+    request = ask(intake.queue, ["object 0", second], time.time())
+    assert request.token["cloud-content-byte"] == 4 * len("content of 0/0.txt")
+    assert request.token["anticipated-availability-time"].endswith("+0000")
+
+    intake.serve()
+
+    assert request.status == "Completed"
+    token = request.token
+    assert len(token["token"]) == 32
+    assert token["expires"] > token["anticipated-availability-time"]
+    assert contents(token["url"]) == {
+        f"{job}/{f}.txt": f"content of {o}/{f}.txt".encode() for o, job in enumerate((first, second)) for f in range(2)
+    }
+
+
+def test_small_and_large(intake: Place) -> None:
+    """By size; each has a queue of its own, and its own pause."""
+    served(intake)
+    small = ask(intake.queue, ["object 0"], 0)
+    large = ask(intake.queue, ["object 0"], 0, small_bytes=1)
+    assert (small.size, large.size) == ("small", "large")
+    intake.queue.locks.lock("access-large")
+    intake.serve()
+    assert (small.status, large.status) == ("Completed", "Pending")
+    intake.queue.locks.unlock("access-large")
+    intake.serve()
+    assert large.status == "Completed"
+
+
+def test_what_cannot_be_had(intake: Place) -> None:
+    """An unknown object, one whose originals were dropped, and an original that was damaged since."""
+    served(intake)
+    with pytest.raises(UsageError, match="nothing: no job of this id"):
+        ask(intake.queue, ["nothing"], 0)
+    damaged = ask(intake.queue, ["object 1"], 0)
+    (job,) = damaged.token["jobs"]
+    (intake.serving.work / "originals" / job / "files" / "0.txt").write_bytes(b"other")
+    intake.serve()
+    assert damaged.status == "Failed"
+    assert "is not what was delivered" in damaged.message
+
+    intake.submit(payload_url=intake.put("d.txt", "d").as_uri(), local_id="dropped")
+    intake.serve(keep_originals=False)
+    with pytest.raises(UsageError, match="were not kept"):
+        ask(intake.queue, ["dropped"], 0)
+
+
+def test_a_bundle_expires(intake: Place) -> None:
+    """After a week it is removed."""
+    served(intake)
+    request = ask(intake.queue, ["object 0"], 0)
+    intake.serve()
+    path = Path(urlsplit(request.token["url"]).path)
+    from ferryman.consumers.bundles import Bundles
+    from ferryman.consumers.workspace import Workspace
+
+    bundles = Bundles(intake.queue, Workspace(intake.serving.work), "small", lambda: None, lambda _: None)
+    bundles.expire(time.time())
+    assert path.exists()
+    bundles.expire(time.time() + KEPT_S)
+    assert not path.exists()
+
+
+def test_killed_over_it(place: Path) -> None:
+    """Kill -9 when the zip lies ready: the next consumer finds the request, and makes it whole."""
+    intake = Place(place, session_timeout_s=1.5)
+    served(intake)
+    request = ask(intake.queue, ["object 0"], 0)
+    with Forks(place) as forks:
+        code, said = forks.serve(place, "access.bundled")
+        assert code == -9, said
+        assert request.status == "Processing"
+        code, said = forks.serve(place)
+        assert code == 0, said
+    assert request.status == "Completed"
+    assert len(contents(request.token["url"])) == 2
+    intake.queue.close()

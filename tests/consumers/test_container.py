@@ -1,0 +1,104 @@
+"""Containers: what is unpacked, and what is refused, with nothing of it left outside."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from ferryman.consumers import container
+from ferryman.consumers.errors import Corrupt
+
+
+def zipped(path: Path, *members: tuple[str, bytes]) -> Path:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as out:
+        for name, content in members:
+            out.writestr(zipfile.ZipInfo(name) if not content else name, content)
+    return path
+
+
+def tarred(path: Path, *members: tarfile.TarInfo | tuple[str, bytes], mode: str = "w:gz") -> Path:
+    with tarfile.open(path, mode) as out:  # type: ignore[call-overload]
+        for member in members:
+            if isinstance(member, tarfile.TarInfo):
+                out.addfile(member)
+                continue
+            info = tarfile.TarInfo(member[0])
+            info.size = len(member[1])
+            out.addfile(info, io.BytesIO(member[1]))
+    return path
+
+
+def files_in(folder: Path) -> dict[str, bytes]:
+    return {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+def test_zip_and_tar(tmp_path: Path) -> None:
+    """The same files, whatever they are packed with."""
+    members = [("a.txt", b"one"), ("deep/b.txt", b"two")]
+    for packed in (
+        zipped(tmp_path / "x.zip", *members),
+        tarred(tmp_path / "x.tgz", *members),
+        tarred(tmp_path / "x.tar", *members, mode="w"),
+        tarred(tmp_path / "x.txz", *members, mode="w:xz"),
+    ):
+        container.unpack(packed, tmp_path / "out")
+        assert files_in(tmp_path / "out") == dict(members)
+
+
+def link(name: str, to: str) -> tarfile.TarInfo:
+    found = tarfile.TarInfo(name)
+    found.type, found.linkname = tarfile.SYMTYPE, to
+    return found
+
+
+@pytest.mark.parametrize("name", ["../out.txt", "/etc/passwd", "a/../../b", "C:\\x"])
+def test_climbing_paths(tmp_path: Path, name: str) -> None:
+    """A member that leads out of its folder refuses the whole; nothing is written outside."""
+    inside = tmp_path / "in"
+    for packed in (zipped(tmp_path / "x.zip", (name, b"x")), tarred(tmp_path / "x.tar", (name, b"x"), mode="w")):
+        with pytest.raises(Corrupt, match="leads out"):
+            container.unpack(packed, inside)
+    assert set(tmp_path.iterdir()) == {inside, tmp_path / "x.zip", tmp_path / "x.tar"}
+
+
+def test_links(tmp_path: Path) -> None:
+    """A link could lead anywhere."""
+    with pytest.raises(Corrupt, match="is a link"):
+        container.unpack(tarred(tmp_path / "x.tar", link("a", "/etc/passwd"), mode="w"), tmp_path / "in")
+
+
+def test_bombs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What unpacks to far more than it is, is stopped on its way, by ratio, by bytes and by members."""
+    monkeypatch.setattr(container, "FREE_BYTES", 1 << 20)
+    bomb = zipped(tmp_path / "bomb.zip", ("a", b"\0" * (8 << 20)))
+    with pytest.raises(Corrupt, match="as a bomb does"):
+        container.unpack(bomb, tmp_path / "in")
+    assert sum(map(len, files_in(tmp_path / "in").values())) <= 3 << 20
+    with pytest.raises(Corrupt, match="more than 1000 bytes"):
+        container.unpack(bomb, tmp_path / "in", unpacked_bytes=1000)
+    with pytest.raises(Corrupt, match="too many members"):
+        container.unpack(zipped(tmp_path / "x.zip", ("a", b"1"), ("b", b"2")), tmp_path / "in", members=1)
+
+
+def test_broken(tmp_path: Path) -> None:
+    """Cut off, no container at all, empty, or with one name twice."""
+    whole = zipped(tmp_path / "x.zip", ("a", b"x" * 1000)).read_bytes()
+    for content, why in (
+        (b"just text", "neither zip nor tar"),
+        (whole[:60] + b"\xff" * 20 + whole[80:], "broken"),
+        (tarred(tmp_path / "y.tar", ("a", bytes(range(256)) * 40), mode="w:gz").read_bytes()[:150], "broken|neither"),
+        (zipped(tmp_path / "z.zip").read_bytes(), "no files in it"),
+    ):
+        (tmp_path / "bad").write_bytes(content)
+        with pytest.raises(Corrupt, match=why):
+            container.unpack(tmp_path / "bad", tmp_path / "in")
+    twice = tarred(tmp_path / "t.tar", ("a", b"1"), ("./a", b"2"), mode="w")
+    with pytest.raises(Corrupt, match="twice"):
+        container.unpack(twice, tmp_path / "in")
+    both = tarred(tmp_path / "t.tar", ("a", b"1"), ("a/b", b"2"), mode="w")
+    with pytest.raises(Corrupt, match="both a file and a folder"):
+        container.unpack(both, tmp_path / "in")

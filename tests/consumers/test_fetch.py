@@ -1,0 +1,111 @@
+"""Fetching: digests are checked, what broke off goes on where it was, a bounded number of times."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from pathlib import Path
+
+import pytest
+
+from ferryman.consumers.errors import Corrupt, Stopping
+from ferryman.consumers.fetch import Fetcher
+from ferryman.errors import PermanentError, TransientError
+from tests.consumers.receiver import FileServer
+
+CONTENT = bytes(range(256)) * 4096
+
+
+def sha(content: bytes = CONTENT) -> str:
+    return f"sha256:{hashlib.sha256(content).hexdigest()}"
+
+
+def fetcher(tries: int = 3) -> Fetcher:
+    return Fetcher(tries=tries, pause_s=0.001, timeout_s=5)
+
+
+def test_it_goes_on_where_it_broke_off(tmp_path: Path) -> None:
+    """A second try asks for the rest only, and the whole is what it should be."""
+    with FileServer({"/a": CONTENT}, breaks=2) as server:
+        found = fetcher().file(server.url("/a"), tmp_path / "a", sha(), len(CONTENT))
+        spans = [span for _, _, span in server.asked]
+    assert (tmp_path / "a").read_bytes() == CONTENT
+    assert (found.size, f"sha256:{found.sha256}") == (len(CONTENT), sha())
+    assert spans[0] == ""
+    assert all(span.startswith("bytes=") and span != "bytes=0-" for span in spans[1:])
+    assert list(tmp_path.iterdir()) == [tmp_path / "a"]
+
+
+def test_a_later_process_goes_on(tmp_path: Path) -> None:
+    """What one process fetched before it died, the next does not fetch again."""
+    with FileServer({"/a": CONTENT}, breaks=1) as server:
+        with pytest.raises(TransientError):
+            fetcher(tries=1).file(server.url("/a"), tmp_path / "a", sha())
+        fetcher(tries=1).file(server.url("/a"), tmp_path / "a", sha())
+        assert server.asked[1][2].startswith("bytes=")
+    assert (tmp_path / "a").read_bytes() == CONTENT
+
+
+def test_what_changed_meanwhile_is_fetched_anew(tmp_path: Path) -> None:
+    """A part of another content is not gone on with, with a digest or without."""
+    for digest in (sha(CONTENT[::-1]), ""):
+        with FileServer({"/a": CONTENT}, breaks=1) as server:
+            with pytest.raises(TransientError):
+                fetcher(tries=1).file(server.url("/a"), tmp_path / "a", digest)
+            server.contents["/a"] = CONTENT[::-1]
+            fetcher().file(server.url("/a"), tmp_path / "a", digest)
+        assert (tmp_path / "a").read_bytes() == CONTENT[::-1]
+        (tmp_path / "a").unlink()
+
+
+def test_a_wrong_digest_or_size(tmp_path: Path) -> None:
+    """Refused, by name, with nothing left."""
+    with FileServer({"/a": CONTENT}) as server:
+        with pytest.raises(Corrupt, match=r"/a: its digest is md5:\w+, its submitter says md5:0+"):
+            fetcher().file(server.url("/a"), tmp_path / "a", "md5:" + "0" * 32)
+        with pytest.raises(Corrupt, match=r"has 1048576 bytes, its submitter says 5"):
+            fetcher().file(server.url("/a"), tmp_path / "a", "", 5)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_was_damaged_is_fetched_again(tmp_path: Path) -> None:
+    """What lies there from before is checked too."""
+    (tmp_path / "a").write_bytes(b"damaged")
+    with FileServer({"/a": CONTENT}) as server:
+        fetcher().file(server.url("/a"), tmp_path / "a", sha())
+    assert (tmp_path / "a").read_bytes() == CONTENT
+
+
+def test_what_is_not_there(tmp_path: Path) -> None:
+    """404 is for good; no server at all is tried as often as it may be; a folder or a missing file is for good."""
+    with FileServer({}) as server:
+        with pytest.raises(PermanentError, match="answered 404"):
+            fetcher().file(server.url("/a"), tmp_path / "a")
+        assert len(server.asked) == 1
+        gone = server.url("/a")
+    with pytest.raises(TransientError, match="tried 3 times"):
+        fetcher().file(gone, tmp_path / "a")
+    with pytest.raises(PermanentError, match="No such file"):
+        fetcher().file((tmp_path / "none").as_uri(), tmp_path / "a")
+    with pytest.raises(PermanentError, match="is no file"):
+        fetcher().file(tmp_path.as_uri(), tmp_path / "a")
+
+
+def test_sizes(tmp_path: Path) -> None:
+    """By HEAD; None where nobody says."""
+    with FileServer({"/a": CONTENT}) as server:
+        assert fetcher().size(server.url("/a")) == len(CONTENT)
+        assert fetcher().size(server.url("/none")) is None
+    with FileServer({"/a": CONTENT}, sizes=False) as server:
+        assert fetcher().size(server.url("/a")) is None
+    assert fetcher().size(server.url("/a")) is None, "nobody answers any more"
+
+
+def test_it_stops(tmp_path: Path) -> None:
+    """Once it is to stop, nothing new is asked for."""
+    stop = threading.Event()
+    stop.set()
+    with FileServer({"/a": CONTENT}) as server:
+        with pytest.raises(Stopping):
+            Fetcher(stop).file(server.url("/a"), tmp_path / "a")
+        assert server.asked == []

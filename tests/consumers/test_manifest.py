@@ -1,0 +1,95 @@
+"""Manifests: what is read of them, and what is refused with the line it is in."""
+
+from __future__ import annotations
+
+import pytest
+
+from ferryman.consumers.errors import Corrupt
+from ferryman.consumers.manifest import checked_digest, checked_path, objects_of, rows_of, shown
+
+BASE = "http://host/dir/manifest.csv"
+SHA = "a" * 64
+
+
+def test_csv() -> None:
+    """Columns by name in any order and spelling; URLs may be relative; other columns are fields of the document."""
+    text = f"Local ID,url,digest,size,Title\nark:/1,a.txt,SHA-256:{SHA.upper()},12,Hamlet\n,http://x/b%20c.txt,,,\n"
+    first, second = rows_of(text.encode(), BASE)
+
+    assert first.entry.url == "http://host/dir/a.txt"
+    assert (first.local_id, first.entry.digest, first.entry.size) == ("ark:/1", f"sha256:{SHA}", 12)
+    assert first.entry.fields == {"title": "Hamlet"}
+    assert (second.line, second.local_id, second.entry.fields) == (3, "", {})
+
+
+def test_json_lines() -> None:
+    """A line that begins with { makes it JSON lines; values keep their types."""
+    (row,) = rows_of(b'\n{"url": "file:///a", "localId": 7, "pages": 3, "size": 1}\n', BASE)
+
+    assert (row.local_id, row.entry.size, row.entry.fields) == ("7", 1, {"pages": 3})
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (b"", "names no files"),
+        (b"url\n", "names no files"),
+        (b"link\nhttp://x/a\n", "no column url"),
+        (b"url,size\nhttp://x/a\n", "line 2 of the manifest has 1 columns, the first one 2"),
+        (b"url,size\nhttp://x/a,many\n", "line 2 of the manifest: size 'many' is no whole number"),
+        (b"url\nftp://x/a\n", "line 2 of the manifest: the url ftp://x/a is not one of http, https, file"),
+        (b"url\nfile://other/a\n", "no file of this machine"),
+        (b"url,digest\nhttp://x/a,sha256:12\n", "line 2 of the manifest: the digest 'sha256:12'"),
+        (b"url,file_name\nhttp://x/a,../../etc/passwd\n", "leads out of the object"),
+        (b"url,file_name\nhttp://x/a,/etc/passwd\n", "leads out of the object"),
+        (b"url\n\xff\xfe\n", "not UTF-8 at byte 4"),
+        (b'{"url": "http://x/a"}\n{"url": \n', "line 2 of the manifest is no JSON"),
+        (b'{"url": "http://x/a"}\n["url"]\n', "line 2 of the manifest is JSON, but no object"),
+        (b'url\n"http://x/a\n', "no CSV"),
+    ],
+)
+def test_refused(text: bytes, why: str) -> None:
+    """A corrupt manifest says which line is at fault."""
+    with pytest.raises(Corrupt, match=why.replace("(", r"\(").replace("[", r"\[")):
+        objects_of(rows_of(text, BASE))
+
+
+def test_lines_of_one_local_id_are_one_object() -> None:
+    """In the order in which objects are first named; a line without local id is an object of its own."""
+    text = b"url,local_id,profile_name\nb:/,,\n".replace(b"b:/", b"http://x/1")
+    text += b"http://x/2,one,A\nhttp://x/3,two,A\nhttp://x/4,one,A\nhttp://x/5,one,B\n"
+
+    found = objects_of(rows_of(text, BASE))
+
+    assert [(one.key, len(one.rows)) for one in found] == [("line 2", 1), ("A/one", 2), ("A/two", 1), ("B/one", 1)]
+
+
+def test_each_file_has_its_place() -> None:
+    """Files of one name get numbers; a place that was asked for twice is refused."""
+    text = b"url,local_id\nhttp://x/1/page.txt,o\nhttp://x/2/page.txt,o\nhttp://x/3/,o\n"
+    (one,) = objects_of(rows_of(text, BASE))
+    assert [row.entry.path for row in one.rows] == ["page.txt", "page-2.txt", "file"]
+
+    twice = b"url,local_id,file_name\nhttp://x/1,o,a\nhttp://x/2,o,a\n"
+    with pytest.raises(Corrupt, match="line 3 of the manifest: the file_name 'a' is that of line 2 too"):
+        objects_of(rows_of(twice, BASE))
+
+
+def test_digests() -> None:
+    """Known by their name, or by their length."""
+    assert checked_digest("d" * 32) == "md5:" + "d" * 32
+    assert checked_digest("SHA-1=" + "d" * 40) == "sha1:" + "d" * 40
+    with pytest.raises(Corrupt):
+        checked_digest("crc32:12345678")
+
+
+@pytest.mark.parametrize("path", ["..", "a/../../b", "/a", "C:\\a", "a\0b", "", ".", "n" * 256, "a\\..\\b"])
+def test_no_place_for_a_file(path: str) -> None:
+    """Paths that climb, or that no file can have."""
+    with pytest.raises(Corrupt):
+        checked_path(path)
+
+
+def test_secrets_are_not_shown() -> None:
+    """User, password and query of a URL appear in no message."""
+    assert shown("https://me:secret@host:8443/a?token=secret") == "https://host:8443/a?…"
