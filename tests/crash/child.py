@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from ferryman import settings
-from ferryman.engine import wave
+from ferryman.engine import driving, wave
 from ferryman.engine.wave import Run
 from ferryman.ledger import account, commands, versions
 from ferryman.ledger.fsck import fsck
@@ -110,7 +110,7 @@ def run_shape(job: Job, plan: Any, *, fork: bool = False) -> wave.Summary:
     if last and shape.from_version is not None:
         versions.carry_over(where, plan, shape.from_version)
     runner = InProcess(fork=fork or shape.failures == 1, failures=shape.failures)
-    with State.take(where, plan) as state, wave._followed(state, False):
+    with State.take(where, plan) as state, driving.followed(state, False):
         summary = Run(state, runner, Spoken(), wait=5, wave_bytes=shape.wave_bytes).go()
     if last:
         assert summary.exit == (3 if summary.unknown else shape.left), summary

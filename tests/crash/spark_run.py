@@ -11,7 +11,7 @@ import msgspec
 
 from ferryman import settings
 from ferryman.destinations.base import Delivery, Outcome
-from ferryman.engine import session, wave
+from ferryman.engine import driving, session, wave
 from ferryman.ledger import versions
 from ferryman.ledger.state import State, state_root
 from ferryman.plan import Plan
@@ -60,7 +60,7 @@ def main(job: child.Job) -> None:
     where = state_root(plan, root / "state")
     if job.shape in SHAPES and (older := SHAPES[job.shape].from_version) is not None:
         versions.carry_over(where, plan, older)
-    with State.take(where, plan) as state, wave._followed(state, accept_changes=False):
+    with State.take(where, plan) as state, driving.followed(state, accept_changes=False):
         spark = session.start("local[2,4]", CONF, "crash")
         summary = wave.Run(state, session.SparkRunner(spark), child.Spoken(), wait=5, wave_bytes=wave_bytes).go()
         print(summary, flush=True)

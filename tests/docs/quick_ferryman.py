@@ -40,14 +40,14 @@ def serve(path: str) -> None:
     """Answer commands until we are killed."""
     for name in LOADED:  # before the first fork
         importlib.import_module(name)
-    from ferryman.engine import wave
+    from ferryman.engine import driving
     from ferryman.testing.inprocess import InProcess
 
     @contextlib.contextmanager
     def in_process(*_: Any) -> Iterator[InProcess]:
         yield InProcess(fork=True, failures=1)  # like local[*], where a task whose worker dies is not tried again
 
-    wave.session_for = in_process  # type: ignore[assignment]
+    driving.session_for = in_process  # type: ignore[assignment]
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those that answer
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(path)

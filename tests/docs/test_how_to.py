@@ -151,11 +151,11 @@ def test_what_a_full_disk_says() -> None:
     import errno
     from types import SimpleNamespace
 
-    from ferryman.engine.wave import _plain_errors
+    from ferryman.engine.driving import plain_errors
     from ferryman.errors import EngineError
 
     state = SimpleNamespace(root="…/notes-v1", bytes_owed=lambda: 1234)
-    with pytest.raises(EngineError) as caught, _plain_errors(state):  # type: ignore[arg-type]
+    with pytest.raises(EngineError) as caught, plain_errors(state):  # type: ignore[arg-type]
         raise OSError(errno.ENOSPC, "No space left on device")
 
     assert f"error: {caught.value}\n" in (HOW_TO / "recover.md").read_text("utf-8")

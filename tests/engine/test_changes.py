@@ -9,7 +9,8 @@ import pytest
 
 from ferryman.destinations import Outcome
 from ferryman.document import Document
-from ferryman.engine.wave import Run, Summary, _followed
+from ferryman.engine.driving import followed
+from ferryman.engine.wave import Run, Summary
 from ferryman.ledger.state import State, state_root
 from ferryman.observe.progress import Silent
 from ferryman.plan import Plan
@@ -105,7 +106,7 @@ def run(plan: Plan, state: Path) -> Summary:
     """With a look at what has changed of the plan."""
     plan.freeze()
     root = state_root(plan, state)
-    with State.take(root, plan) as taken, _followed(taken, False):
+    with State.take(root, plan) as taken, followed(taken, False):
         summary = Run(taken, InProcess(), Silent()).go()
     check(root, plan, summary)
     return summary

@@ -9,7 +9,7 @@ import pytest
 
 from ferryman.destinations import Outcome
 from ferryman.document import Document
-from ferryman.engine import wave
+from ferryman.engine import driving
 from ferryman.engine.wave import Run, Summary
 from ferryman.errors import PlanChanged, StateForeign, StateHeld, TransientError, UsageError
 from ferryman.ledger import account, versions
@@ -56,7 +56,7 @@ class Versions:
         root = state_root(plan, self.state)
         if from_version is not None:
             versions.carry_over(root, plan, from_version)
-        with State.take(root, plan) as taken, wave._followed(taken, accept_changes):
+        with State.take(root, plan) as taken, driving.followed(taken, accept_changes):
             summary = Run(taken, InProcess(), Silent(), **options).go()
         check(root, plan, summary)
         return summary

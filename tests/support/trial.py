@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ferryman.engine import wave
+from ferryman.engine import driving
 from ferryman.engine.runner import Runner
 from ferryman.engine.wave import Run, Summary
 from ferryman.ledger import account, commands
@@ -71,7 +71,7 @@ def run_plan(
     """
     plan.freeze()
     root = state_root(plan, state)
-    with State.take(root, plan) as taken, wave._plain_errors(taken):
+    with State.take(root, plan) as taken, driving.plain_errors(taken):
         summary = Run(taken, runner or InProcess(), observer or Watch(), **options).go(every)
     if checked:
         check(root, plan, summary)

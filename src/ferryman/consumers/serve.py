@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -294,7 +294,7 @@ def on_spark(
     plan: Plan, state: Path | None, master: str, conf: Mapping[str, str], accept_changes: bool = False
 ) -> Iterator[tuple[State, Runner]]:
     """The driver of a plan's state, on a Spark session of its own."""
-    from ferryman.engine import wave
+    from ferryman.engine.driving import driving
 
-    with ExitStack() as stack:
-        yield stack.enter_context(wave.driving(plan, state, None, master, conf, accept_changes))
+    with driving(plan, state, None, master, conf, accept_changes) as driver:
+        yield driver

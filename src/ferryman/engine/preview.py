@@ -19,7 +19,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ferryman.engine import wave
+from ferryman.engine import driving
 from ferryman.engine.deliver.dispatch import owed_rows
 from ferryman.engine.pick import Picked, pick
 from ferryman.engine.runner import Patient, Runner, Shipped, run_patiently
@@ -126,7 +126,7 @@ def preview(
     seen = looking_again(lambda: Seen.of(State(root, plan)))  # before Spark is started
     observer = observer or Silent()
     observer.phase(seen.wave + 1, "scan")
-    with scratch() as folder, wave.session_for(plan, spark, master, conf or {}) as runner:
+    with scratch() as folder, driving.session_for(plan, spark, master, conf or {}) as runner:
         return Previewing(plan, root, folder, runner, observer).of(limit, document)
 
 
