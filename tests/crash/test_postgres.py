@@ -20,7 +20,7 @@ from tests.destinations.postgres import Database, database, postgres
 
 __all__ = ["corpus", "database", "postgres"]
 
-ROUNDS_SHORT, ROUNDS_LONG = 1, 20
+ROUNDS = 20
 RUN_S = 20.0
 """About what an undisturbed run takes on a busy machine: kills come at any time of it."""
 
@@ -71,12 +71,9 @@ def test_killed_there_and_started_again(
     kill_and_check(zygote, job, point)
 
 
-def _rounds() -> list[object]:
-    return [pytest.param(i, marks=[] if i < ROUNDS_SHORT else [pytest.mark.slow]) for i in range(ROUNDS_LONG)]
-
-
+@pytest.mark.slow
 @pytest.mark.spark
-@pytest.mark.parametrize("number", _rounds())
+@pytest.mark.parametrize("number", range(ROUNDS))
 def test_killed_at_a_random_time(number: int, corpus: Path, database: Database, tmp_path: Path) -> None:
     """Killed up to three times at random on real Spark, then left alone: each document is there once, and indexed."""
     chance = random.Random(number)
