@@ -63,8 +63,10 @@ def test_a_wrong_digest_or_size(tmp_path: Path) -> None:
     with FileServer({"/a": CONTENT}) as server:
         with pytest.raises(Corrupt, match=r"/a: its digest is md5:\w+, its submitter says md5:0+"):
             fetcher().file(server.url("/a"), tmp_path / "a", "md5:" + "0" * 32)
-        with pytest.raises(Corrupt, match=r"has 1048576 bytes, its submitter says 5"):
+        with pytest.raises(Corrupt, match=r"has more bytes than the 5 that its submitter says"):
             fetcher().file(server.url("/a"), tmp_path / "a", "", 5)
+        with pytest.raises(Corrupt, match=r"has 1048576 bytes, its submitter says 2000000"):
+            fetcher().file(server.url("/a"), tmp_path / "a", "", 2_000_000)
     assert list(tmp_path.iterdir()) == []
 
 

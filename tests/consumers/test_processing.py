@@ -8,6 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from uuid import uuid4
 
+import pytest
+
 from ferryman import Effect, Plan, TransientError
 from ferryman.destinations import Delivery, Destination, Outcome
 from ferryman.intake import Queue
@@ -46,6 +48,7 @@ def states(place: Place) -> dict[str, str]:
     return {job.identifiers["local_id"][0]: job.status for job in jobs}
 
 
+@pytest.mark.rule("intake.serve")
 def test_while_a_destination_is_down(intake: Place) -> None:
     """Jobs stay in Processing while their documents are owed, also when the consumer ends and another begins; then they
     go on, and one that is refused fails with the words of the destination."""

@@ -89,7 +89,7 @@ def test_what_is_corrupt(intake: Place) -> None:
     assert "its submitter says md5:000" in jobs["digest"].message
     assert "line 2 of the manifest has 1 columns" in jobs["lines"].message
     assert "container c.zip: it is neither zip nor tar" in jobs["container"].message
-    assert "has 16 bytes, its submitter says 1" in jobs["size"].message
+    assert "has more bytes than the 1 that its submitter says" in jobs["size"].message
     assert jobs["document"].last_successful_status == "Downloading"
     assert jobs["document"].message.startswith("document/b.txt: ")
     assert intake.rows() == [("document/a.txt", "content of a.txt")]

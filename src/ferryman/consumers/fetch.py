@@ -140,8 +140,8 @@ class Fetcher:
     def _part(self, url: str, part: Path, digest: str, size: int | None) -> Fetched:
         """Fetch it into a part, and check it. An old part that was gone on with may be at fault: once more without."""
         resumed = part.exists()
-        self._trying(url, lambda: self._go_on(url, part, checked=bool(digest)))
         try:
+            self._trying(url, lambda: self._go_on(url, part, size, checked=bool(digest)))
             return checked(url, part, digest, size)
         except Corrupt:
             _forget(part)
@@ -149,7 +149,7 @@ class Fetcher:
                 raise
         return self._part(url, part, digest, size)
 
-    def _go_on(self, url: str, part: Path, *, checked: bool) -> None:
+    def _go_on(self, url: str, part: Path, size: int | None, *, checked: bool) -> None:
         """Append to a part what it lacks. Without a digest only what its server calls the same is gone on with."""
         stamp = part.with_name(part.name + _STAMP)
         have = part.stat().st_size if part.exists() else 0
@@ -165,8 +165,9 @@ class Fetcher:
                 written = said.begins
                 for piece in pieces:
                     written += len(piece)
-                    if written > FILE_BYTES:
-                        raise Corrupt(f"{shown(url)}: more than {FILE_BYTES} bytes.")
+                    if written > (FILE_BYTES if size is None else size):
+                        limit = f"than {FILE_BYTES}" if size is None else f"than the {size} that its submitter says"
+                        raise Corrupt(f"{shown(url)}: has more bytes {limit}. Correct the manifest or the file.")
                     out.write(piece)
 
     # --- asking -------------------------------------------------------------------------------------------------------

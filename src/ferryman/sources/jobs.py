@@ -42,14 +42,15 @@ class Jobs(Source):
     ``plan.source("jobs", Jobs())`` for ``ferryman intake serve``, which says which queue; ``Jobs(queue)`` or
     ``Jobs("sqlite:///queue.db")`` to run a plan over a queue without it (then nobody moves the jobs on).
 
-    **Ids** are ``LOCAL_ID/PATH``, below the collection if the job has one (``COLLECTION/LOCAL_ID/PATH``), so that an
-    object that is submitted again replaces what it was; a job without a local id has its own id in that place. What is
+    **Ids** are ``LOCAL_ID/PATH``, below the collection if the job has one (``COLLECTION/LOCAL_ID/PATH``), so that a
+    file that is submitted again replaces what it was; a job without a local id has its own id in that place. What is
     no plain character in a part is percent-encoded, slashes in a local id too: ``books/ark:%2Faaa%2F111/page 1.txt``.
 
     **Fields**: ``local_id``, ``primary_id``, ``collection``, ``path``, the job's metadata (``erc_who`` …), and what the
     manifest says of the file. Neither job nor batch are in them: the same object in another batch is not a change.
 
-    **Nothing vanishes**: a job that is done is not listed any more, and its documents stay where they were delivered.
+    **Nothing vanishes**: a job that is done is not listed any more, and its documents stay where they were delivered,
+    also those of files that the object does not have any more when it is submitted again.
     Of two jobs of one object the one that is acquired first is listed, the other when that is done.
 
     **A bad object**: a file that is missing in the working space, damaged or too large, and a list of files that
