@@ -33,9 +33,14 @@ class Document(MutableMapping[str, Any]):
         refused: why nothing can be made of it, or None. A step sets it on a child that it cannot make (an encrypted
             member of an archive): that child goes no further and ends as ERROR_DOC with these words, at every
             destination below the step; the rest of its family goes on.
+        only_if_changed: a step sets it on a child that need not be sent again with a new version of its origin where a
+            destination has it with the same fields and raw. False: it is sent with each version.
     """
 
-    __slots__ = ("_children", "_fields", "id", "operation", "origin_id", "parent_id", "raw", "refused", "version")
+    __slots__ = (
+        "_children", "_fields", "id", "only_if_changed", "operation", "origin_id", "parent_id", "raw", "refused",
+        "version",
+    )  # fmt: skip
 
     def __init__(self, id: str, /, *, raw: bytes | None = None, **fields: Any) -> None:
         self.id = id
@@ -45,6 +50,7 @@ class Document(MutableMapping[str, Any]):
         self.version = ""
         self.operation: Operation = "upsert"
         self.refused: str | None = None
+        self.only_if_changed = False
         self._children = 0
         self._fields = fields
 
@@ -58,6 +64,7 @@ class Document(MutableMapping[str, Any]):
         doc.version = version
         doc.operation = "upsert"
         doc.refused = None
+        doc.only_if_changed = False
         doc._children = 0
         doc._fields = fields
         return doc
@@ -95,6 +102,7 @@ class Document(MutableMapping[str, Any]):
         copy.version = self.version
         copy.operation = self.operation
         copy.refused = self.refused
+        copy.only_if_changed = self.only_if_changed
         copy._children = self._children
         return copy
 

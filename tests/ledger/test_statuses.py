@@ -14,7 +14,7 @@ nothing         .      .      .       x        .      .       .        .       .
 FORCE           x      .      .       x        .      .       .        .       x     .       .
 RESTART         x      x      .       .        x      x       x        x       x     x       x
 DIRTY           .      .      x       x        .      .       .        .       .     .       .
-PROCESSING      .      .      .       .        x      x       .        .       x     x       x
+PROCESSING      .      .      .       .        x      x       .        x       x     x       x
 ERROR           x      x      .       .        x      x       x        x       x     x       x
 BATCHED         .      .      .       .        x      .       x        x       x     x       x
 INDEXING        x      x      .       .        x      .       x        x       x     x       x

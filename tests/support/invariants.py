@@ -176,7 +176,7 @@ def _check_status(
     assert not set(expected) - set(status["destinations"])
     reached = destinations_of_sources(plan.nodes)
     for (source, document), row in current.items():
-        given = {destination for _, _, destination in msgspec.json.decode(row["given"] or "[]")}
+        given = {destination for _, _, destination, *_ in msgspec.json.decode(row["given"] or "[]")}
         for name in reached.get(source, ()):
             if row["operation"] == "upsert" or name in given:
                 assert (source, document, name) in accounted, f"{document} is lost from sight at {name}"

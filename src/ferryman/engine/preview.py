@@ -53,7 +53,7 @@ class Expected:
     gets: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     """Deliveries: also ``fields``, ``text`` (None if there is none, or if it is not UTF-8) and its size, ``bytes``."""
     dropped: list[dict[str, Any]] = dataclasses.field(default_factory=list)
-    """What would be let go: also ``status``, ``message`` (why)."""
+    """What would be let go, or is there unchanged: also ``status``, ``message`` (why)."""
     refused: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     """What would end as ERROR_DOC or DEAD: also ``status``, ``message``."""
     errors: list[dict[str, Any]] = dataclasses.field(default_factory=list)
@@ -332,7 +332,7 @@ class Previewing:
                 expected = found.destinations.setdefault(row["destination"], Expected())
                 event = {name: row[name] for name in _EVENT}
                 match row["status"]:
-                    case Status.DROPPED:
+                    case Status.DROPPED | Status.INDEXED:  # let go, or there as it is
                         expected.dropped.append(event)
                     case Status.ERROR:
                         expected.errors.append({**event, "attempts": attempts[row["destination"]]})

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
+
+from ferryman.document import content_version
 
 
 class Given(NamedTuple):
@@ -19,6 +21,13 @@ class Given(NamedTuple):
     member: str
     route: str
     destination: str
+    content: str = ""
+    """What was sent, as ``content_of`` says it; "" if nobody asks: it is sent with each version."""
+
+    @property
+    def place(self) -> tuple[str, str, str]:
+        """(member, route, destination): there is one of it in a family."""
+        return self[:3]
 
 
 class Owed(msgspec.Struct, frozen=True, array_like=True):
@@ -79,10 +88,19 @@ def parent_of(child: str) -> str:
     return child.rpartition("#")[0]
 
 
+CONTENT: Final = "="
+"""Begins every content of a ``Given``: names of nodes and members do not."""
+
+
+def content_of(fields: bytes, raw: bytes | None) -> str:
+    """Equal for equal fields and raw bytes."""
+    return CONTENT + content_version(fields, raw)
+
+
 @lru_cache(maxsize=1024)
 def encode_given(given: tuple[Given, ...]) -> str:
     """As text for ``documents``; "" for nothing."""
-    return msgspec.json.encode(given).decode() if given else ""
+    return msgspec.json.encode([each if each.content else each.place for each in given]).decode() if given else ""
 
 
 @lru_cache(maxsize=1024)

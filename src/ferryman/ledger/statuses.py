@@ -33,7 +33,7 @@ MEANING: Final[dict[Status, str]] = {
     Status.ERROR: "a step or the destination failed; tried again when due",
     Status.BATCHED: "committed to the outbox; will be delivered",
     Status.INDEXING: "in flight; stored when an at-most-once chunk got no result: unknown until a person resolves it",
-    Status.INDEXED: "delivered (or the destination had something newer)",
+    Status.INDEXED: "delivered (or the destination had something newer, or has an unchanged child as it is)",
     Status.DROPPED: "let go on purpose, replaced or superseded; the message says which",
     Status.DEAD: "attempts exhausted, or refused for good by the destination",
     Status.ERROR_DOC: "the document itself is bad: cannot be read or parsed, or ends the process that handles it",
@@ -48,7 +48,7 @@ _PERSON = frozenset({_S.RESTART, _S.FORCE})
 
 MOVES: Final[dict[Status | None, frozenset[Status]]] = {
     None: frozenset({_S.PROCESSING}),
-    _S.PROCESSING: _STEPS,
+    _S.PROCESSING: _STEPS | {_S.INDEXED},
     _S.BATCHED: _SENT | {_S.DROPPED},
     _S.INDEXING: _SENT | _PERSON | {_S.DROPPED},
     _S.ERROR: _STEPS | _SENT | _PERSON,

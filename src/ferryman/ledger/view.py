@@ -14,6 +14,7 @@ from typing import Any, Final
 import duckdb
 import pyarrow as pa
 
+from ferryman.ledger.family import CONTENT
 from ferryman.ledger.schemas import DOCUMENTS, LEDGER, LEDGER_COLUMNS, OUTBOX, OUTBOX_PARTITION
 from ferryman.ledger.state import SETTLED, WAVE, State
 from ferryman.plan import destinations_of_sources
@@ -246,12 +247,18 @@ class View:
             SELECT count(*) FROM (
                 SELECT document, 1 AS revision FROM documents WHERE source = $source
                 UNION SELECT document, revision FROM multi
-                    WHERE source = $source AND (operation = 'upsert' OR contains(given, $given))
+                    WHERE source = $source AND (operation = 'upsert' OR contains(given, $given)
+                        OR contains(given, $content))
             ) d ANTI JOIN (SELECT origin, revision FROM ends WHERE source = $source AND destination = $destination) e
                 ON d.document = e.origin AND d.revision = e.revision
             WHERE d.revision > 1 OR d.document NOT IN (SELECT document FROM multi WHERE source = $source)
             """,
-            {"source": source, "destination": destination, "given": f',"{destination}"]'},
+            {
+                "source": source,
+                "destination": destination,
+                "given": f',"{destination}"]',
+                "content": f',"{destination}","{CONTENT}',
+            },
         )
 
     def _two_ends(self) -> int:

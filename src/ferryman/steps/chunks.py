@@ -44,9 +44,9 @@ class split_text(Plain):
 
     By default a child's key is its number: what is inserted in the middle gives a new content to each child that
     follows. With ``key="content"`` it is a hash of the part's text, for parts that are equal with ``-2``, ``-3`` and so
-    on: then an insertion changes no other child's id, and an id has the same text for ever. Pieces of a size, and
-    windows of several units, begin elsewhere after an insertion; by paragraphs, sentences or headings, one each, they
-    do not.
+    on: then an insertion changes no other child's id, and a child that was not changed is not sent again. Pieces of a
+    size, and windows of several units, begin elsewhere after an insertion; by paragraphs, sentences or headings, one
+    each, they do not.
 
     ``Plan.step("split", split_text)`` is ``split_text()``. Sentences, characters and tokens need
     ``pip install 'ferryman[split]'``; nothing is loaded from the web.
@@ -118,6 +118,7 @@ class split_text(Plain):
             child[self.heading] = list(part.headings)
         if self.number:
             child[self.number] = number
+        child.only_if_changed = self.key == "content"
         return child
 
     def _keys(self, parts: Sequence[_Part]) -> Iterator[str | None]:

@@ -157,7 +157,7 @@ class _SourceJudge:
 
     @cached_property
     def _undone(self) -> Undone:
-        return Undone(self._db, self._outbox, self.name, f"SELECT id, known_revision FROM {self._verdict}")
+        return Undone(self._db, self._outbox, self.name, f"SELECT id, known_revision, given FROM {self._verdict}")
 
     # -- queries -----------------------------------------------------------------------------------
 

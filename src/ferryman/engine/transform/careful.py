@@ -178,7 +178,9 @@ class Recorder:
 
     def upsert(self, *args: Any) -> None:
         doc, *rest = args
-        self.calls.append(("upsert", (_named(doc, doc.raw), *rest)))  # its fields are among the rest, encoded
+        only = _named(doc, doc.raw)  # its fields are among the rest, encoded
+        only.only_if_changed = doc.only_if_changed
+        self.calls.append(("upsert", (only, *rest)))
 
     def dropped(self, *args: Any) -> None:
         doc, *rest = args

@@ -15,11 +15,13 @@ from ferryman.document import Document, Operation
 from ferryman.engine.transform.block import Block
 from ferryman.engine.transform.outgoing import OUTBOX_FILE, Outgoing, picked
 from ferryman.engine.transform.succession import Outcome, succession
+from ferryman.engine.transform.unchanged import Unchanged
 from ferryman.ledger.delivery import DeliveryHash, hasher
 from ferryman.ledger.events import ORDINAL_STEPS, table_of
 from ferryman.ledger.family import (
     Failure,
     Given,
+    content_of,
     decode_given,
     encode_failures,
     encode_given,
@@ -62,6 +64,7 @@ class Stager:
         """Row of the block that the walk is at."""
         self._given: list[Given] = []
         """What the walk has given so far of this document's family."""
+        self._unchanged = Unchanged(plan, source)
         self._failed: list[tuple[Document, _End, str, str, int]] = []
         """Its failures that are tried again; they share a due time."""
         self._sendings: dict[tuple[_End, str, Operation], Outgoing] = {}
@@ -100,14 +103,22 @@ class Stager:
     # -- what a walk says of a delivery; see ``walk.Stage`` ------------------------------------------
 
     def upsert(self, doc: Document, end: _End, branches: str, fields: bytes, attempts_before: int) -> None:
+        origin = self._block.ids[self._i]
+        child = doc.id != origin
+        if child:
+            content = content_of(fields, doc.raw) if doc.only_if_changed else ""
+            given = Given(doc.id[len(origin) :], end[1], end[0], content)
+            self._given.append(given)
+            if content and self._unchanged.has(given):
+                self._event(doc, end, branches, Status.INDEXED, "unchanged: it is there as it is", 0)
+                return
         sending = self._sendings.get((end, branches, "upsert"))
         if sending is None:
             sending = self._sending(end, branches, "upsert")
-        origin = self._block.ids[self._i]
-        child = doc.id != origin
         sending.add(self._i, doc.id, child=child, attempts=attempts_before)
         sending.fill(fields, doc.raw)
-        self._given.append(Given(doc.id[len(origin) :], end[1], end[0]) if child else sending.given)
+        if not child:
+            self._given.append(sending.given)
         size = len(fields) if doc.raw is None else len(fields) + len(doc.raw)
         self._bytes += size
         self._waiting += size
@@ -134,6 +145,7 @@ class Stager:
         self._i = i
         given: list[Given] = []
         self._given = given
+        self._unchanged.begin(self._block, i)
         go()
         if self._block.first_seen and not walk.failures:
             self._clean.append(i)

@@ -43,11 +43,11 @@ def succession(
         made: what the walk gave.
         target: destination -> the place that it writes to.
     """
-    new, kept = set(made), set(walk.kept)
+    new, kept = {g.place for g in made}, set(walk.kept)
     reached, failed = _Below(walk.reached), _Below(walk.failures)
     given, stale = list(made), []
     for each in old:
-        if each in new:
+        if each.place in new:
             continue
         spoken_of = not retry or (reached.has(each) and kept.isdisjoint(ancestry(each.member)))
         if spoken_of and not failed.has(each):
@@ -56,14 +56,14 @@ def succession(
             given.append(each)
     found = Succession(given, [], [])
     there = {(g.member, target(g.destination)) for g in given}
-    all_given = set(given)
+    all_given = {g.place for g in given}
     for each in stale:
         if (each.member, target(each.destination)) in there:
             found.replaced.append((each, "replaced: the new version comes to the same place by another way"))
         elif (heir := failed.heir(each, target)) is not None:
             found.replaced.append((each, "kept: the new version may still come to the same place by another way"))
-            if heir not in all_given:  # if it never comes, deleting is its business
-                all_given.add(heir)
+            if heir.place not in all_given:  # if it never comes, deleting is its business
+                all_given.add(heir.place)
                 found.given.append(heir)
         else:
             found.gone.append(each)
