@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import ferryman
-from ferryman.engine import wave
+from ferryman.engine import driving
 from ferryman.engine.preview import Preview
 from ferryman.engine.runner import Runner
 from ferryman.plan import Plan
@@ -26,7 +26,7 @@ def previewed(plan: Plan, state: Path, *, runner: Runner | None = None, **option
         yield runner or InProcess()
 
     with tempfile.TemporaryDirectory(prefix="ferryman-test-scratch-") as scratch, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(wave, "session_for", session_for)
+        patch.setattr(driving, "session_for", session_for)
         patch.setattr(tempfile, "tempdir", scratch)
         try:
             return ferryman.preview(plan, state=state, **options)
