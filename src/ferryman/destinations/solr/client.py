@@ -146,17 +146,20 @@ class Collection:
         """A server that stands alone takes writes while it reads its transaction log after a crash, and does not see
         what it has not read yet: an older version would replace a newer one. In a cloud it waits by itself."""
         self._sent(lambda: self._http.connect(self._timeout_s))
-        if self._http.connections == self._awake_at:
+        connection = self._http.connections
+        if connection == self._awake_at:
             return
+        # A core that is still loading calls its log read: one that answers has begun to read it.
+        self._ask("POST", "/get", urlencode({"id": ""}).encode(), _FORM)
         base, _, name = self._path.rpartition("/")
         log = f"solr.core.{unquote(name)}:TLOG.state"
         answer = self._request("GET", f"/admin/metrics?{urlencode({'key': log, 'wt': 'json'})}", base=base)
         state = (
             self._json(answer).get("metrics", {}).get(log) if answer.fine else None
         )  # None: it is not for us to know
-        if state not in (None, LOG_ACTIVE):
+        if state not in (None, LOG_ACTIVE) or connection != self._http.connections:
             raise TransientError(f"{self._shown}: it has not read its transaction log to the end yet", universal=True)
-        self._awake_at = self._http.connections
+        self._awake_at = connection
 
     # --- requests -----------------------------------------------------------------------------------------------------
 
