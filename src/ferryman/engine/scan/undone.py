@@ -50,6 +50,7 @@ class Undone:
             unsure = db.execute(f"""
                 SELECT DISTINCT d.id FROM waiting w JOIN ({documents}) d ON w.origin = d.id
                 WHERE w.operation = 'upsert' AND w.source = {quoted(source)} AND contains(d.given, ',"{CONTENT}')
+                    AND (w.due IS NOT NULL OR w.revision = d.known_revision)
             """).fetchall()
             self._unsure |= {id for (id,) in unsure}
             db.unregister("waiting")
