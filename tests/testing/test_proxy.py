@@ -57,15 +57,15 @@ def proxy(echo: Echo) -> Iterator[Proxy]:
 
 def ask(proxy: Proxy, line: str) -> str:
     """What comes back until the answer or the connection ends; "reset" if that is how."""
-    with socket.create_connection(("127.0.0.1", proxy.port), timeout=20) as connection:
-        connection.sendall(f"{line}\n".encode())
-        answer = b""
-        try:
+    answer = b""
+    try:  # all of it: the connection may be gone before we have said a word
+        with socket.create_connection(("127.0.0.1", proxy.port), timeout=20) as connection:
+            connection.sendall(f"{line}\n".encode())
             while not answer.endswith(b"\n") and (data := connection.recv(4096)):
                 answer += data
-        except ConnectionResetError:
-            return "reset"
-        return answer.decode()
+    except (ConnectionResetError, BrokenPipeError):
+        return "reset"
+    return answer.decode()
 
 
 def test_it_passes_on(proxy: Proxy, echo: Echo) -> None:
