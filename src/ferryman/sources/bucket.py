@@ -19,7 +19,7 @@ from ferryman.sources.base import Listed
 from ferryman.sources.globs import Globs
 from ferryman.sources.paths import id_of_key, key_of, shown_key
 from ferryman.sources.root import LEAVE_OUT, too_large
-from ferryman.sources.tree import Piece, incomplete, pieces
+from ferryman.sources.tree import Piece, pieces, walked
 
 _SECRET: Final = re.compile(r"secret|token|pass|key|cred|sas|sign|auth|conn", re.IGNORECASE)
 _USER: Final = re.compile(r"(?<=://)[^/@]*@")
@@ -111,16 +111,7 @@ class Bucket:
         return pieces(self._folders, id_of_key)
 
     def listing(self, piece: Piece) -> Iterator[Listed]:
-        troubles: list[str] = []
-        for folder, deep in piece:
-            waiting = [key_of(folder)]
-            while waiting:
-                below: list[str] = []
-                yield from self._folder(waiting.pop(), below, troubles)
-                if deep:
-                    waiting.extend(reversed(below))
-        if troubles:
-            raise TransientError(incomplete(troubles, f"Mend that, {LEAVE_OUT}."))
+        return walked(piece, key_of, self._folder, f"Mend that, {LEAVE_OUT}.")
 
     def _folders(self, folder: str) -> list[str]:
         below: list[str] = []

@@ -17,7 +17,7 @@ from ferryman.sources.base import Listed
 from ferryman.sources.globs import Globs
 from ferryman.sources.paths import id_of, name_of, shown
 from ferryman.sources.root import LEAVE_OUT, Root, Stream, relative, special, too_large, user
-from ferryman.sources.tree import Piece, incomplete, pieces
+from ferryman.sources.tree import Piece, pieces, walked
 
 _TRUST_NS: Final = int(settings.FINGERPRINT_TRUST_S * 1e9)
 _BROKEN_LINK: Final = {
@@ -73,16 +73,7 @@ class Folder:
 
     def listing(self, piece: Piece) -> Iterator[Listed]:
         """Every file of these folders, sorted by name within each folder."""
-        troubles: list[str] = []
-        for folder, deep in piece:
-            waiting = [name_of(folder)]
-            while waiting:
-                below: list[str] = []
-                yield from self._folder(waiting.pop(), below, troubles)
-                if deep:
-                    waiting.extend(reversed(below))
-        if troubles:
-            raise TransientError(incomplete(troubles, f"Mend that (rights: chmod a+rx for {user()}), {LEAVE_OUT}."))
+        return walked(piece, name_of, self._folder, f"Mend that (rights: chmod a+rx for {user()}), {LEAVE_OUT}.")
 
     def _folders(self, folder: str) -> list[str]:
         """The folders in this one that must be walked, sorted."""

@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import Any, Final, Protocol
 
 from ferryman import settings
-from ferryman.errors import UsageError
+from ferryman.errors import TransientError, UsageError
 from ferryman.sources.base import Listed
 from ferryman.sources.globs import Globs
 
@@ -135,6 +135,29 @@ def pieces(folders: Callable[[str], list[str]], id_of: Callable[[str], str]) -> 
     parts = min(len(found), settings.SMALL_LISTING_PARTS)
     cuts = [len(found) * i // parts for i in range(parts + 1)]
     return [found[start:end] for start, end in pairwise(cuts)]
+
+
+def walked(
+    piece: Piece,
+    name_of: Callable[[str], str],
+    folder: Callable[[str, list[str], list[str]], Iterator[Listed]],
+    remedy: str,
+) -> Iterator[Listed]:
+    """See ``Tree.listing``.
+
+    Args:
+        folder: lists the folder of a name; adds those below it to the first list, and what went wrong to the second.
+    """
+    troubles: list[str] = []
+    for id, deep in piece:
+        waiting = [name_of(id)]
+        while waiting:
+            below: list[str] = []
+            yield from folder(waiting.pop(), below, troubles)
+            if deep:
+                waiting.extend(reversed(below))
+    if troubles:
+        raise TransientError(incomplete(troubles, remedy))
 
 
 def incomplete(troubles: Sequence[str], remedy: str) -> str:
