@@ -46,22 +46,6 @@ class Assembly(Item):
         _ = self.token
         return self
 
-    def delete(self) -> None:
-        """Remove it.
-
-        Raises:
-            StateError: it is in no final state.
-            NodeInvalid: it is gone, or damaged.
-        """
-
-        def plan() -> list[Op]:
-            now = self._status()
-            self._refuse_unless_final(now)
-            return self._removal(now)
-
-        self._tree.change(plan, self._hold)
-        self._hold = None
-
 
 def creation(path: str, token: Mapping[str, Any], now: str) -> list[Op]:
     """The nodes of a new request."""

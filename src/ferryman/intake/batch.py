@@ -200,12 +200,9 @@ class Batch(Item):
         for name in JobList:
             for job in self._jobs(name):
                 Job(self._tree, job).remove()
-        self._tree.change(self._gone, self._hold)
-        self._hold = None
+        super().delete()
 
-    def _gone(self) -> list[Op]:
-        now = self._status()
-        self._refuse_unless_final(now)
+    def _gone(self, now: Status) -> list[Op]:
         inside = [path for path, _ in self._tree.store.walk(self.path)]
         return [
             Check(f"{self.path}/status", now.node.version),

@@ -228,7 +228,23 @@ class Item:
         if now.state not in self.table.final:
             raise StateError(now.state, "removed")
 
-    def _removal(self, now: Status) -> list[Op]:
+    def delete(self) -> None:
+        """Remove it, with its entries in all lists.
+
+        Raises:
+            StateError: it is in no final state.
+            NodeInvalid: it is gone, or damaged.
+        """
+
+        def plan() -> list[Op]:
+            now = self._status()
+            self._refuse_unless_final(now)
+            return self._gone(now)
+
+        self._tree.change(plan, self._hold)
+        self._hold = None
+
+    def _gone(self, now: Status) -> list[Op]:
         """What removes its node and all in it, if nobody moves it meanwhile."""
         inside = self._tree.store.children(self.path)
         return [

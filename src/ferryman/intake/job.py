@@ -199,22 +199,6 @@ class Job(Item):
                 decoded(f"{self.path}/{name}", node.data)
         return self
 
-    def delete(self) -> None:
-        """Remove it, with its entries in all lists.
-
-        Raises:
-            StateError: it is in no final state.
-            NodeInvalid: it is gone, or damaged.
-        """
-
-        def plan() -> list[Op]:
-            now = self._status()
-            self._refuse_unless_final(now)
-            return self._gone(now)
-
-        self._tree.change(plan, self._hold)
-        self._hold = None
-
     def remove(self) -> None:
         """Remove it whatever its state: its batch goes."""
         self._tree.change(lambda: self._gone(self._status()))
@@ -228,7 +212,7 @@ class Job(Item):
         found = self._tree.store.read(listed)
         return [
             *(Delete(path) for path, node in zip(listed, found, strict=True) if node),
-            *self._removal(now),
+            *super()._gone(now),
         ]
 
     def _number(self, name: str) -> int:
