@@ -117,6 +117,9 @@ class Run:
         self._littered = False
         """A worker died: it may have left files that nothing names."""
         self._waited = 0.0
+        self._debt: tuple[int, int | None] = (0, None)
+        self._debt_of: set[str] = set()
+        """Files of ``documents`` from which it was computed: that reads all of them."""
 
     def go(self, every: float | None = None) -> Summary:
         """Recover, then scan and deliver; with ``every`` for ever."""
@@ -239,7 +242,7 @@ class Run:
         if self._littered:
             sweep(self._state)
             self._littered = False
-        owed_by_steps, _ = commands.step_debt(self._state)
+        owed_by_steps, _ = self._step_debt()
         owed = owed_by_steps + sum(owed_rows(f) for f in self._state.outbox.files.values())
         self._observer.settled(info["delivered"], owed, info["dead"] + refused)
         return int(info["sent"])
@@ -298,7 +301,7 @@ class Run:
             elif self._dispatcher.blocked(destination):
                 continue
             waits.append(wait)
-        _, due = commands.step_debt(self._state)
+        _, due = self._step_debt()
         if due is not None:
             waits.append(max(0.0, (due - now) / 1e6))
         return min(waits, default=None)
@@ -309,8 +312,15 @@ class Run:
             for f in self._state.outbox.files.values()
         )
 
+    def _step_debt(self) -> tuple[int, int | None]:
+        """See ``commands.step_debt``."""
+        files = set(self._state.documents.files)
+        if files != self._debt_of:
+            self._debt, self._debt_of = commands.step_debt(self._state), files
+        return self._debt
+
     def _steps_owed(self, now: int) -> bool:
-        _, due = commands.step_debt(self._state)
+        _, due = self._step_debt()
         return due is not None and due <= now
 
     # -- the end ---------------------------------------------------------------------------------
