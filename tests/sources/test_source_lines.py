@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import codecs
 import os
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -318,17 +317,3 @@ def test_building_touches_nothing() -> None:
     assert repr(source) == "Lines('/nowhere/at/all', include='**/*')"
     with pytest.raises(UsageError, match="there is no such folder"):
         source.check()
-
-
-def test_it_keeps_up(tmp_path: Path) -> None:
-    """Ten times the work of a bare loop would be a fault."""
-    (tmp_path / "a").write_bytes(b"a line of text as long as most\n" * 50_000)
-    started = time.process_time()
-    with (tmp_path / "a").open("rb") as file:
-        bare = [Document.of(f"a#line={n}", {}, line[:-1]) for n, line in enumerate(file, 1) if line.decode().strip()]
-    unit = time.process_time() - started
-    started = time.process_time()
-    found = list(rows(Lines(tmp_path)))
-
-    assert len(found) == len(bare)
-    assert time.process_time() - started < 10 * unit

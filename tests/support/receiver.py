@@ -86,6 +86,8 @@ class Receiver:
         self._server.shutdown()
         self._server.server_close()
         for connection in self._connections:
+            with suppress(OSError):  # closed already
+                connection.shutdown(socket.SHUT_RDWR)  # a close would wait for the files made of it
             connection.close()
         self._connections.clear()
 

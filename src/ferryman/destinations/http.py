@@ -114,7 +114,7 @@ class Http:
     def connect(self, timeout_s: float) -> None:
         """Be connected. Raises ``NotSent``."""
         connection = self._connection
-        if connection.is_connected:
+        if connection.is_connected or _only_tickets(connection.sock):
             return
         connection.close()  # what the server has closed meanwhile
         connection.timeout = timeout_s
@@ -234,6 +234,23 @@ def _connection(url: Url, ca: str | None, shown: str) -> HTTPConnection:
             universal=True,
         ) from e
     return HTTPSConnection(host, url.port or 443, ssl_context=context)
+
+
+def _only_tickets(sock: object) -> bool:
+    """Is what can be read of it no end, but what TLS 1.3 sends after its handshake?"""
+    if not isinstance(sock, ssl.SSLSocket):
+        return False
+    waits_s = sock.gettimeout()
+    sock.settimeout(0)
+    try:
+        sock.recv(1)  # a byte of an answer that nobody asked for would make it unfit, too
+    except ssl.SSLWantReadError:
+        return True
+    except OSError:
+        pass
+    finally:
+        sock.settimeout(waits_s)
+    return False
 
 
 def _caused_by(error: BaseException | None, kind: type[BaseException]) -> BaseException | None:

@@ -157,7 +157,9 @@ class Collection:
         state = (
             self._json(answer).get("metrics", {}).get(log) if answer.fine else None
         )  # None: it is not for us to know
-        if state not in (None, LOG_ACTIVE) or connection != self._http.connections:
+        if connection != self._http.connections:
+            raise TransientError(f"{self._shown}: it closed the connection while it was asked", universal=True)
+        if state not in (None, LOG_ACTIVE):
             raise TransientError(f"{self._shown}: it has not read its transaction log to the end yet", universal=True)
         self._awake_at = connection
 
