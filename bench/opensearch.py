@@ -55,7 +55,8 @@ def write(url: str, index: str, chunks: Iterator[list[Delivery]]) -> None:
     out = OpenSearch(url, index, MAPPINGS)
     out.open(CONTEXT)
     for chunk in chunks:
-        assert {outcome.kind for outcome in out.write(chunk)} == {"ok"}
+        bad = [outcome for outcome in out.write(chunk) if outcome.kind != "ok"]
+        assert not bad, bad[0]
     out.close()
 
 

@@ -11,8 +11,9 @@ import pytest
 
 from ferryman.consumers.bundles import KEPT_S, ask
 from ferryman.errors import UsageError
-from tests.consumers.forks import Forks
+from tests.consumers.child import CHILD
 from tests.consumers.place import Place
+from tests.support.zygote import Zygote
 
 
 def served(place: Place) -> None:
@@ -100,11 +101,11 @@ def test_killed_over_it(place: Path) -> None:
     intake = Place(place, session_timeout_s=1.5)
     served(intake)
     request = ask(intake.queue, ["object 0"], 0)
-    with Forks(place) as forks:
-        code, said = forks.serve(place, "access.bundled")
+    with Zygote(place, CHILD) as zygote:
+        code, said = zygote.run(folder=str(place), arm="access.bundled")
         assert code == -9, said
         assert request.status == "Processing"
-        code, said = forks.serve(place)
+        code, said = zygote.run(folder=str(place))
         assert code == 0, said
     assert request.status == "Completed"
     assert len(contents(request.token["url"])) == 2

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from ferryman.testing.crash import INTAKE
-from tests.consumers.forks import Forks
+from tests.consumers.child import CHILD
 from tests.consumers.place import Place
 from tests.consumers.receiver import Receiver
+from tests.support.zygote import Zygote
 
 JOBS, FILES = 20, 10
 BAD = {"object 03": "digest", "object 07": "zero byte", "object 12": "No such file"}
@@ -81,19 +82,19 @@ def expected() -> list[tuple[str, str]]:
     return sorted(found)
 
 
-def carried(place: Place, forks: Forks, kills: tuple[str, ...], random_kills: int, seed: int) -> None:
+def carried(place: Place, zygote: Zygote, kills: tuple[str, ...], random_kills: int, seed: int) -> None:
     """Submit, kill, hold, release, report; then all is as it should be."""
     with Receiver() as receiver:
         batch_id = submitted(place, receiver.url)
         place.queue.locks.lock("collection", HELD)
         for point in kills:
-            code, said = forks.serve(place.folder, point)
+            code, said = zygote.run(folder=str(place.folder), arm=point)
             assert code == -9, f"{point} was not passed: {said}"
         dice = random.Random(seed)
         for _ in range(random_kills):
-            code, said = forks.serve(place.folder, kill_after_s=dice.uniform(0.05, 1.5))
+            code, said = zygote.run(folder=str(place.folder), kill_after_s=dice.uniform(0.05, 1.5))
             assert code in (-9, 0), said
-        code, said = forks.serve(place.folder)
+        code, said = zygote.run(folder=str(place.folder))
         assert code == 0, said
 
         batch = place.queue.load_batch(batch_id)
@@ -105,9 +106,9 @@ def carried(place: Place, forks: Forks, kills: tuple[str, ...], random_kills: in
         place.queue.locks.unlock("collection", HELD)
         for job in held:
             place.queue.load_job(job).set_status("Pending")
-        code, said = forks.serve(place.folder, "batch.told")
+        code, said = zygote.run(folder=str(place.folder), arm="batch.told")
         assert code == -9, said
-        code, said = forks.serve(place.folder)
+        code, said = zygote.run(folder=str(place.folder))
         assert code == 0, said
 
         report = [told for told in receiver.told if "failed_jobs" in told][-1]
@@ -136,16 +137,16 @@ def assert_true(place: Place, batch_id: str, report: dict[str, list[dict[str, ob
 @pytest.mark.rule("intake.kill")
 def test_killed_ten_times(place: Path) -> None:
     """Kill -9 at ten places: the report names exactly the bad ones, everything else is delivered exactly once."""
-    with Forks(place) as forks:
-        carried(Place(place, session_timeout_s=1.5), forks, SHORT, 0, 0)
+    with Zygote(place, CHILD) as zygote:
+        carried(Place(place, session_timeout_s=1.5), zygote, SHORT, 0, 0)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_killed_everywhere(place: Path) -> None:
     """Kill -9 at every crash point."""
-    with Forks(place) as forks:
-        carried(Place(place, session_timeout_s=1.5), forks, WHOLE, 0, 0)
+    with Zygote(place, CHILD) as zygote:
+        carried(Place(place, session_timeout_s=1.5), zygote, WHOLE, 0, 0)
 
 
 @pytest.mark.slow
@@ -153,8 +154,8 @@ def test_killed_everywhere(place: Path) -> None:
 @pytest.mark.parametrize("seed", range(5))
 def test_killed_at_random(place: Path, seed: int) -> None:
     """Kill -9 at twenty random moments."""
-    with Forks(place) as forks:
-        carried(Place(place, session_timeout_s=1.5), forks, (), 20, seed)
+    with Zygote(place, CHILD) as zygote:
+        carried(Place(place, session_timeout_s=1.5), zygote, (), 20, seed)
 
 
 def test_every_point_is_tried() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.crash.zygote import Zygote
+from tests.support.zygote import Zygote
 
 MEMORY = Path("/dev/shm")
 """A kill -9 is the same in memory, and 400 cases × 100 fsyncs are not."""

@@ -15,7 +15,7 @@ from ferryman.testing.crash import EXECUTOR, POINTS
 from tests.crash import scenario
 from tests.crash.shapes import MIXED, SHAPES, applies
 from tests.crash.test_matrix import BEFORE
-from tests.crash.zygote import Zygote
+from tests.support.zygote import Zygote
 
 CASES = [(p, g, s) for s in SHAPES for g in (MIXED, *scenario.GUARANTEES) for p in POINTS if applies(p, g, s)]
 

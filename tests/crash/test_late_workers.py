@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.crash import scenario, spark
-from tests.crash.zygote import Zygote
+from tests.support.zygote import Zygote
 
 pytestmark = pytest.mark.spark
 

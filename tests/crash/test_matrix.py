@@ -9,7 +9,7 @@ import pytest
 
 from ferryman.testing.crash import EXECUTOR, POINTS
 from tests.crash import scenario
-from tests.crash.zygote import Zygote
+from tests.support.zygote import Zygote
 
 SHAPES = ("first", "second")
 

@@ -15,8 +15,8 @@ import pytest
 from tests.crash import postgres_log, scenario
 from tests.crash.test_matrix import CASES, kill_and_check
 from tests.crash.test_random_kills import DOCUMENTS, command, corpus
-from tests.crash.zygote import Zygote
 from tests.destinations.postgres import Database, database, postgres
+from tests.support.zygote import Zygote
 
 __all__ = ["corpus", "database", "postgres"]
 

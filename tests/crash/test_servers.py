@@ -19,7 +19,7 @@ from ferryman.testing.crash import EXECUTOR, POINTS
 from tests.crash import scenario, targets
 from tests.crash.kills import Killed
 from tests.crash.targets import TARGETS
-from tests.crash.zygote import Zygote
+from tests.support.zygote import Zygote
 
 POSSIBLE = [
     point

@@ -14,7 +14,7 @@ from tests.crash.shapes import MIXED, SHAPES
 from tests.crash.test_branching import CASES as BRANCHING
 from tests.crash.test_branching import prepare
 from tests.crash.test_matrix import BEFORE, CASES
-from tests.crash.zygote import Zygote
+from tests.support.zygote import Zygote
 
 pytestmark = pytest.mark.spark
 

@@ -1,16 +1,18 @@
 """Forks a fresh process for each job from one that has all modules loaded, so that a case costs milliseconds.
 
-Nothing here starts a thread before the fork: delta-rs and Arrow start theirs in the children.
+What a job is, and how it is worked, says a module: its ``Job`` and its ``work``. Nothing here starts a thread before
+the fork: delta-rs and Arrow start theirs in the children.
 """
 
 from __future__ import annotations
 
+import importlib
 import os
 import subprocess
 import sys
 import traceback
 from pathlib import Path
-from typing import IO
+from typing import IO, Self
 
 import msgspec
 
@@ -18,10 +20,10 @@ import msgspec
 class Zygote:
     """A process to fork from. ``run`` returns the child's exit code (-9: killed) and what it printed."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, child: str = "tests.crash.child") -> None:
         self._output = folder / "output.txt"
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.crash.zygote", str(self._output)],
+            [sys.executable, "-m", "tests.support.zygote", child, str(self._output)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             cwd=Path(__file__).parents[2],
@@ -40,10 +42,15 @@ class Zygote:
         self._process.stdin.close()
         self._process.wait()
 
+    def __enter__(self) -> Self:
+        return self
 
-def serve(output: str, jobs: IO[bytes]) -> None:
-    from tests.crash import child
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
+
+def serve(name: str, output: str, jobs: IO[bytes]) -> None:
+    child = importlib.import_module(name)
     for line in jobs:
         pid = os.fork()
         if pid == 0:
@@ -64,4 +71,4 @@ def serve(output: str, jobs: IO[bytes]) -> None:
 
 
 if __name__ == "__main__":
-    serve(sys.argv[1], sys.stdin.buffer)
+    serve(*sys.argv[1:], sys.stdin.buffer)

@@ -1,0 +1,37 @@
+"""Runs in forked children of the zygote: serves until nothing is left to do; killed at a point, or at a moment."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from pathlib import Path
+
+import msgspec
+
+from ferryman.engine import wave  # noqa: F401 - loaded before the first fork
+from ferryman.testing import crash
+from tests.consumers.place import Place
+
+CHILD = __name__
+
+
+class Job(msgspec.Struct):
+    """What a process does."""
+
+    folder: str
+    arm: str = ""
+    """A crash point that kills it, or several with blanks between, of which the first that is passed does."""
+    kill_after_s: float | None = None
+
+
+def work(job: Job) -> None:
+    """Serve."""
+    for point in job.arm.split():
+        crash.arm(point)
+    if job.kill_after_s is not None:
+        threading.Timer(job.kill_after_s, os.kill, (os.getpid(), signal.SIGKILL)).start()
+    place = Place(Path(job.folder), session_timeout_s=1.5)
+    place.serve()
+    place.queue.close()
+    print("\n".join(place.said.lines))
