@@ -18,6 +18,8 @@ DOCUMENTS_A_JOB = 1000
 """The sizes are said in documents: of the usual million, a thousand jobs are made."""
 SQLITE_JOBS_S, ZOOKEEPER_SHARE = 500, 0.6
 TURNS, ACQUIRED = 5, 10
+HEAP = "4g"
+"""A server keeps all nodes in memory."""
 FLAT = 1.5
 """Among a hundred times as many jobs, acquiring may take so many times as long: a tree is a bit deeper."""
 
@@ -29,7 +31,9 @@ def measure(sizes: Sizes, folder: Path) -> Iterator[Row]:
     target = f"≥ {SQLITE_JOBS_S}/s"
     yield Row(f"SQLite: {jobs} jobs through all states", f"{rate:.0f}/s", "", "", target, rate >= SQLITE_JOBS_S)
     yield flat("SQLite", lambda: opened(folder), few, many)
-    with ZooKeeperServer() as server:
+    server = ZooKeeperServer()
+    server.heap = HEAP
+    with server:
 
         def queue() -> Queue:
             return Queue.open(f"{server.url}/{uuid4().hex}")

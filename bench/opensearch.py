@@ -27,6 +27,8 @@ from ferryman.destinations import Delivery, DestinationContext, Guarantee, OpenS
 CHUNK = 1000
 THREADS = 2
 TARGET = 0.9
+HEAP = "4g"
+"""So that no request is refused: both of them would wait, and each in its own way."""
 MAPPINGS = {"properties": {"title": {"type": "text"}, "text": {"type": "text"}}}
 CONTEXT = DestinationContext("bench", 1, "index", 1, Guarantee.EXACTLY_ONCE)
 
@@ -69,7 +71,9 @@ def measure(sizes: Sizes, folder: Path) -> Iterator[Row]:
     documents = deliveries(data.table(folder / f"rows-{sizes.documents}", sizes.documents))
     cut = [documents[i : i + CHUNK] for i in range(0, len(documents), CHUNK)]
     numbers = itertools.count()
-    with OpenSearchServer() as server, Client(server.url, maxsize=THREADS) as client:
+    server = OpenSearchServer()
+    server.heap = HEAP
+    with server, Client(server.url, maxsize=THREADS) as client:
 
         def fresh() -> str:
             """An index of its own for each run."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import random
 import signal
@@ -36,6 +37,7 @@ class Killed:
 
     def __init__(self, root: Path, destination: str, documents: int) -> None:
         self.root = root
+        self.documents = documents
         self.log = root / "run.log"
         corpus = root / "corpus"
         corpus.mkdir()
@@ -64,6 +66,13 @@ class Killed:
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
+
+    def check(self) -> None:
+        """Everything is accounted for as delivered."""
+        told = subprocess.run(self.command("status", "--json"), capture_output=True, check=True)
+        status = json.loads(told.stdout)
+        assert status["balanced"]
+        assert status["destinations"]["log"]["indexed"] == self.documents
 
     def _start(self) -> subprocess.Popen[bytes]:
         options = ["--master", "local[2]", "--conf", "spark.driver.memory=512m"]

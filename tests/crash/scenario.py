@@ -19,7 +19,6 @@ from ferryman.destinations.base import Delivery, Destination, DestinationContext
 from ferryman.document import Document
 from ferryman.plan import Plan
 from ferryman.sources import Files
-from tests.crash import postgres_log
 from tests.crash.names import BAD, REFUSED, SECOND
 
 GUARANTEES = [g.value for g in Guarantee]
@@ -69,7 +68,7 @@ def words(doc: Document) -> Document:
 
 def make_plan(root: Path, guarantee: str) -> Plan:
     plan = Plan("crash", version=1)
-    log = postgres_log.of(root) or Log(root / "delivered.jsonl")
+    log = Log(root / "delivered.jsonl")
     files = plan.source("files", Files(str(root / "corpus")))
     files.step("words", words).destination("log", log, guarantee=guarantee, batch=BATCH, backoff=0, attempts=3)
     return plan
@@ -122,8 +121,6 @@ def expected(shape: str) -> Expected:
 
 
 def delivered(root: Path) -> list[dict[str, Any]]:
-    if (rows := postgres_log.delivered(root)) is not None:
-        return rows
     log = root / "delivered.jsonl"
     return [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
 

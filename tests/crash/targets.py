@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import cloudpickle
+import psycopg
+from psycopg import sql
 
-from ferryman.destinations import Destination, OpenSearch, Solr
+from ferryman.destinations import Destination, OpenSearch, Solr, Sql
 from ferryman.document import Document
 from ferryman.plan import Plan
 from ferryman.sources import Files
@@ -64,6 +66,20 @@ def _solr_contents(server: Any, place: str) -> dict[str, str]:
     return {found["id"]: found["text"] for found in server.documents(place, fq="ferryman_hash_s:*")}
 
 
+def _postgres(server: Any, place: str) -> Destination:
+    return Sql(server.url, place, mode="append")
+
+
+def _postgres_contents(server: Any, place: str) -> dict[str, str]:
+    """What is left when every row takes effect; no delivery has two."""
+    what = sql.SQL("SELECT operation, id, text, delivery_hash FROM {} ORDER BY sequence").format(sql.Identifier(place))
+    with psycopg.connect(server.url) as connection:
+        rows = connection.execute(what).fetchall()
+    assert len({digest for *_, digest in rows}) == len(rows), "delivered twice"
+    last = {id: (operation, text) for operation, id, text, _ in rows}
+    return {id: text for id, (operation, text) in last.items() if operation == "upsert"}
+
+
 TARGETS = {
     "opensearch": Target(
         "opensearch",
@@ -74,6 +90,15 @@ TARGETS = {
         _opensearch_contents,
     ),
     "solr": Target("solr", _solr, _solr_code, _solr_contents),
+    "postgres": Target(
+        "postgres",
+        _postgres,
+        lambda server, place: (
+            f"from ferryman.destinations import Sql\nout = Sql({server.url!r}, {place!r}, mode='append')"
+        ),
+        _postgres_contents,
+        refuses=False,
+    ),
 }
 
 

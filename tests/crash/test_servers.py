@@ -6,9 +6,7 @@ killed at random times.
 
 from __future__ import annotations
 
-import json
 import random
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -43,6 +41,7 @@ DOCUMENTS = 3000
 ROUNDS = 20
 
 
+@pytest.mark.rule("guarantee.kill", "guarantee.hash")
 @pytest.mark.parametrize(
     ("name", "point"),
     [
@@ -94,7 +93,4 @@ def test_killed_at_a_random_time(server: Callable[[str], Any], tmp_path: Path, n
         run.kill_after(chance.uniform(2.0, 15.0), chance)
     assert run.to_the_end() == 0, run.log.read_text()
     assert target.contents(real, place) == {f"{i:05}.txt": f"document number {i}" for i in range(DOCUMENTS)}
-    told = subprocess.run(run.command("status", "--json"), capture_output=True, check=True)
-    status = json.loads(told.stdout)
-    assert status["balanced"]
-    assert status["destinations"]["log"]["indexed"] == DOCUMENTS
+    run.check()

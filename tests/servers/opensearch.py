@@ -27,6 +27,8 @@ class OpenSearchServer(Server):
     version = "2.19.4"
     brand = "opensearch"
     """As in the names of system properties."""
+    heap = "512m"
+    """Enough for tests, of which several run at once."""
 
     @classmethod
     def install(cls) -> Path:
@@ -51,7 +53,7 @@ class OpenSearchServer(Server):
         """Small and soon there. The log4j flags spare a stop 30 s. Without jna it cannot see that it is root, which
         it refuses to run as; a test server on the loopback may."""
         return [
-            "-Xms512m", "-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Djna.nosys=true",
+            f"-Xms{self.heap}", f"-Xmx{self.heap}", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Djna.nosys=true",
             "-Djna.noclasspath=true", "-Djava.security.manager=allow", "-Dlog4j.shutdownHookEnabled=false",
             "-Dlog4j2.disable.jmx=true", f"-Djava.io.tmpdir={self.folder}/tmp",
             f"-D{self.brand}.path.home={self.home}", f"-D{self.brand}.path.conf={self.folder}/config",

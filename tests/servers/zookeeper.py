@@ -38,6 +38,8 @@ class ZooKeeperServer(Server):
 
     name = "zookeeper"
     start_s = 60.0
+    heap = "256m"
+    """Enough for tests, of which several run at once."""
 
     def __init__(self, folder: Path | None = None, *, number: int = 1, peers: Sequence[tuple[int, int]] = ()) -> None:
         super().__init__(folder)
@@ -61,7 +63,7 @@ class ZooKeeperServer(Server):
     def command(self) -> list[str]:
         main = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
         # A test kills processes, not machines: without fsync it is ten times as fast.
-        small = ["-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Dzookeeper.forceSync=no"]
+        small = [f"-Xmx{self.heap}", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Dzookeeper.forceSync=no"]
         return [java(), *small, "-cp", f"{self.home}/*", main, f"{self.folder}/zoo.cfg"]
 
     def word(self, letters: str) -> str:

@@ -40,7 +40,9 @@ def pdf(raw: bytes) -> Content:
         "modified": _moment(meta.get("ModDate", "")),
         "pages": count,
     }
-    return Content(_HYPHEN.sub("", text), {name: value for name, value in fields.items() if value})
+    if "\ufffe" in text or "\x02" in text:
+        text = _HYPHEN.sub("", text)
+    return Content(text, {name: value for name, value in fields.items() if value})
 
 
 def _page(book: Any, number: int) -> str:
