@@ -6,7 +6,7 @@ import json
 import re
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +14,9 @@ import pytest
 
 from ferryman.ledger import account
 from ferryman.ledger.state import state_root
-from tests.cli.test_how_to import commands_of, is_shown
-from tests.docs.test_how_to import HOW_TO, Shell, parts
 from tests.servers.solr import VERSIONS, SolrServer
+from tests.support.page import HOW_TO, QuickShell
 from tests.support.trial import run_plan
-
-
-@pytest.fixture
-def shell(place: Path) -> Iterator[Shell]:
-    made = Shell(place)
-    yield made
-    made.close()
 
 
 def free_port() -> int:
@@ -35,17 +27,10 @@ def free_port() -> int:
 
 
 @pytest.mark.parametrize("name", ["keep-files", "call-a-webhook"])
-def test_the_page_is_true(shell: Shell, name: str) -> None:
+def test_the_page_is_true(place: Path, name: str) -> None:
     """Each command of the page is run in a shell; each line that the page shows is a line of its output."""
-    port = str(free_port())
-    for file, text in parts(HOW_TO / f"{name}.md"):
-        if file:
-            (shell.folder / file).write_text(text.replace("9000", port))
-            continue
-        for line, shown in commands_of(text.replace("9000", port)):
-            came = shell.run(line)
-            for wanted in shown:
-                assert is_shown(wanted, came), f"{line}: no line {wanted!r} in:\n" + "\n".join(came)
+    with QuickShell(place, {"9000": str(free_port())}) as shell:
+        shell.follow(HOW_TO / f"{name}.md")
 
 
 SOLR = (HOW_TO / "index-into-solr.md").read_text("utf-8")

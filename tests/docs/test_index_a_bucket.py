@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.cli.test_how_to import commands_of, is_shown
-from tests.docs.test_how_to import HOW_TO, Shell, parts
-
-PAGE = HOW_TO / "index-a-bucket.md"
+from tests.support.page import HOW_TO, QuickShell
 
 
 def test_the_page_is_true(server: Callable[[str], Any], place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -21,19 +17,6 @@ def test_the_page_is_true(server: Callable[[str], Any], place: Path, monkeypatch
     monkeypatch.setenv("AWS_ENDPOINT_URL", s3.url)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", s3.options["key"])
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", s3.options["secret"])
-    shell = Shell(place)
-    python = place / "bin" / "python"
-    python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
-    python.chmod(0o755)
-    try:
-        for file, text in parts(PAGE):
-            if file:
-                (place / file).write_text(text)
-                continue
-            for line, shown in commands_of(text):
-                came = shell.run(line)
-                assert not any(s3.options["secret"] in said for said in came)
-                for wanted in shown:
-                    assert is_shown(wanted, came), f"{line}: no line {wanted!r} in:\n" + "\n".join(came)
-    finally:
-        shell.close()
+    with QuickShell(place) as shell:
+        said = shell.follow(HOW_TO / "index-a-bucket.md")
+    assert not any(s3.options["secret"] in line for line in said)
