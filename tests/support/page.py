@@ -107,7 +107,7 @@ class Shell:
         stdin, stdout = self._shell.stdin, self._shell.stdout
         assert stdin is not None
         assert stdout is not None
-        stdin.write(f"{line}\necho {DONE} $?\n")
+        stdin.write(f"{line}\nprintf '\\n%s %s\\n' {DONE} $?\n")  # not all that is said ends with its line
         stdin.flush()
         shown = list(self._until_done(stdout))
         assert shown.pop() == "0", f"{line}: {shown}"
