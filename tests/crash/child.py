@@ -150,7 +150,7 @@ def check(plan: Any, root: Path, job: Job) -> None:
     where = state_root(plan, root / "state")
     status = account.status(where, plan)
     if job.shape == "server":
-        targets.check(job.guarantee, status)
+        targets.check(status)
     else:
         scenario.check(root, job.shape, job.guarantee, status, account.docs(where, status="indexing"))
     left = account.left_over(where, plan)

@@ -71,7 +71,7 @@ def test_killed_there_and_started_again(
     for _ in range(2):
         code, said = zygote.run(verb="run and check", **job)
         assert code == 0, said
-        assert target.contents(real, place) == targets.wanted(target)
+        assert target.contents(real, place) == targets.wanted()
 
 
 @pytest.mark.spark
