@@ -74,7 +74,7 @@ def tables() -> str:
     lines += ["", "| input | the run ends with 4, and says |", "|---|---|"]
     for name, bad in FILES.items():
         [message] = [m for m in summary.messages if f"/corpus/{name}" in m]
-        lines.append(f"| {bad.what} | `{message.partition('TransientError: ')[2]}` |")
+        lines.append(f"| {bad.what} | `{message.partition('deleted: ')[2]}` |")
     return "\n".join(lines)
 
 

@@ -160,6 +160,11 @@ def named(error: BaseException) -> str:
     return f"{type(error).__name__}: {words(error)}"
 
 
+def told(error: BaseException) -> str:
+    """What a message says of an error: of our own kinds the words, which say enough; of others the kind first."""
+    return words(error) if isinstance(error, FerrymanError) else named(error)
+
+
 def of_code(error: BaseException) -> BaseException:
     """What other people's code raised: an error, ``sys.exit()``, or a Rust extension's panic, which is no Exception.
 

@@ -804,6 +804,6 @@ def test_a_source_that_cannot_be_asked_deletes_nothing(trial: Trial) -> None:
     summary = trial.run()
     assert summary.exit == 4
     assert summary.messages == [
-        "source docs: incomplete listing, nothing of it is deleted: TransientError: the database closed the connection"
+        "source docs: incomplete listing, nothing of it is deleted: the database closed the connection"
     ]
     assert trial.counts() == {"indexed": 1}

@@ -223,7 +223,7 @@ def test_rows_whose_id_is_not_known_delete_nothing(tmp_path: Path) -> None:
         "f#row=4": f"{tmp_path}/f, line 4: it has no id (in column 'id').",
     }
     assert told(source) == (
-        f"the listing is incomplete, so nothing is deleted: {tmp_path}/f has rows (2) whose id cannot be known; "
+        f"{tmp_path}/f has rows (2) whose id cannot be known; "
         f"the first: {tmp_path}/f, line 3: 1 cells, but there are 2 columns. Correct the row."
     )
 

@@ -191,7 +191,7 @@ def test_utf_16_that_breaks_off_is_incomplete(tmp_path: Path) -> None:
     why = told(Lines(tmp_path))
 
     assert why.startswith(f"{tmp_path}/f: not utf-16-le text after byte")
-    assert "the listing is incomplete and nothing is deleted" in why
+    assert "Not all that is in this file is known" in why
 
 
 def test_a_file_that_may_not_be_read_is_incomplete(

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from ferryman.consumers.errors import Stopping
 from ferryman.consumers.workspace import Workspace
-from ferryman.errors import FerrymanError, UsageError, named
+from ferryman.errors import FerrymanError, UsageError, told
 from ferryman.intake import Assembly, Job, LockLost, NodeInvalid, Queue, StateError, inventory
 from ferryman.intake.inventory import FILES, Held
 from ferryman.intake.nodes import decoded, job_path, time_text
@@ -133,7 +133,7 @@ class Bundles:
         except (LockLost, StateError, NodeInvalid, Stopping):
             raise
         except (OSError, ValueError, FerrymanError) as e:
-            why = str(e) if isinstance(e, FerrymanError) else named(e)
+            why = told(e)
             self._say(f"{request.id}: {why}")
             request.fail(why)
         finally:

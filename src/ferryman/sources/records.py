@@ -152,13 +152,10 @@ class Records(Source):
         except Unreadable as e:
             raise TransientError(f"{path}, {e}. {_REST}") from None
         if nameless and self.ids_in_rows:
-            raise TransientError(
-                f"the listing is incomplete, so nothing is deleted: {path} has rows ({nameless}) whose id cannot be "
-                f"known; the first: {first}"
-            )
+            raise TransientError(f"{path} has rows ({nameless}) whose id cannot be known; the first: {first}")
 
 
-_REST: Final = "Not all that is in this file is known, so the listing is incomplete and nothing is deleted."
+_REST: Final = "Not all that is in this file is known."
 
 
 def bad_id(id: str) -> str:

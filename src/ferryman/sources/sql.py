@@ -181,9 +181,8 @@ class Sql(Source):
                     yield Listed(id, 0, _fingerprint(row[self.changed]), location=_located(value))
         if without:
             raise BadDocument(
-                f"{without} of {rows} rows have no {self.id!r} (NULL or empty) and cannot be documents, so the listing "
-                f"is incomplete and nothing is deleted. The first is {example}. Give them an id, or leave them out of "
-                f"the query: WHERE {self.id} IS NOT NULL."
+                f"{without} of {rows} rows have no {self.id!r} (NULL or empty) and cannot be documents. The first is "
+                f"{example}. Give them an id, or leave them out of the query: WHERE {self.id} IS NOT NULL."
             )
 
     def read(self, listed: Listed) -> Document:

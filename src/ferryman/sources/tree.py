@@ -163,4 +163,4 @@ def walked(
 def incomplete(troubles: Sequence[str], remedy: str) -> str:
     """What is said where some folders or files could not be listed."""
     more = f"; and {len(troubles) - _NAMED_FOLDERS} more" if len(troubles) > _NAMED_FOLDERS else ""
-    return f"the listing is incomplete, so nothing is deleted: {'; '.join(troubles[:_NAMED_FOLDERS])}{more}. {remedy}"
+    return f"{'; '.join(troubles[:_NAMED_FOLDERS])}{more}. {remedy}"

@@ -13,7 +13,7 @@ from ferryman.engine.deliver.lane import Lane, LaneReport, Pass
 from ferryman.engine.deliver.sender import Hung, Sender
 from ferryman.engine.deliver.sending import OutboxFile
 from ferryman.engine.runner import Runner, Shipped
-from ferryman.errors import EngineError, FerrymanError, PermanentError, WorkerDied, named, words
+from ferryman.errors import EngineError, PermanentError, WorkerDied, told
 from ferryman.ledger.state import State
 from ferryman.plan import DestinationNode
 from ferryman.storage import parquet
@@ -119,7 +119,7 @@ class Dispatcher:
         except Exception as e:
             self._note(
                 node.name,
-                words(e) if isinstance(e, FerrymanError) else named(e),
+                told(e),
                 isinstance(e, PermanentError),
             )
             return False

@@ -118,8 +118,8 @@ class Cutter:
 
     def __init__(self, folder: Path, slots: int, rows: int, size: int, wave_bytes: int) -> None:
         self._folder = folder
-        self._task_rows = int(np.clip(rows // (8 * slots), 64, settings.TASK_DOCUMENTS))
-        self._task_bytes = int(np.clip(size // (8 * slots), settings.MIB // 4, settings.TASK_BYTES))
+        self._task_rows = int(np.clip(rows // (8 * slots), 256, settings.TASK_DOCUMENTS))
+        self._task_bytes = int(np.clip(size // (8 * slots), settings.MIB, settings.TASK_BYTES))
         self._wave_bytes = wave_bytes
         self._slices: list[Slice] = []
         self._tasks: list[TaskCut] = []

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from ferryman import settings
 from ferryman.document import Document, content_version, encode_fields
 from ferryman.engine.runner import Runner, Shipped
-from ferryman.errors import BadDocument, UsageError, named
+from ferryman.errors import BadDocument, UsageError, told
 from ferryman.ledger.events import table_of
 from ferryman.plan import Plan, SourceNode
 from ferryman.sources import Listed, Table
@@ -99,7 +99,7 @@ def list_sources(plan: Plan, shipped: Shipped, folder: Path, runner: Runner, onl
         except UsageError:
             raise
         except Exception as e:
-            parts.append(ListedPart(node.name, "", 0, 0, named(e)))
+            parts.append(ListedPart(node.name, "", 0, 0, told(e)))
     per_task = -(-len(pieces) // (_TASKS_A_SLOT * runner.slots))  # a task costs more than a small folder
     tasks = [pieces[at : at + per_task] for at in range(0, len(pieces), per_task)] if pieces else []
     parts += chain.from_iterable(runner.run(ListPieces(shipped, str(folder), only), tasks))
@@ -144,7 +144,7 @@ class ListPieces:
                 except Exception as e:
                     if isinstance(e, OSError) and e.errno in (errno.ENOSPC, errno.EDQUOT):
                         raise  # our own disk, not the source
-                    failures.append(named(e))
+                    failures.append(told(e))
             return out.finish("; ".join(failures) or None)
 
 
@@ -166,7 +166,7 @@ class ListFrame:
             except Exception as e:
                 for _ in batches:  # Spark wants its input read to the end
                     pass
-                return out.finish(named(e))
+                return out.finish(told(e))
             return out.finish()
 
 
