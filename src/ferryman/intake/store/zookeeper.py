@@ -29,6 +29,10 @@ CONNECT_S: Final = 15.0
 RECONNECT_MAX_S: Final = 1.0
 """Longest pause between two tries to reach a server again: kazoo would wait up to a minute, six sessions long."""
 
+TRIES_A_SESSION: Final = 3
+"""Times that a server is tried at least while a session may still live. One that is just starting may take a connection
+and never answer (ZooKeeper 3.9 does): kazoo waits for it for a session divided by the servers that it was given."""
+
 TRIED_BLINDLY: Final = 1
 """Names that are given without asking whether they are held: it is cheaper to try. If these were held, there may be
 thousands more: they are asked for together."""
@@ -56,7 +60,7 @@ class ZooKeeperStore:
                 "%s: whoever reaches these servers may change this queue: give user:password@ in its URL", at.shown
             )
         self._client = client.KazooClient(
-            hosts=at.hosts,
+            hosts=",".join([at.hosts] * -(-TRIES_A_SESSION // len(at.hosts.split(",")))),
             timeout=session_timeout_s,
             auth_data=login,
             default_acl=acl,
