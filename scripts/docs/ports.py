@@ -71,9 +71,10 @@ def facts() -> str:
     found: list[tuple[str, Any, Any]] = [
         (name, cls, getattr(cls, "facts", None)) for name, cls in shipped(ferryman.destinations, Destination)
     ]
-    lines = ["| destination | guarantee by default | what is stored | limits |", "|---|---|---|---|"]
+    lines = ["| destination | guarantee by default | what is stored | limits | tested with |", "|---|---|---|---|---|"]
     lines += [
-        f"| `{name}` | {_default_guarantee(cls).value} | {told.stored} | {'; '.join(told.limits) or '–'} |"
+        f"| `{name}` | {_default_guarantee(cls).value} | {told.stored} | {'; '.join(told.limits) or '–'} "
+        f"| {', '.join(told.tested) or '–'} |"
         for name, cls, told in found
         if told
     ]

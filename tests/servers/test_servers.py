@@ -10,12 +10,17 @@ import sys
 import textwrap
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from ferryman.destinations import OpenSearch, Solr
 from tests.servers.cache import Missing, cached
+from tests.servers.elasticsearch import Elasticsearch7, Elasticsearch8
+from tests.servers.opensearch import OpenSearchServer
 from tests.servers.registry import Running, known, require
 from tests.servers.server import Server, ServerFailed
+from tests.servers.solr import SolrServer
 
 
 class Small(Server):
@@ -155,6 +160,21 @@ def test_a_download_is_there_whole_or_not_at_all(tmp_path: Path, monkeypatch: py
     for _ in range(2):
         assert (cached("thing", fill) / "file").read_text() == "whole"
     assert fills == 2
+
+
+@pytest.mark.parametrize(
+    ("destination", "server", "name"),
+    [
+        (OpenSearch, OpenSearchServer, "OpenSearch"),
+        (OpenSearch, Elasticsearch7, "Elasticsearch"),
+        (OpenSearch, Elasticsearch8, "Elasticsearch"),
+        (Solr, SolrServer, "Solr"),
+    ],
+)
+def test_the_reference_tells_the_versions_that_run_here(destination: Any, server: Any, name: str) -> None:
+    """Of a server from Maven, the version is ours to choose."""
+    version = ".".join(server.version.split(".")[:2])
+    assert any(tested.startswith(f"{name} {version}") for tested in destination.facts.tested)
 
 
 def test_servers_are_found_by_their_modules() -> None:

@@ -200,6 +200,8 @@ class Facts(NamedTuple):
     """Sizes and numbers above which something is refused, or cut."""
     outcomes: tuple[tuple[str, str], ...] = ()
     """(What the target says or does, what becomes of the delivery then.)"""
+    tested: tuple[str, ...] = ()
+    """Servers and their versions that its promises are tested with; others that speak their protocol were not tried."""
 
 
 class DestinationContext(NamedTuple):

@@ -88,6 +88,7 @@ class OpenSearch(Destination):
             "fields, depths and sizes: the index's own settings and `http.max_content_length`",
         ),
         outcomes=tuple(answers.told()),
+        tested=("OpenSearch 2.19", "Elasticsearch 7.17", "Elasticsearch 8.19"),
     )
 
     def __init__(

@@ -84,6 +84,7 @@ class Solr(Destination):
             f"a `write` begins requests for {WRITE_S:g} s",
         ),
         outcomes=tuple(told()),
+        tested=("Solr 9.10, one server",),
     )
 
     def __init__(

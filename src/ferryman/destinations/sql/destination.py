@@ -62,6 +62,7 @@ class Sql(Destination):
             "SQLite: 1 GB a value, integers of 64 bit",
             "PostgreSQL: 1 GB a value, ids of some 2700 bytes, 1 MB of different words to search, no NUL",
         ),
+        tested=("the SQLite that Python has", "PostgreSQL 18"),
     )
     effect = Effect.IDEMPOTENT
     transactional = True
