@@ -7,7 +7,7 @@ import os
 import sqlalchemy as sa
 
 from ferryman import databases
-from ferryman.destinations.sql.dialect import BACKENDS, dialect_of
+from ferryman.destinations.sql.backends import BACKENDS, dialect_of
 from ferryman.destinations.sql.searching import Hit, terms_of
 from ferryman.errors import DeliveryError, UsageError
 

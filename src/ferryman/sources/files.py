@@ -10,8 +10,9 @@ from ferryman import settings
 from ferryman.document import Document
 from ferryman.errors import UsageError
 from ferryman.sources.base import Detect, Listed, Source
+from ferryman.sources.choice import tree_of
 from ferryman.sources.packed import read_unpacked
-from ferryman.sources.tree import Piece, tree_of
+from ferryman.sources.tree import Piece
 
 
 class Files(Source):

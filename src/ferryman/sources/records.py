@@ -10,9 +10,9 @@ from typing import Any, Final, NamedTuple
 from ferryman.document import Document
 from ferryman.errors import BadDocument, TransientError, UsageError
 from ferryman.sources.base import Detect, Listed, Source
+from ferryman.sources.choice import tree_of
 from ferryman.sources.packed import unpacked
 from ferryman.sources.physical import Physical, checked_encoding, physical_lines
-from ferryman.sources.tree import tree_of
 
 
 class Row(NamedTuple):

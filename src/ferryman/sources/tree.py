@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import io
-import os
-import re
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 from ferryman import settings
-from ferryman.errors import TransientError, UsageError
+from ferryman.errors import TransientError
 from ferryman.sources.base import Listed
-from ferryman.sources.globs import Globs
 
 Piece = list[tuple[str, bool]]
 """A piece of a listing: folders by their id, each with whether the folders below belong to it too."""
 
 _NAMED_FOLDERS: Final = 3  # folders that an error names; a broken mount may have thousands
-_URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*(?:://|::.*://)")  # fsspec chains them: zip::s3://bucket/a.zip
 
 
 class OneFile(Protocol):
@@ -86,36 +82,6 @@ class Tree(Protocol):
             FileNotFoundError: it vanished.
             BadDocument, TransientError: as ``read``; the stream too.
         """
-
-
-def tree_of(
-    source: str,
-    root: str | os.PathLike[str],
-    include: str | Sequence[str],
-    exclude: str | Sequence[str] | None,
-    max_bytes: int | None,
-    storage_options: Mapping[str, Any] | None,
-) -> Tree:
-    """The tree of a source's arguments.
-
-    Raises:
-        UsageError: they cannot be meant.
-    """
-    path = os.fspath(root)
-    if not isinstance(path, str) or not path:
-        raise UsageError(f"{source}({root!r}): give the folder as text; '.' is the current one.")
-    globs = Globs(include, exclude)
-    if path.startswith("file://"):
-        path = path.removeprefix("file://")
-    if _URL.match(path):
-        from ferryman.sources.bucket import Bucket
-
-        return Bucket(path, globs, max_bytes, dict(storage_options or {}))
-    if storage_options:
-        raise UsageError(f"{source}(storage_options=…): they are for URLs; {path!r} is a folder of this machine.")
-    from ferryman.sources.folder import Folder
-
-    return Folder(os.path.abspath(path), globs, max_bytes)
 
 
 def pieces(folders: Callable[[str], list[str]], id_of: Callable[[str], str]) -> list[Piece]:

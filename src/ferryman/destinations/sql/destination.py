@@ -9,7 +9,8 @@ import sqlalchemy as sa
 
 from ferryman import databases
 from ferryman.destinations.base import Delivery, Destination, DestinationContext, Effect, Facts, Outcome
-from ferryman.destinations.sql.dialect import BACKENDS, Dialect, Writer, dialect_of
+from ferryman.destinations.sql.backends import BACKENDS, dialect_of
+from ferryman.destinations.sql.dialect import Dialect, Writer
 from ferryman.destinations.sql.layout import RESERVED, STANDARD, Layout, Mode
 from ferryman.errors import PermanentError, PlanError, UsageError
 

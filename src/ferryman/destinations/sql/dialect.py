@@ -18,7 +18,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import sqlalchemy as sa
 
@@ -28,9 +28,6 @@ from ferryman.errors import DeliveryError, PermanentError
 if TYPE_CHECKING:
     from ferryman.destinations.sql.layout import Layout
     from ferryman.destinations.sql.searching import Hit, Term
-
-BACKENDS: Final = ("sqlite", "postgresql")
-"""What SQLAlchemy calls the databases that there is a dialect for."""
 
 
 class Writer(ABC):
@@ -124,17 +121,6 @@ class Dialect(ABC):
         """Is it one delivery's value that the database does not take, so that the others can still be written?"""
         fault = self.explain(error, "")
         return isinstance(fault, PermanentError) and not fault.universal
-
-
-def dialect_of(url: sa.URL) -> Dialect:
-    """The dialect for a URL of one of ``BACKENDS``; loads what only it needs."""
-    if url.get_backend_name() == "sqlite":
-        from ferryman.destinations.sql.sqlite import SQLite
-
-        return SQLite()
-    from ferryman.destinations.sql.postgresql import PostgreSQL
-
-    return PostgreSQL()
 
 
 def other_columns(where: str, indexed: tuple[str, ...], wanted: tuple[str, ...], drop: str) -> PermanentError:

@@ -1,0 +1,23 @@
+"""Which dialect speaks to which database."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import sqlalchemy as sa
+
+from ferryman.destinations.sql.dialect import Dialect
+
+BACKENDS: Final = ("sqlite", "postgresql")
+"""What SQLAlchemy calls the databases that there is a dialect for."""
+
+
+def dialect_of(url: sa.URL) -> Dialect:
+    """The dialect for a URL of one of ``BACKENDS``; loads what only it needs."""
+    if url.get_backend_name() == "sqlite":
+        from ferryman.destinations.sql.sqlite import SQLite
+
+        return SQLite()
+    from ferryman.destinations.sql.postgresql import PostgreSQL
+
+    return PostgreSQL()
