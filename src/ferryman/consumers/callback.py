@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import random
-import ssl
 import threading
-from base64 import b64encode
 from collections.abc import Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import unquote_to_bytes, urlsplit
+from urllib.parse import urlsplit
 
 import msgspec
 
-from ferryman.consumers.errors import Corrupt, Stopping
+from ferryman.consumers import web
+from ferryman.consumers.errors import Corrupt
 from ferryman.consumers.manifest import checked_url, shown
 from ferryman.errors import PermanentError, TransientError
 
@@ -21,11 +19,8 @@ if TYPE_CHECKING:
     from urllib3 import PoolManager
 
 TRIES: Final = 3
-PAUSE_FIRST_S: Final = 0.5
 TIMEOUT_S: Final = 10.0
 """A receiver that needs longer to say yes keeps a consumer from its work."""
-
-_TRY_AGAIN: Final = frozenset({408, 425, 429})
 
 
 class Callback:
@@ -41,7 +36,7 @@ class Callback:
         stop: threading.Event | None = None,
         *,
         tries: int = TRIES,
-        pause_s: float = PAUSE_FIRST_S,
+        pause_s: float = web.PAUSE_FIRST_S,
         timeout_s: float = TIMEOUT_S,
     ) -> None:
         self._stop = stop or threading.Event()
@@ -62,29 +57,14 @@ class Callback:
             raise Corrupt(f"the response_url {shown(url)} is no http or https URL. Correct it.")
         checked_url(url)
         body = msgspec.json.encode(dict(what))
-        for tried in range(1, self._tries + 1):
-            if self._stop.is_set():
-                raise Stopping
-            try:
-                self._post(url, body)
-            except TransientError as e:
-                if tried == self._tries:
-                    raise TransientError(f"{e.why} (tried {tried} times)") from None
-            else:
-                return True
-            if self._stop.wait(self._pause_s * 4 ** (tried - 1) * random.uniform(0.7, 1.3)):
-                raise Stopping
-        raise AssertionError("unreachable")
+        web.trying(lambda: self._post(url, body), self._tries, self._pause_s, self._stop)
+        return True
 
     def _post(self, url: str, body: bytes) -> None:
         from urllib3.exceptions import HTTPError, LocationValueError
 
-        parts = urlsplit(url)
-        headers = {"content-type": "application/json", "user-agent": "ferryman"}
-        if parts.username:
-            login = f"{parts.username}:{parts.password or ''}"
-            headers["authorization"] = "Basic " + b64encode(unquote_to_bytes(login)).decode()
-        plain = parts._replace(netloc=parts.netloc.rpartition("@")[2], fragment="").geturl()
+        plain, headers = web.asked(url)
+        headers["content-type"] = "application/json"
         try:
             answer = self._pool.request(
                 "POST", plain, body=body, headers=headers, timeout=self._timeout_s, retries=False, redirect=False
@@ -96,12 +76,10 @@ class Callback:
         if 200 <= answer.status < 300:
             return
         said = f"{shown(url)}: answered {answer.status} {answer.reason or ''}".rstrip()
-        if answer.status in _TRY_AGAIN or answer.status >= 500:
+        if answer.status in web.TRY_AGAIN or answer.status >= 500:
             raise TransientError(said)
         raise PermanentError(said)
 
     @cached_property
     def _pool(self) -> PoolManager:
-        from urllib3 import PoolManager
-
-        return PoolManager(num_pools=32, maxsize=4, ssl_context=ssl.create_default_context())
+        return web.pool(4)

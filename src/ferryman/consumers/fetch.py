@@ -5,19 +5,17 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
-import random
-import ssl
 import stat
 import threading
-from base64 import b64encode
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
-from urllib.parse import unquote, unquote_to_bytes, urljoin, urlsplit
+from urllib.parse import unquote, urljoin, urlsplit
 
 from ferryman import settings
+from ferryman.consumers import web
 from ferryman.consumers.errors import Corrupt, Stopping
 from ferryman.consumers.manifest import checked_url, shown
 from ferryman.errors import PermanentError, TransientError
@@ -31,16 +29,12 @@ if TYPE_CHECKING:
 TRIES: Final = 4
 """How often a file is asked for: a server that is restarted is back after the pauses between."""
 
-PAUSE_FIRST_S: Final = 0.5
-PAUSE_FACTOR: Final = 4.0
-"""Between tries: 0.5, 2, 8 s, each a bit more or less."""
-
 PIECE_BYTES: Final = MIB
 FILE_BYTES: Final = 64 * GIB
 """Largest file that is fetched: more is a mistake, or fills every disk."""
 
-_TRY_AGAIN: Final = frozenset({408, 425, 429})
-"""Client errors that pass: Request Timeout, Too Early, Too Many Requests."""
+_NOT_THERE: Final = frozenset({errno.ENOENT, errno.EISDIR, errno.EACCES, errno.ENOTDIR})
+"""What a file of this machine may say that waiting does not change."""
 
 _NO_RANGE: Final = 416
 _PARTIAL: Final = 206
@@ -70,7 +64,7 @@ class Fetcher:
         stop: threading.Event | None = None,
         *,
         tries: int = TRIES,
-        pause_s: float = PAUSE_FIRST_S,
+        pause_s: float = web.PAUSE_FIRST_S,
         timeout_s: float = settings.FETCH_TIMEOUT_S,
     ) -> None:
         self._stop = stop or threading.Event()
@@ -173,23 +167,16 @@ class Fetcher:
     # --- asking -------------------------------------------------------------------------------------------------------
 
     def _trying(self, url: str, get: Callable[[], T]) -> T:
-        for tried in range(1, self._tries + 1):
-            if self._stop.is_set():
-                raise Stopping
+        def ask() -> T:
             try:
                 return get()
-            except TransientError as e:
-                if tried == self._tries:
-                    raise TransientError(f"{e.why} (tried {tried} times)") from None
             except OSError as e:
                 if urlsplit(url).scheme != "file" or e.errno in (errno.ENOSPC, errno.EDQUOT):
                     raise  # our own disk
-                if tried == self._tries or e.errno in (errno.ENOENT, errno.EISDIR, errno.EACCES, errno.ENOTDIR):
-                    raise PermanentError(f"{shown(url)}: {os.strerror(e.errno or 0)}.") from None
-            pause = self._pause_s * PAUSE_FACTOR ** (tried - 1)
-            if self._stop.wait(random.uniform(0.7, 1.3) * pause):
-                raise Stopping
-        raise AssertionError("unreachable")
+                kind = PermanentError if e.errno in _NOT_THERE else TransientError
+                raise kind(f"{shown(url)}: {os.strerror(e.errno or 0)}") from None
+
+        return web.trying(ask, self._tries, self._pause_s, self._stop)
 
     @contextmanager
     def _content(self, url: str, have: int, headers: dict[str, str]) -> Iterator[tuple[_Said, Iterator[bytes]]]:
@@ -227,12 +214,8 @@ class Fetcher:
         from urllib3.exceptions import HTTPError, LocationValueError
 
         for _ in range(settings.FETCH_REDIRECTS + 1):
-            parts = urlsplit(url)
-            sent = {"user-agent": "ferryman", "accept-encoding": "identity", **headers}
-            if parts.username:
-                login = f"{parts.username}:{parts.password or ''}"
-                sent["authorization"] = "Basic " + b64encode(unquote_to_bytes(login)).decode()
-            plain = parts._replace(netloc=parts.netloc.rpartition("@")[2], fragment="").geturl()
+            plain, known = web.asked(url)
+            sent = {"accept-encoding": "identity", **headers, **known}
             try:
                 answer = self._pool.request(
                     method,
@@ -262,9 +245,7 @@ class Fetcher:
 
     @cached_property
     def _pool(self) -> PoolManager:
-        from urllib3 import PoolManager
-
-        return PoolManager(num_pools=32, maxsize=16, ssl_context=ssl.create_default_context())
+        return web.pool(16)
 
 
 class _Said(NamedTuple):
@@ -306,7 +287,7 @@ def _refuse_unless_fine(url: str, answer: BaseHTTPResponse) -> None:
     if answer.status in (200, _PARTIAL):
         return
     said = f"{shown(url)}: answered {answer.status} {answer.reason or ''}".rstrip()
-    if answer.status in _TRY_AGAIN or answer.status >= 500:
+    if answer.status in web.TRY_AGAIN or answer.status >= 500:
         raise TransientError(said)
     raise PermanentError(f"{said}. Correct the URL.")
 
