@@ -1,4 +1,4 @@
-"""The first how-to guide is true, as it stands: its commands are run, with Spark."""
+"""The how-to guides of files and tables are true, as they stand: their commands are run, with Spark."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from tests.support.page import HOW_TO, Shell
 
 
 @pytest.mark.spark
-def test_index_a_folder(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["index-a-folder", "index-a-table"])
+def test_the_page_is_true(tmp_path: Path, name: str) -> None:
     """Each command of the page is run in a shell; each line that the page shows is a line of its output."""
     with Shell(tmp_path) as shell:
-        shell.follow(HOW_TO / "index-a-folder.md")
+        shell.follow(HOW_TO / f"{name}.md")

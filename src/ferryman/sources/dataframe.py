@@ -119,9 +119,9 @@ class Table(Source):
             yield ids, fields  # type: ignore[misc]  # no None is left in ids
         if without:
             raise BadDocument(
-                f"{without} of {rows} rows have no {self.id!r} (null or empty) and cannot be documents, so the listing "
-                f"is incomplete and nothing is deleted. The first is {_short(example)}. Give them an id, or leave them "
-                f'out in read: .where("{self.id} is not null").'
+                f"{without} of {rows} rows have no {self.id!r} (null or empty) and cannot be documents. The first is "
+                f"{_short(example)}. Give them an id, or leave them out in read: "
+                f'.where("{self.id} is not null").'
             )
 
     def documents(self, batches: Iterable[pa.RecordBatch]) -> Iterator[Document]:
