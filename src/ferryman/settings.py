@@ -39,6 +39,9 @@ NAMED_DOCUMENTS: Final = 100_000
 """Documents that a retry asks its sources for by name: the names travel with each task. If more are owed, all are
 listed."""
 
+COMMAND_DELIVERIES: Final = 50_000
+"""Deliveries that a person's command puts into one wave, about: one of 3 KB each lies in the driver's memory."""
+
 FINGERPRINT_TRUST_S: Final = 2.0
 """A file changed less than this before its listing may change again within one tick of its clock: read it."""
 

@@ -1,3 +1,16 @@
 """States with something in them."""
 
-from tests.support.places import place, trial  # noqa: F401 - fixtures
+from __future__ import annotations
+
+import pytest
+
+from ferryman import settings
+from tests.support.places import place, trial
+
+__all__ = ["place", "trial"]
+
+
+@pytest.fixture(params=[settings.COMMAND_DELIVERIES, 1], ids=["in one wave", "in many waves"])
+def in_waves(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command that concerns very many deliveries is cut into waves; so may be one that concerns a few."""
+    monkeypatch.setattr(settings, "COMMAND_DELIVERIES", request.param)

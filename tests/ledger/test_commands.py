@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from ferryman import settings
 from ferryman.destinations.base import Delivery, Outcome
 from ferryman.document import Document
 from ferryman.errors import UsageError
@@ -18,6 +19,8 @@ from tests.support import NOT_SOON_S
 from tests.support.invariants import rows as table_rows
 from tests.support.recorder import Recorder
 from tests.support.trial import Interrupted, Trial, Until, Watch, run_plan
+
+pytestmark = pytest.mark.usefixtures("in_waves")
 
 
 def decided(delivery: Delivery) -> Outcome:
@@ -79,7 +82,8 @@ def test_the_filters_narrow_it_down(mixed: Trial, filters: dict[str, Any], ids: 
     events = table_rows(mixed.root, "ledger")
     assert sorted(e["document"] for e in events if e["status"] == "RESTART") == ids
     assert len(events) == before + len(ids)
-    assert mixed.status()["waves"] == waves + bool(ids)
+    most = len(ids) if settings.COMMAND_DELIVERIES == 1 else 1
+    assert bool(ids) <= mixed.status()["waves"] - waves <= most * bool(ids)
     assert list(State(mixed.root, mixed.plan).commands.iterdir()) == []
     mixed.run(wait=0)
     sent = set(attempts(mixed)) | {"bad" for _ in range("bad" in ids)}

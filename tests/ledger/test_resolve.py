@@ -15,6 +15,8 @@ from ferryman.sources import Listed, Memory
 from tests.support.invariants import rows
 from tests.support.trial import Trial
 
+pytestmark = pytest.mark.usefixtures("in_waves")
+
 
 def no_answer(chunk: list[Delivery]) -> None:
     if any(d.id.startswith("lost") for d in chunk):

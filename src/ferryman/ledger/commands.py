@@ -1,7 +1,8 @@
 """A person's word: `retry`, `resolve`. Queued as a file, taken up between waves, an event of the ledger like all else.
 
-A command becomes a wave of its own: one commit that puts waiting rows due and names the events (who, when, why), then
-settled as usual. A command that is taken up twice (a crash came before its file was removed) does no harm.
+A command becomes a wave of its own, or several if it concerns very many deliveries: one commit that puts waiting rows
+due and names the events (who, when, why), then settled as usual. A command that is taken up twice (a crash came before
+its file was removed) does no harm.
 """
 
 from __future__ import annotations
@@ -81,6 +82,9 @@ _CONCERNS: Final[dict[str, frozenset[Status]]] = {
     "resolve": frozenset({Status.INDEXING}),
 }
 """Verb -> statuses of the deliveries that it is about."""
+
+_OF_DOCUMENTS: Final = (Status.FORCE, Status.DIRTY)
+"""What is said of whole documents, wherever they are delivered."""
 
 _OWED_BY_STEPS: Final = """
     SELECT source, document, last.due AS due, last.owed AS owed FROM (
@@ -196,33 +200,41 @@ def waiting(state: State) -> list[Command]:
 
 
 def apply(state: State, command: Command) -> int:
-    """Carry out a command as a wave of its own; how many deliveries (or documents) it concerns."""
-    chosen = _chosen(state, command)
-    concerned = {(c["source"], c["origin"]) for c in chosen}
-    of_documents = command.say in (Status.FORCE, Status.DIRTY)
-    if chosen:
-        number = state.wave + 1
-        said = _dirty_events(chosen) if command.say is Status.DIRTY else chosen
-        said = [{**c, "status": command.say.value, "message": command.message, "attempt": 0} for c in said]
-        event_file = write_part(state.ledger.folder, events(said, wave=number, ordinal=ORDINAL_COMMAND))
-        hashes = {c["delivery_hash"] for c in chosen}
-        in_outbox = {} if of_documents else _in_outbox(state, hashes)
-        if command.verb.startswith("resolve"):
-            _hear_no_more(state, in_outbox)
-        replaced = []
-        if command.say is not Status.DEAD:  # a dead row stays where it is: a retry may want it again
-            replaced = [_without_or_due(state, f, command.say, h) for f, h in in_outbox.items()]
-        waiting_rows = set().union(*in_outbox.values())
-        elsewhere = [c for c in chosen if c["delivery_hash"] not in waiting_rows]
-        document_file = _documents_again(state, elsewhere, number, command.say)
-        crash.point("command.staged")
-        commit_wave(state, number, documents=document_file, ledger=[event_file], replaced=replaced)
-        settle(state, number, lambda task, items: [task(i) for i in items])
-        for path, _ in replaced:
-            (state.outbox.folder / path).unlink(missing_ok=True)
+    """Carry out a command; how many deliveries (or documents) it concerns."""
+    shares = _shares(state, command)
+    concerned = 0
+    for share in range(shares):
+        chosen = _chosen(state, command, (share, shares))
+        if chosen:
+            _say(state, command, chosen)
+        of_documents = {(c["source"], c["origin"]) for c in chosen}
+        concerned += len(of_documents) if command.say in _OF_DOCUMENTS else len(chosen)
     (state.commands / command.file).unlink(missing_ok=True)
     crash.point("command.done")
-    return len(concerned) if of_documents else len(chosen)
+    return concerned
+
+
+def _say(state: State, command: Command, chosen: list[dict[str, Any]]) -> None:
+    """A wave: it is said of these deliveries."""
+    number = state.wave + 1
+    said = _dirty_events(chosen) if command.say is Status.DIRTY else chosen
+    said = [{**c, "status": command.say.value, "message": command.message, "attempt": 0} for c in said]
+    event_file = write_part(state.ledger.folder, events(said, wave=number, ordinal=ORDINAL_COMMAND))
+    hashes = {c["delivery_hash"] for c in chosen}
+    in_outbox = {} if command.say in _OF_DOCUMENTS else _in_outbox(state, hashes)
+    if command.verb.startswith("resolve"):
+        _hear_no_more(state, in_outbox)
+    replaced = []
+    if command.say is not Status.DEAD:  # a dead row stays where it is: a retry may want it again
+        replaced = [_without_or_due(state, f, command.say, h) for f, h in in_outbox.items()]
+    waiting_rows = set().union(*in_outbox.values())
+    elsewhere = [c for c in chosen if c["delivery_hash"] not in waiting_rows]
+    document_file = _documents_again(state, elsewhere, number, command.say)
+    crash.point("command.staged")
+    commit_wave(state, number, documents=document_file, ledger=[event_file], replaced=replaced)
+    settle(state, number, lambda task, items: [task(i) for i in items])
+    for path, _ in replaced:
+        (state.outbox.folder / path).unlink(missing_ok=True)
 
 
 def step_debt(state: State) -> tuple[int, int | None]:
@@ -256,17 +268,28 @@ def owed_by_steps(state: State, now_us: int) -> dict[str, frozenset[str]] | None
     return {source: frozenset(documents) for source, documents in found.items()}
 
 
-def _chosen(state: State, command: Command) -> list[dict[str, Any]]:
-    """Deliveries the command concerns: their columns."""
+def _statuses(command: Command) -> frozenset[str]:
+    """Of the deliveries that it concerns."""
     concerned = _CONCERNS[command.verb.partition(" --as ")[0]]
-    statuses = concerned if command.status is None else concerned & {command.status}
-    if not statuses:
-        return []
+    return concerned if command.status is None else concerned & {command.status}
+
+
+def _shares(state: State, command: Command) -> int:
+    """Into how many waves it is cut: all that it concerns need not fit into memory."""
+    if not (statuses := _statuses(command)):
+        return 0
     with view(state.root, state.plan) as seen:
-        found = seen.docs(statuses, command.destination, command.source, command.document)
+        most = seen.docs_at_most(statuses, command.destination, command.source, command.document)
+    return -(-most // settings.COMMAND_DELIVERIES)
+
+
+def _chosen(state: State, command: Command, share: tuple[int, int]) -> list[dict[str, Any]]:
+    """Deliveries the command concerns, a share of them: their columns."""
+    with view(state.root, state.plan) as seen:
+        found = seen.docs(_statuses(command), command.destination, command.source, command.document, share=share)
     if command.documents is not None:
         found = [d for d in found if d["origin"] in command.documents]
-    if command.say in (Status.FORCE, Status.DIRTY):
+    if command.say in _OF_DOCUMENTS:
         found = [d for d in found if d["operation"] == "upsert"]
     return [{name: d[name] for name in (*EVENT_OF_ROW, "destination")} for d in found]
 

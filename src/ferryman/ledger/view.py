@@ -153,26 +153,35 @@ class View:
         source: str | None = None,
         document: str | None = None,
         limit: int | None = None,
+        share: tuple[int, int] = (0, 1),
     ) -> list[dict[str, Any]]:
         """Deliveries by their latest event; see ``account.docs``.
 
         Args:
             statuses: any of these; empty: whatever it is.
             document: the delivery's document, or the origin of its family.
+            share: (i, n): of n shares into which whole families fall, the i-th.
         """
-        wanted = {k: v for k, v in (("destination", destination), ("source", source)) if v}
-        where = ["destination <> ''", *(f"{column} = ${column}" for column in wanted)]
-        if statuses:
-            where.append(f"status IN {quoted_list(sorted(statuses))}")
-        if document is not None:
-            where.append("(document = $document OR origin = $document)")
-            wanted["document"] = document
+        where, wanted = _asked(statuses, destination, source, document)
+        if share != (0, 1):
+            where.append(f"hash(origin) % {share[1]} = {share[0]}")
         if limit is not None:  # the newest candidates are looked at first, and more only if need be
             found = self._newest(where, wanted, limit, _SLACK * max(limit, 250))
             if len(found) == limit:
                 return found
         self._db.execute("SET threads = 1")  # all columns of every row: the memory does not do for two
         return self._newest(where, wanted, limit, None)
+
+    def docs_at_most(
+        self, statuses: Collection[str], destination: str | None, source: str | None, document: str | None
+    ) -> int:
+        """So many deliveries, or fewer, does ``docs`` find: their events are counted."""
+        where, wanted = _asked(statuses, destination, source, document)
+        among = f"WHERE {' AND '.join(where)}"
+        ((found,),) = self._db.execute(
+            f"SELECT (SELECT count(*) FROM ledger {among}) + (SELECT count(*) FROM unsent {among})", wanted or None
+        ).fetchall()
+        return int(found)
 
     # -- inside ------------------------------------------------------------------------------------
 
@@ -307,3 +316,17 @@ def count_of(status: str, operation: str) -> str:
             return "unknown"
         case _:
             return "owed"
+
+
+def _asked(
+    statuses: Collection[str], destination: str | None, source: str | None, document: str | None
+) -> tuple[list[str], dict[str, str]]:
+    """Conditions on events, and their parameters; see ``View.docs``."""
+    wanted = {k: v for k, v in (("destination", destination), ("source", source)) if v}
+    where = ["destination <> ''", *(f"{column} = ${column}" for column in wanted)]
+    if statuses:
+        where.append(f"status IN {quoted_list(sorted(statuses))}")
+    if document is not None:
+        where.append("(document = $document OR origin = $document)")
+        wanted["document"] = document
+    return where, wanted
