@@ -15,6 +15,10 @@ WAVE_BYTES: Final = GIB
 TASK_BYTES: Final = 32 * MIB
 """Listed bytes a transform task takes: what one task may hold in memory, and what a killed worker costs."""
 
+EVEN_TASK_BYTES: Final = 4 * MIB
+"""Documents of so many bytes are worth a task although all cores have work: cores end at about the same time then. Not
+fewer, for a chunk does not go on from one task's documents to the next one's."""
+
 TASK_DOCUMENTS: Final = 65_536
 """Documents a transform task takes, for sources of very small documents."""
 

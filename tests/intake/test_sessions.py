@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import time
 from collections.abc import Callable
@@ -116,17 +117,19 @@ def end_session(queue: Queue) -> None:
         store._lease.lost(store.session())  # type: ignore[attr-defined]
         return
     from kazoo.client import KazooClient
+    from kazoo.handlers.threading import KazooTimeoutError
 
     client = store._client  # type: ignore[attr-defined]
     session, password = client.client_id
     hosts = queue.url.removeprefix("zookeeper://").partition("/")[0]
-    other = KazooClient(hosts=hosts, client_id=(session, password))
-    other.start()  # the same session, from elsewhere: the server moves it here
-    other.stop()  # and this ends it
-    other.close()
     give_up = time.monotonic() + LATE_S
     while client.client_id is None or client.client_id[0] == session:
         assert time.monotonic() < give_up
+        other = KazooClient(hosts=hosts, client_id=(session, password))
+        with contextlib.suppress(KazooTimeoutError):  # it has ended
+            other.start()  # the same session, from elsewhere: the server moves it here
+            other.stop()  # and this ends it, unless the other side was faster and has it back
+        other.close()
         time.sleep(0.02)
 
 

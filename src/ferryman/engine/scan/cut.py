@@ -112,14 +112,15 @@ class Cutter:
 
     Args:
         folder: where judged rows are written.
-        slots: tasks that run at once; a small scan is cut so that all have work.
+        slots: tasks that run at once; a small scan is cut so that all have work, and end at about the same time.
         rows, size: how much there is at most, in all.
     """
 
     def __init__(self, folder: Path, slots: int, rows: int, size: int, wave_bytes: int) -> None:
         self._folder = folder
-        self._task_rows = int(np.clip(rows // (8 * slots), 256, settings.TASK_DOCUMENTS))
-        self._task_bytes = int(np.clip(size // (8 * slots), settings.MIB, settings.TASK_BYTES))
+        self._task_rows = int(np.clip(rows // (2 * slots), 256, settings.TASK_DOCUMENTS))
+        enough = np.clip(size // (2 * slots), settings.MIB, settings.EVEN_TASK_BYTES)
+        self._task_bytes = int(np.clip(size // (8 * slots), enough, settings.TASK_BYTES))
         self._wave_bytes = wave_bytes
         self._slices: list[Slice] = []
         self._tasks: list[TaskCut] = []
