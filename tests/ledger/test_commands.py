@@ -318,6 +318,32 @@ def test_a_word_that_is_taken_up_twice_does_no_harm(mixed: Trial) -> None:
     assert mixed.statuses("dead1") == ["DEAD", "RESTART", "INDEXED"]
 
 
+@pytest.mark.parametrize("at", ["command.staged", "wave.logged", "settle.closed"])
+@pytest.mark.parametrize("force", [False, True])
+def test_a_word_that_is_killed_between_its_waves_is_said_to_the_rest(
+    mixed: Trial, monkeypatch: pytest.MonkeyPatch, at: str, force: bool
+) -> None:
+    """Its second wave, if there are several, is written, committed or settled: the next run goes on with the rest."""
+    turn = 2 if settings.COMMAND_DELIVERIES == 1 else 1
+    passed: list[str] = []
+
+    def point(name: str) -> None:
+        passed.append(name)
+        if passed.count("command.staged") == turn and name == at:
+            raise Interrupted
+
+    with monkeypatch.context() as patched:
+        patched.setattr("ferryman.testing.crash.point", point)
+        with pytest.raises(Interrupted):
+            mixed.retry(force=force)
+    assert list(State(mixed.root, mixed.plan).commands.iterdir()), "it is not done with"
+    for document in mixed.documents:
+        if document["id"] == "bad":
+            document["raw"] = b"good"
+    mixed.run(wait=0)
+    assert mixed.counts() == {"indexed": 6}
+
+
 # --- mistakes -------------------------------------------------------------------------------------------
 
 

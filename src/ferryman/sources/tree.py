@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import Final, Protocol
 
@@ -123,10 +123,5 @@ def walked(
             if deep:
                 waiting.extend(reversed(below))
     if troubles:
-        raise TransientError(incomplete(troubles, remedy))
-
-
-def incomplete(troubles: Sequence[str], remedy: str) -> str:
-    """What is said where some folders or files could not be listed."""
-    more = f"; and {len(troubles) - _NAMED_FOLDERS} more" if len(troubles) > _NAMED_FOLDERS else ""
-    return f"{'; '.join(troubles[:_NAMED_FOLDERS])}{more}. {remedy}"
+        more = f"; and {len(troubles) - _NAMED_FOLDERS} more" if len(troubles) > _NAMED_FOLDERS else ""
+        raise TransientError(f"{'; '.join(troubles[:_NAMED_FOLDERS])}{more}. {remedy}")

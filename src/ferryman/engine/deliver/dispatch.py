@@ -117,11 +117,7 @@ class Dispatcher:
             self._note(node.name, f"check: {e}", permanent=False)
             return False
         except Exception as e:
-            self._note(
-                node.name,
-                told(e),
-                isinstance(e, PermanentError),
-            )
+            self._note(node.name, told(e), isinstance(e, PermanentError))
             return False
         finally:
             sender.end()
