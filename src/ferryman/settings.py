@@ -70,6 +70,9 @@ BATCH_BYTES: Final = 5 * MIB
 DEATHS: Final = 3
 """How often a task's worker may die in careful mode too (killed from outside, with its child) before the run ends."""
 
+CONTEST_ROWS: Final = 4_000_000
+"""Pending rows of a destination that are compared at once to find those of one document: 40 bytes each, a few times."""
+
 ALIKE_CHUNKS: Final = 5
 ALIKE_ROWS: Final = 1000
 """A destination that refuses every row of so many chunks in a row, and of so many rows, with the same words is itself

@@ -670,3 +670,20 @@ def test_a_confirmed_delete_is_not_repeated(net: Network) -> None:
     net.put("b", text="none")
     assert net.run().exit == 0
     assert net.arrived("out") == {"a#x": 2, "a#y": 1, "-a#x": 1, "-a#y": 1, "b#x": 1, "b#y": 1, "-b#x": 1, "-b#y": 1}
+
+
+def test_a_generator_cannot_change_the_id_of_its_document(place: Path) -> None:
+    """As a function cannot: what is delivered, and later deleted, has the id that the source gave."""
+    net = Network(place)
+    net.source()
+
+    def renaming(doc: Document) -> Any:
+        doc.id = f"{doc.id}#another"
+        yield doc
+
+    net.plan.step("renaming", renaming, after="docs").destination("out", net.out("out"))
+    net.put("a")
+    net.run()
+    net.drop("a")
+    net.run()
+    assert net.arrived("out") == {"a": 1, "-a": 1}

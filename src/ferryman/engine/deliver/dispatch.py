@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 from ferryman import settings
+from ferryman.engine.deliver.contest import Order, order_of
 from ferryman.engine.deliver.lane import Lane, LaneReport, Pass
 from ferryman.engine.deliver.sender import Hung, Sender
 from ferryman.engine.deliver.sending import OutboxFile
@@ -16,8 +17,6 @@ from ferryman.engine.runner import Runner, Shipped
 from ferryman.errors import EngineError, PermanentError, WorkerDied, told
 from ferryman.ledger.state import State
 from ferryman.plan import DestinationNode
-from ferryman.storage import parquet
-from ferryman.storage.query import connect
 from ferryman.storage.tables import DataFile
 
 
@@ -126,22 +125,16 @@ class Dispatcher:
     def _lanes(self, number: int, node: DestinationNode, files: list[DataFile], *, alone: bool) -> list[Lane]:
         width = 1 if node.destination.single_writer else max(1, self._runner.slots - (not alone))
         dealt: list[list[OutboxFile]] = [[] for _ in range(min(width, len(files)))]
+        fresh = all(int(f.partition["wave"]) == number for f in files)  # a wave has each document once, by each route
+        order = {} if fresh else self._order(files)
         for file in files:
-            min(dealt, key=len).append(OutboxFile(file.path, first_sequence(file)))
-        fresh = all(int(f.partition["wave"]) == number for f in files)  # a wave has one revision of each document
-        contested = {} if fresh else self._contested(files)
-        return [Lane(node.name, each, contested, node.name in self._deadly) for each in dealt]
+            key = first_sequence(file)
+            min(dealt, key=len).append(OutboxFile(file.path, key, order.get(key)))
+        return [Lane(node.name, each, node.name in self._deadly) for each in dealt]
 
-    def _contested(self, files: list[DataFile]) -> dict[tuple[str, str], int]:
-        """Documents of which several revisions are owed here -> the oldest: it goes first, the others are held."""
-        with connect(self._state.staging) as db:
-            paths = [self._state.outbox.folder / file.path for file in files]
-            db.register("rows", parquet.scan(paths, self._state.outbox.file_schema))
-            found = db.execute(
-                "SELECT source, document, min(revision) FROM rows WHERE due IS NOT NULL GROUP BY source, document "
-                "HAVING min(revision) < max(revision)"
-            ).fetchall()
-        return {(source, document): revision for source, document, revision in found}
+    def _order(self, files: list[DataFile]) -> dict[int, Order]:
+        paths = {first_sequence(f): self._state.outbox.folder / f.path for f in files}
+        return order_of(paths, sum(map(owed_rows, files)))
 
     def _deliver_one(self, task: Pass, lanes: list[Lane]) -> tuple[list[LaneReport], str]:
         """A worker that dies ends only this destination's pass: what it noted counts, the rest stays owed."""

@@ -19,8 +19,6 @@ class Lane(NamedTuple):
 
     destination: str
     files: list[OutboxFile]
-    contested: dict[tuple[str, str], int]
-    """(source, document) with several owed revisions -> the one that goes first; the others are held."""
     careful: bool = False
     """A worker died over this destination: it is called in a child process."""
 
@@ -57,7 +55,6 @@ class Pass:
             now_us=self.now_us,
             pace_s=self.pace_s,
             send_timeout_s=self.send_timeout_s,
-            contested=lane.contested,
             careful=lane.careful,
         )
         context = DestinationContext(plan.name, plan.version, node.name, self.number, node.policy.guarantee)

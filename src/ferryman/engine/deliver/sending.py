@@ -12,7 +12,7 @@ What is done with a chunk, and what a kill between two of the numbers leaves beh
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -22,6 +22,7 @@ import pyarrow.compute as pc
 
 from ferryman import settings
 from ferryman.destinations.base import Delivery, Guarantee, Outcome
+from ferryman.engine.deliver.contest import Order
 from ferryman.engine.deliver.outcomes import row_result
 from ferryman.engine.deliver.sender import Caller, ChildSender, Hung, Killed, Sender, universal
 from ferryman.errors import PermanentError, named, words
@@ -61,6 +62,8 @@ class OutboxFile(NamedTuple):
     path: str
     key: int
     """Its first sequence."""
+    order: Order | None = None
+    """What is said about rows of documents of which several rows are pending."""
 
 
 class Stop(Exception):
@@ -77,7 +80,6 @@ class Turn:
     Attributes:
         number: the pass.
         careful: a worker died here before: the destination is called in a child process.
-        contested: (source, document) with several owed revisions -> the one that goes first; the others are held.
         once: the guarantee is at-most-once.
         until: monotonic time; what has not begun by then stays owed.
         met: chunks that somebody else has claimed.
@@ -92,14 +94,12 @@ class Turn:
         now_us: int,
         pace_s: float,
         send_timeout_s: float,
-        contested: Mapping[tuple[str, str], int],
         careful: bool = False,
     ) -> None:
         self.root = root
         self.node = node
         self.number = number
         self.now_us = now_us
-        self.contested = contested
         self.journal = Journal(root / "journal")
         self.once = node.policy.guarantee is Guarantee.AT_MOST_ONCE
         self.until = time.monotonic() + pace_s
@@ -176,16 +176,11 @@ class FileDelivery:
             self._write_part()
 
     def _eligible(self, table: pa.Table) -> tuple[np.ndarray[Any, Any], pa.Table]:
-        """Rows that are due and not held behind an older revision of their document, and where in the file they are."""
+        """Rows that are due and not held behind an older one of their document, and where in the file they are."""
         mask = pc.fill_null(pc.less_equal(table["due"], self.turn.now_us), False)
-        if contested := self.turn.contested:
-            due, revisions, *names = (table[c].to_pylist() for c in ("due", "revision", "source", "document"))
-            first = map(contested.get, zip(*names, strict=True))
-            goes = [
-                None if f is None else f == revision and d is not None
-                for f, revision, d in zip(first, revisions, due, strict=True)
-            ]
-            mask = pc.coalesce(pa.array(goes, pa.bool_()), mask)
+        if (order := self.file.order) is not None:
+            first, held = (pc.is_in(table["row"], value_set=pa.array(rows, table["row"].type)) for rows in order)
+            mask = pc.and_not(pc.or_(mask, first), held)
         places = np.flatnonzero(np.asarray(mask))
         return places, table if len(places) == table.num_rows else table.filter(mask).combine_chunks()
 

@@ -167,7 +167,11 @@ class Walk:
             raise PermanentError(
                 f"returned a {type(out).__name__}, not the document, None, or an iterable of documents"
             )
-        found = list(out)
+        id = doc.id
+        try:
+            found = list(out)
+        finally:
+            doc.id = id  # as in ``_called``: a generator runs only now
         if not found:
             raise Dropped(f"{station.where} returned no document")
         seen: set[str] = set()

@@ -1,0 +1,153 @@
+"""Order of one document's deliveries at a destination, also those of one revision."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from ferryman.destinations import Outcome
+from ferryman.destinations.base import Delivery
+from ferryman.document import Document
+from ferryman.engine.deliver.contest import Order, order_of
+from ferryman.errors import TransientError
+from ferryman.routers import Duplicate
+from ferryman.storage.parquet import write_part
+from tests.support import NOT_SOON_S
+from tests.support.network import Network
+
+# --- a retry with other children ------------------------------------------------------------------------
+
+
+def splitting(mark: Path) -> Any:
+    """The document, and a child whose name is another one once the mark is there."""
+
+    def split(doc: Document) -> Any:
+        yield doc
+        yield doc.child("new" if mark.exists() else "old")
+
+    return split
+
+
+def first_upsert(delivery: Delivery) -> bool:
+    return delivery.operation == "upsert" and delivery.attempt == 1
+
+
+def failing_once(mark: Path) -> Any:
+    def parent_only(doc: Document) -> Document:
+        if doc.parent_id is None and not mark.exists():
+            mark.touch()
+            raise TransientError("not yet")
+        return doc
+
+    return parent_only
+
+
+@pytest.mark.rule("order.sequence")
+def test_a_retrys_delete_waits_for_the_upsert_that_it_takes_back(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first try made a child that its destination could not take yet; the second does not make it any more, which
+    is a delete of the same revision. It goes after the upsert: nothing is left there that nobody knows of."""
+    net, mark = Network(place), place / "mark"
+    net.source()
+    out = net.out("out")
+    out.answer = lambda d: Outcome.transient("busy") if d.id == "a#old" and first_upsert(d) else Outcome.ok()
+    split = net.plan.step("split", splitting(mark), after="docs")
+    split.step("flaky", failing_once(mark)).destination("out", out, backoff=0)
+    # The destination's wait is long, the step's is none.
+    monkeypatch.setattr("ferryman.engine.deliver.outcomes.random", SimpleNamespace(uniform=lambda *_: NOT_SOON_S))
+    net.put("a")
+    assert net.run().exit == 0
+    took = [(line["id"], line["op"]) for line in out.lines() if line["said"] == "ok"]
+    assert took == [("a#old", "upsert"), ("a", "upsert"), ("a#old", "delete")]
+
+
+def test_copies_by_different_routes_do_not_wait_for_each_other(place: Path) -> None:
+    """They are several deliveries of one document, without an order."""
+    net = Network(place)
+    net.source()
+    out = net.out("out")
+    both = net.plan.route("both", Duplicate(), after="docs")
+    one, two = both.step("one", _same), both.step("two", _same)
+    net.plan.destination("out", out, after=[one, two], attempts=9, backoff=0)
+    out.answer = lambda d: Outcome.transient("busy") if d.attempt == 1 else Outcome.ok()
+    net.put("a", "b")
+    summary = net.run()
+    assert summary.exit == 0
+    waves = {line["call"]: line["route"] for line in out.lines() if line["said"] == "ok"}
+    assert sorted(net.arrived("out")) == ["a by one", "a by two", "b by one", "b by two"]
+    assert len(waves) <= 2, waves
+
+
+def _same(doc: Document) -> Document:
+    return doc
+
+
+# --- the comparison itself ------------------------------------------------------------------------------
+
+Row = tuple[str, str, int, int | None]
+"""(document, route, revision, due)"""
+
+
+def written(folder: Path, files: dict[int, list[Row]]) -> dict[int, Path]:
+    found = {}
+    for key, rows in files.items():
+        columns = {
+            "row": pa.array(range(len(rows)), pa.int32()),
+            "source": ["docs"] * len(rows),
+            "document": [r[0] for r in rows],
+            "route": [r[1] for r in rows],
+            "revision": pa.array([r[2] for r in rows], pa.int64()),
+            "due": pa.array([r[3] for r in rows], pa.int64()),
+        }
+        found[key] = folder / write_part(folder, pa.table(columns)).path
+    return found
+
+
+def compared(folder: Path, files: dict[int, list[Row]], share_rows: int) -> tuple[set[int], set[int]]:
+    """Sequences that go first, sequences that are held."""
+    orders: dict[int, Order] = order_of(written(folder, files), sum(map(len, files.values())), share_rows)
+    first = {key + int(row) for key, order in orders.items() for row in order.first}
+    held = {key + int(row) for key, order in orders.items() for row in order.held}
+    return first, held
+
+
+@pytest.mark.parametrize("share_rows", [1, 3, 100])
+def test_the_lowest_sequence_of_each_document_goes_first(tmp_path: Path, share_rows: int) -> None:
+    """Older revisions before newer ones whatever their routes; within a revision by route; parked rows count not."""
+    files: dict[int, list[Row]] = {
+        100: [("a", "", 1, 5), ("b", "", 1, None), ("c", "x", 1, 0), ("c", "y", 1, 0), ("alone", "", 7, 0)],
+        200: [("b", "", 2, 0), ("a", "", 1, 0), ("c", "x", 1, 0)],
+        300: [("a", "", 2, 0), ("c", "z", 2, 0)],
+    }
+    first, held = compared(tmp_path, files, share_rows)
+    assert first == {100, 102, 103}
+    assert held == {201, 202, 300, 301}
+
+
+def test_it_agrees_with_the_rule_told_row_by_row(tmp_path: Path) -> None:
+    """Random rows against the definition."""
+    chance = np.random.default_rng(7)
+    for turn in range(5):
+        files: dict[int, list[Row]] = {}
+        for key in (1000, 2000, 3000):
+            files[key] = [
+                (f"d{chance.integers(6)}", "xy"[chance.integers(2)], int(chance.integers(1, 4)), [None, 0, 9][n])
+                for n in chance.integers(0, 3, size=int(chance.integers(1, 12)))
+            ]
+        rows = [(key + i, *row) for key, of_file in files.items() for i, row in enumerate(of_file)]
+        owed = [r for r in rows if r[4] is not None]
+        held = {
+            seq
+            for seq, document, route, revision, _ in owed
+            if any(
+                d == document and (v < revision or (v == revision and r == route and s < seq)) for s, d, r, v, _ in owed
+            )
+        }
+        waited_for = {d for seq, d, *_ in owed if seq in held}
+        first = {seq for seq, d, *_ in owed if d in waited_for} - held
+        (tmp_path / str(turn)).mkdir()
+        assert compared(tmp_path / str(turn), files, [2, 1000][turn % 2]) == (first, held)
