@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
-import hmac
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from hashlib import blake2b, sha256
+from hashlib import blake2b
 from typing import Any, ClassVar, Final
 
 import msgspec
 
 from ferryman import settings
 from ferryman.destinations.base import Delivery, Destination, DestinationContext, Effect, Facts, Guarantee, Outcome
-from ferryman.destinations.environment import filled
 from ferryman.destinations.http import ANSWER_BYTES, Answer, Http, NotSent, Unanswered, shown_url
 from ferryman.destinations.payload import payloads
 from ferryman.destinations.webhook.answers import Meaning, meaning, outcomes, retry_after_s, told
+from ferryman.destinations.webhook.signing import signature_headers, signing_key
 from ferryman.errors import PermanentError, PlanError, TransientError
 
 TIMEOUT_S: Final = 30.0
@@ -149,7 +146,7 @@ class Webhook(Destination):
         """
         http = self._connection()
         try:
-            self._signing_key()
+            signing_key(self.secret, self.target())
             http.connect(self.timeout_s)
         except NotSent as e:
             if e.permanent:
@@ -160,7 +157,7 @@ class Webhook(Destination):
 
     def open(self, context: DestinationContext) -> None:
         self._context = context
-        self._key = self._signing_key()
+        self._key = signing_key(self.secret, self.target())
         self._http = self._connection()
 
     def close(self) -> None:
@@ -210,14 +207,7 @@ class Webhook(Destination):
         if self._http is None:
             raise PermanentError(f"{self.target()}: write before open", universal=True)
         if self._key is not None:
-            at = int(time.time())
-            signed = b"%s.%d." % (headers["idempotency-key"].encode(), at) + body
-            headers = {
-                **headers,
-                "webhook-id": headers["idempotency-key"],
-                "webhook-timestamp": str(at),
-                "webhook-signature": f"v1,{base64.b64encode(hmac.digest(self._key, signed, sha256)).decode()}",
-            }
+            headers = {**headers, **signature_headers(self._key, headers["idempotency-key"], body)}
         return self._http.request("POST", self._http.path, body, timeout_s=timeout_s, headers=headers)
 
     def _refused(self, answer: Answer, meant: Meaning, wait_s: float | None, rows: int) -> list[Outcome]:
@@ -257,20 +247,6 @@ class Webhook(Destination):
 
     def _connection(self) -> Http:
         return Http(self.url, shown=self.target(), headers=self.headers, ca=self.ca)
-
-    def _signing_key(self) -> bytes | None:
-        if self.secret is None:
-            return None
-        secret = filled(self.secret, self.target())
-        if not secret.startswith("whsec_"):
-            return secret.encode()
-        try:
-            return base64.b64decode(secret.removeprefix("whsec_"), validate=True)
-        except binascii.Error:
-            raise PermanentError(
-                f"{self.target()}: the secret begins with whsec_, but is no base64 behind that. Correct it.",
-                universal=True,
-            ) from None
 
 
 def idempotency_key(sent: list[Delivery]) -> str:
