@@ -5,13 +5,13 @@ A plan carries documents from sources, through steps, to destinations; every one
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ferryman.destinations.base import Effect, Guarantee
 from ferryman.document import Document
-from ferryman.errors import Dropped, PermanentError, TransientError
+from ferryman.errors import Dropped, PermanentError, TransientError, UsageError
 from ferryman.plan import Plan
 
 if TYPE_CHECKING:
@@ -49,6 +49,7 @@ def run(
     allow_deletes: bool = False,
     accept_changes: bool = False,
     from_version: int | None = None,
+    notify: Sequence[str] = (),
 ) -> Summary:
     """Run a plan until all is delivered, or nothing more can be done now.
 
@@ -61,6 +62,7 @@ def run(
         allow_deletes: let a scan delete more than a source's ``max_deleted``.
         accept_changes: go on under this version although the plan's structure has changed.
         from_version: carry on from the state of this older version of the plan, if that was not done before.
+        notify: who is told what goes wrong, beside those that the plan names: see ``Plan.notify``.
 
     Raises:
         PlanError, UsageError: nothing was done.
@@ -68,7 +70,11 @@ def run(
         EngineError: Spark or the disk failed; start again and it goes on.
     """
     from ferryman.engine import wave
+    from ferryman.plan import NotifyTarget
 
+    targets = [NotifyTarget(to) for to in notify]
+    if findings := [finding for target in targets for finding in target.findings()]:
+        raise UsageError("\n".join(findings))
     return wave.run(
         plan,
         state=state,
@@ -80,6 +86,7 @@ def run(
         allow_deletes=allow_deletes,
         accept_changes=accept_changes,
         from_version=from_version,
+        notify=targets,
     )
 
 

@@ -96,6 +96,26 @@ FETCH_TIMEOUT_S: Final = 30.0
 FETCH_REDIRECTS: Final = 5
 """Redirects a fetch follows: what HTTP once named as the most that is sensible (RFC 2068, 10.3)."""
 
+# --- telling people -------------------------------------------------------------------------------
+NOTIFY_TIMEOUT_S: Final = 30.0
+NOTIFY_TIMEOUT_MAX_S: Final = 300.0
+"""Time a digest gets, and may be given: the run waits for it."""
+
+NOTIFY_EVERY_S: Final = 60.0
+"""An endless run without periods tells no more often: a folder of bad files is one mail, not a hundred."""
+
+NOTIFY_GRACE_S: Final = 5.0
+"""A sender that does not end by itself after its time gets so much longer, and then is left alone."""
+
+NOTIFY_EXAMPLES: Final = 10
+"""Documents a digest names: a mail that is read; ``deliveries`` has them all."""
+
+NOTIFY_REASON_CHARACTERS: Final = 500
+"""Of a reason so much is told."""
+
+NOTIFY_TARGETS: Final = 50
+"""Targets of which a state remembers what they were told; the oldest are forgotten."""
+
 # --- reading documents ----------------------------------------------------------------------------
 EXTRACT_TEXT_BYTES: Final = 64 * MIB
 """Text that is taken from a document: a hundred thick books, and less than a worker's memory."""
@@ -154,6 +174,9 @@ QUERY_MEMORY: Final = "128MB"
 
 QUERY_THREADS: Final = 2
 """DuckDB holds some 60 MB a thread that it cannot spill: on a machine of 64 cores ``QUERY_MEMORY`` would not do."""
+
+QUERY_ROWS: Final = 50_000
+"""Rows of the ledger that a question takes up at a time where they would not all fit into ``QUERY_MEMORY``."""
 
 SEQUENCE_PER_SECOND: Final = 1 << 20
 """A fresh state's first sequence is its creation time in seconds times this: it overwrites what a lost state wrote."""

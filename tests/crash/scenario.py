@@ -70,6 +70,7 @@ def make_plan(root: Path, guarantee: str) -> Plan:
     plan = Plan("crash", version=1)
     log = Log(root / "delivered.jsonl")
     files = plan.source("files", Files(str(root / "corpus")))
+    plan.notify(f"tee -a {root / 'told.jsonl'}")
     files.step("words", words).destination("log", log, guarantee=guarantee, batch=BATCH, backoff=0, attempts=3)
     return plan
 
@@ -125,6 +126,17 @@ def delivered(root: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
 
 
+def _check_told(root: Path, shape: str, in_doubt: set[tuple[str, str]], dead: int) -> None:
+    """Whoever is to be told knows of all that failed in the last version; a kill may have told it twice."""
+    digests = [json.loads(line) for line in (root / "told.jsonl").read_text().splitlines()]
+    told = {(e["status"], e["document"]) for d in digests for e in d["examples"]}
+    assert ("rejected", BAD) in told
+    assert not dead or ("failed", REFUSED) in told
+    assert {("in_doubt", id) for _, id in in_doubt} <= told
+    waves = [(d["since"], d["wave"]) for d in digests]
+    assert len(waves) <= (2 if shape == "second" else 1) + 1, waves
+
+
 def check(root: Path, shape: str, guarantee: str, status: dict[str, Any], unknown: Iterable[dict[str, Any]]) -> None:
     """The destination against the oracle, the ledger against both."""
     lines = delivered(root)
@@ -146,6 +158,7 @@ def check(root: Path, shape: str, guarantee: str, status: dict[str, Any], unknow
             assert {(op, id) for op, id, _ in missing} <= in_doubt, "lost without a word"
             assert len(in_doubt) <= BATCH, "more in doubt than was in flight"
     _in_order(lines)
+    _check_told(root, shape, in_doubt, status["destinations"]["log"]["dead"])
     assert status["balanced"], status
     counts = status["destinations"]["log"]
     current = second_corpus() if shape == "second" else first_corpus()

@@ -445,7 +445,7 @@ SHAPES: dict[str, Shape] = {
 
 def applies(point: str, guarantee: str, shape: str) -> bool:
     """Does this case pass the point?"""
-    for prefix in ("create.", "plan.", "version.", "command."):
+    for prefix in ("create.", "plan.", "version.", "command.", "notify."):
         if point.startswith(prefix):
             return point.startswith(SHAPES[shape].passes) if SHAPES[shape].passes else False
     if shape == "deadly":

@@ -5,11 +5,14 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ferryman.errors import UsageError
+
+if TYPE_CHECKING:
+    from ferryman.plan import NotifyTarget
 
 UNITS_S = {"ms": 0.001, "": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 
@@ -78,6 +81,20 @@ def spark_settings(texts: list[str] | None) -> dict[str, str]:
             raise UsageError(f"--conf {text}: give KEY=VALUE, as in --conf spark.driver.memory=4g.")
         found[key.strip()] = value.strip()
     return found
+
+
+def notify_targets(texts: list[str] | None) -> list[NotifyTarget]:
+    """What ``--notify`` names.
+
+    Raises:
+        UsageError: one that can never be told anything.
+    """
+    from ferryman.plan import NotifyTarget
+
+    targets = [NotifyTarget(text) for text in texts or []]
+    if findings := [finding for target in targets for finding in target.findings()]:
+        raise UsageError("\n".join(f"--{finding}" for finding in findings))
+    return targets
 
 
 def seconds(option: str, text: str | None) -> float | None:

@@ -10,7 +10,17 @@ import typer
 
 from ferryman.cli import terminal
 from ferryman.cli.interrupt import CODE, Interrupt
-from ferryman.cli.options import Conf, Json, Master, PlanSpec, StateDir, Verbose, seconds, spark_settings
+from ferryman.cli.options import (
+    Conf,
+    Json,
+    Master,
+    PlanSpec,
+    StateDir,
+    Verbose,
+    notify_targets,
+    seconds,
+    spark_settings,
+)
 from ferryman.errors import UsageError
 
 if TYPE_CHECKING:
@@ -56,6 +66,16 @@ def run(
             help="Carry on from the state of this older version of the plan.",
         ),
     ] = None,
+    notify: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--notify",
+            metavar="WHOM",
+            show_default=False,
+            help="Tell this URL, mailto:ADDRESS or command when something is newly failed, rejected or in doubt, or a "
+            "node is stopped. May be repeated.",
+        ),
+    ] = None,
     json: Json = False,
     verbose: Verbose = False,
 ) -> None:
@@ -83,6 +103,7 @@ def run(
         "accept_changes": accept_changes,
         "from_version": from_version,
         "master": master,
+        "notify": notify_targets(notify),
     }
     if options["every"] == 0:
         raise UsageError("--every 0: give a time above 0, as in --every 30s.")

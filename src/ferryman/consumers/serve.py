@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from ferryman import settings
 from ferryman.consumers.batches import Batches, is_made
 from ferryman.consumers.bundles import Bundles
 from ferryman.consumers.callback import Callback
@@ -149,6 +150,7 @@ def _process(
         while not stop.is_set():
             try:
                 if not processing.turn():
+                    run.notify(settings.NOTIFY_EVERY_S)
                     if _is_over(consumers, processing, serving, stop):
                         stop.set()
                         return

@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -35,8 +35,9 @@ from ferryman.ledger.commit import commit_wave
 from ferryman.ledger.maintenance import maintain, sweep
 from ferryman.ledger.settle import late_answers, settle
 from ferryman.ledger.state import State, state_root
+from ferryman.notify import Reporter, Stopped
 from ferryman.observe.progress import Observer, Silent
-from ferryman.plan import Plan, rivals
+from ferryman.plan import NotifyTarget, Plan, rivals
 from ferryman.testing import crash
 
 _IDLE_TURNS: Final = 3
@@ -59,6 +60,7 @@ def run(
     allow_deletes: bool = False,
     accept_changes: bool = False,
     from_version: int | None = None,
+    notify: Sequence[NotifyTarget] = (),
     observer: Observer | None = None,
 ) -> Summary:
     """Run a plan until all is delivered, or nothing more can be done now.
@@ -72,6 +74,7 @@ def run(
         allow_deletes: let a scan delete more than a source's ``max_deleted``.
         accept_changes: go on under this version although the plan's structure has changed.
         from_version: carry on from the state of this older version of the plan, if that was not done before.
+        notify: who is told what goes wrong, beside those that the plan names.
 
     Raises:
         PlanError, UsageError: nothing was done.
@@ -82,7 +85,8 @@ def run(
         plan.freeze()
         versions.carry_over(state_root(plan, state), plan, from_version)
     with driving(plan, state, spark, master, conf or {}, accept_changes) as (taken, runner):
-        return Run(taken, runner, observer or Silent(), wait=wait, allow_deletes=allow_deletes).go(every)
+        observer = observer or Silent()
+        return Run(taken, runner, observer, wait=wait, allow_deletes=allow_deletes, notify=notify).go(every)
 
 
 class Run:
@@ -96,6 +100,7 @@ class Run:
         *,
         wait: float | None = None,
         allow_deletes: bool = False,
+        notify: Sequence[NotifyTarget] = (),
         wave_bytes: int = settings.WAVE_BYTES,
         pace_s: float = settings.PACE_S,
         send_timeout_s: float = settings.SEND_TIMEOUT_S,
@@ -113,6 +118,7 @@ class Run:
         self._shipped = Shipped.of(state.plan)
         self._dispatcher = Dispatcher(state, self._shipped, runner, pace_s=pace_s, send_timeout_s=send_timeout_s)
         self._summary = Summary()
+        self._reporter = Reporter(state, [*state.plan.notified, *notify], self._tell)
         self._incomplete = False
         self._littered = False
         """A worker died: it may have left files that nothing names."""
@@ -128,6 +134,7 @@ class Run:
             began = time.monotonic()
             self._incomplete = not self._scan()
             self._catch_up(began + every if every is not None else None)
+            self.notify()
             if every is None:
                 return self._finish()
             self._sleep(max(0.0, began + every - time.monotonic()))
@@ -141,6 +148,14 @@ class Run:
         complete = self._scan() if scan else True
         self._catch_up(None)
         return complete
+
+    def notify(self, least_s: float = 0.0) -> None:
+        """Tell whoever wants to be told what is new since the last time, unless that is less than ``least_s`` ago."""
+        kinds = {node.name: node.kind for node in self._plan.nodes}
+        stopped = [
+            Stopped(name, kinds.get(name, "node"), t.why, t.permanent) for name, t in self._dispatcher.trouble.items()
+        ]
+        self._reporter.report(stopped, least_s)
 
     def due_s(self) -> float | None:
         """Seconds until something can be done without a scan; None: nothing is owed."""

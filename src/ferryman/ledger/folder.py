@@ -16,6 +16,9 @@ MOVED: Final = "moved.json"
 TAKEOVER: Final = "takeover.json"
 """The state carries on from an older version's, and has not adopted the plan yet; see ``versions``."""
 
+NOTIFIED: Final = "notified.json"
+"""What each target of ``--notify`` was told."""
+
 FOLDERS: Final = ("outbox", "documents", "ledger", "journal", "journal/closed", "commands", "staging")
 TABLES: Final = FOLDERS[:3]
 

@@ -26,7 +26,7 @@ from ferryman.errors import UsageError
 from ferryman.ledger import commands
 from ferryman.ledger.commit import commit_wave
 from ferryman.ledger.events import EVENT_OF_ROW, ORDINAL_COMMAND, table_of
-from ferryman.ledger.folder import TAKEOVER
+from ferryman.ledger.folder import NOTIFIED, TAKEOVER
 from ferryman.ledger.schemas import DOCUMENTS, LEDGER
 from ferryman.ledger.settle import settle
 from ferryman.ledger.state import SEQUENCE, SETTLED, WAVE, State
@@ -128,6 +128,8 @@ def _build(old: State, new: State, from_version: int) -> None:
         "version", adds=old.outbox.files.values(), transactions={**numbers, WAVE: wave, SEQUENCE: sequence}
     )
     new.journal.close(wave)
+    if (notified := old.root / NOTIFIED).exists():  # the waves' numbers go on: nobody is told of the past again
+        files.replace(new.root / NOTIFIED, notified.read_bytes())
     files.replace(new.root / TAKEOVER, files.sealed({"from": from_version}))
 
 

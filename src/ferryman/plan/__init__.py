@@ -2,6 +2,7 @@
 
 from ferryman.plan.graph import End, destinations_of_sources, ends, rivals, successors, target_of
 from ferryman.plan.nodes import DestinationNode, Node, Policy, RouterNode, SourceNode, StepNode
+from ferryman.plan.notice import NotifyTarget
 from ferryman.plan.plan import Handle, Plan
 from ferryman.plan.structure import Changes, NodeRecord, changed_sources, changes, structure
 
@@ -12,6 +13,7 @@ __all__ = [
     "Handle",
     "Node",
     "NodeRecord",
+    "NotifyTarget",
     "Plan",
     "Policy",
     "RouterNode",

@@ -11,6 +11,7 @@ from ferryman.errors import PlanError
 from ferryman.plan import graph
 from ferryman.plan.fingerprint import fingerprint
 from ferryman.plan.nodes import DestinationNode, Node, Policy, RouterNode, SourceNode, StepFunction, StepNode
+from ferryman.plan.notice import NotifyTarget
 from ferryman.routers.base import Router
 from ferryman.sources.base import Source
 
@@ -29,6 +30,7 @@ class Plan:
         self.name = name
         self.version = version
         self._nodes: list[Node] = []
+        self._notified: list[NotifyTarget] = []
         self._frozen = False
 
     @property
@@ -114,6 +116,27 @@ class Plan:
         )
         return self._add(DestinationNode(_name(name), _names(after), destination=destination, policy=policy, tap=tap))
 
+    def notify(self, to: str, *, secret: str | None = None, timeout_s: float = settings.NOTIFY_TIMEOUT_S) -> None:
+        """Tell somebody, once a run and once a period of ``--every``, when deliveries are newly failed, rejected or in
+        doubt, or a node is stopped or unavailable. It is no part of the plan's structure: it may change at any time.
+
+        Args:
+            to: an http or https URL, which the digest is posted to as JSON; ``mailto:a@b``, with
+                ``?server=host:port&from=c@d`` where neither ``sendmail`` nor this machine's port 25 will do; or a
+                command, which gets the JSON on its standard input. ``${NAME}`` is filled in from the environment.
+            secret: what is posted is signed with it, as by ``Webhook``; default: the environment variable
+                ``FERRYMAN_NOTIFY_SECRET``, if it is set.
+            timeout_s: seconds that it may take. What fails or takes longer is told with the next digest.
+        """
+        if self._frozen:
+            raise PlanError([f"plan {self.name} has run and is frozen: say whom to notify before the run."])
+        self._notified.append(NotifyTarget(to, secret, timeout_s))
+
+    @property
+    def notified(self) -> tuple[NotifyTarget, ...]:
+        """Whom ``notify`` named."""
+        return tuple(self._notified)
+
     def check(self) -> list[str]:
         """Refuse a plan that cannot run; return warnings.
 
@@ -121,6 +144,7 @@ class Plan:
             PlanError: every reason found, each naming the node and what to do.
         """
         findings, warnings = graph.check(self.name, self.version, self.nodes)
+        findings += [finding for target in self._notified for finding in target.findings()]
         if findings:
             raise PlanError(findings)
         return warnings

@@ -86,6 +86,9 @@ POINTS: Final[dict[str, str]] = {
     "checkpoint.made": DRIVER,
     "checkpoint.marked": DRIVER,
     "checkpoint.trimmed": DRIVER,
+    # telling people, once a run or a period
+    "notify.sent": DRIVER,
+    "notify.kept": DRIVER,
 }
 """Name of each point -> where it stands (driver or executor), in the order of a run. ``x.logged``, ``.synced`` and
 ``.marked`` follow the steps of one commit (storage/tables.py); x is what the commit is for."""
