@@ -36,6 +36,17 @@ smaller, what gzip packs better than this is made to fill a disk."""
 PACKED_MEMORY_BYTES: Final = 256 * MIB
 """What an unpacker may hold: the largest level of each packer needs less (xz -9: 65 MiB, zstd --ultra: 128 MiB)."""
 
+COMPARED_ROWS: Final = 1_000_000
+"""Rows of hashes, 50 bytes each, that a scan compares at once, to find which documents it has to look at."""
+
+JUDGED_ROWS: Final = 32_768
+JUDGED_BYTES: Final = 8 * MIB
+"""Rows, and bytes, of listing and ``documents`` that are judged at once: a join takes some four times as much, and has
+``QUERY_MEMORY``."""
+
+CUT_ROWS: Final = 262_144
+"""Rows of the listing, 100 bytes each, that are put into the source's order at once."""
+
 MAX_DELETED: Final = 0.5
 """Share of a source's documents that may vanish at once before a person is asked."""
 

@@ -17,7 +17,7 @@ import pytest
 
 from ferryman.cli.app import start
 from ferryman.cli.options import seconds, spark_settings, status_name
-from ferryman.engine.scan.judge import _SourceJudge
+from ferryman.engine.scan.verdict import SourceJudge
 from ferryman.errors import EngineError, StateHeld, UsageError
 
 Fake = Callable[..., None]
@@ -403,7 +403,7 @@ def test_every_reason_has_words() -> None:
     """Those of the judge but ``look``, which is read; and two of documents that are asked for."""
     from ferryman.cli.preview import REASONS
 
-    judged = set(re.findall(r"'(\w+)'", inspect.getsource(_SourceJudge._reason))) - {"upsert", "delete", "look"}
+    judged = set(re.findall(r"'(\w+)'", inspect.getsource(SourceJudge._reason))) - {"upsert", "delete", "look"}
     assert set(REASONS) == judged | {"unchanged", "later"}
 
 

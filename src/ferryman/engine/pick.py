@@ -11,13 +11,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from ferryman.engine.scan.cut import JUDGED, LISTED, Piece, TaskCut
-from ferryman.engine.scan.judge import KNOWN
+from ferryman.engine.scan.cut import LISTED, SLICE, Piece, TaskCut
+from ferryman.engine.scan.known import kept
 from ferryman.engine.scan.listing import Listing
 from ferryman.ledger.events import table_of
-from ferryman.ledger.schemas import DOCUMENTS
 from ferryman.storage.groups import RowGroups
-from ferryman.storage.query import connect, register
+from ferryman.storage.query import connect, quoted_list
 
 _UNSURE = ("look", "unchanged")
 """A document of which the content decides whether it is taken up; one that is not taken up."""
@@ -43,21 +42,20 @@ def pick(id: str, cuts: Iterable[TaskCut], listings: Iterable[Listing], document
     """
     found: dict[str, tuple[pa.Table, int]] = {}
     for cut in cuts:
-        for rows in cut.tables():
+        for rows in cut.slices():
             mine = rows.filter(pc.equal(rows["id"], id))
             if mine.num_rows:
                 found[cut.source] = mine, cut.number
     judged = [_cut(source, rows, number, folder / f"picked-{source}") for source, (rows, number) in found.items()]
     anyway = {}
+    files = kept(documents, folder / "known")
     with connect(folder) as db:
-        register(db, "documents", documents, DOCUMENTS)
         for listing in listings:
             name = listing.source.name
             rows = found[name][0] if name in found else _listed(id, listing)
             if rows is None or rows["reason"][0].as_py() not in _UNSURE:
                 continue
-            known = _known(db, name, id)
-            retry = known.get("due") is not None
+            known, retry = _known(db, files, name, id)
             rows = _with(rows, reason="retry" if retry else "forced", **known)
             cut = _cut(name, rows, 0, folder / f"anyway-{name}")
             anyway[name] = ("later" if retry else "unchanged", cut)
@@ -65,7 +63,7 @@ def pick(id: str, cuts: Iterable[TaskCut], listings: Iterable[Listing], document
 
 
 def _listed(id: str, listing: Listing) -> pa.Table | None:
-    """Its last row in the listing, in JUDGED's columns."""
+    """Its last row in the listing, in SLICE's columns."""
     found = None
     for part in listing.parts:
         if not part.rows:
@@ -76,26 +74,30 @@ def _listed(id: str, listing: Listing) -> pa.Table | None:
                 if mine.num_rows:
                     last = mine.slice(mine.num_rows - 1)
                     columns = {name: last[name] for name in LISTED}
-                    found = table_of(JUDGED, 1, part=part.path, reason="unchanged", **columns)
+                    found = table_of(SLICE, 1, part=part.path, reason="unchanged", unsure=False, **columns)
     return found
 
 
-def _known(db: duckdb.DuckDBPyConnection, source: str, id: str) -> dict[str, Any]:
-    """What ``documents`` has of it, in JUDGED's columns; {} if it is not there."""
-    row = db.execute(
-        f"SELECT {KNOWN} FROM documents k WHERE source = $source AND document = $id ORDER BY wave DESC LIMIT 1",
+def _known(db: duckdb.DuckDBPyConnection, files: list[str], source: str, id: str) -> tuple[dict[str, Any], bool]:
+    """Where ``documents`` has its last row, in SLICE's columns, {} if nowhere; and are failed steps due?"""
+    if not files:
+        return {}, False
+    found = db.execute(
+        f"""
+        SELECT filename, file_row_number, due IS NOT NULL
+        FROM read_parquet({quoted_list(files)}, filename = true, file_row_number = true)
+        WHERE source = $source AND document = $id ORDER BY wave DESC LIMIT 1
+        """,
         {"source": source, "id": id},
-    )
-    names = [column[0] for column in row.description or []]
-    found = row.fetchone()
-    return {} if found is None else dict(zip(names, found, strict=True))
+    ).fetchone()
+    return ({}, False) if found is None else ({"known_file": found[0], "known_row": found[1]}, found[2])
 
 
 def _with(rows: pa.Table, **values: Any) -> pa.Table:
     """The row with other values in these columns."""
-    return pa.Table.from_pylist([{**rows.to_pylist()[-1], **values}], schema=JUDGED)
+    return pa.Table.from_pylist([{**rows.to_pylist()[-1], **values}], schema=SLICE)
 
 
 def _cut(source: str, rows: pa.Table, number: int, path: Path) -> TaskCut:
-    pq.write_table(rows.cast(JUDGED), f"{path}.parquet")
+    pq.write_table(rows.cast(SLICE), f"{path}.parquet")
     return TaskCut(source, [Piece(f"{path}.parquet", 0, rows.num_rows)], True, number)

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ferryman import settings
+from ferryman.engine.scan.known import KNOWN, joined
 from ferryman.ledger.events import table_of
 from ferryman.storage.groups import RowGroups
 
@@ -41,8 +42,23 @@ JUDGED: Final = pa.schema(
 )
 """One row a document that a wave takes up; ``part`` and ``row`` say where its listing row is (null for ``gone``)."""
 
+SLICE: Final = pa.schema(
+    [
+        *(f for f in JUDGED if f.name not in KNOWN),
+        pa.field("known_file", pa.string()),
+        pa.field("known_row", pa.int64()),
+        pa.field("known_size", pa.int64()),
+        pa.field("undone", pa.string()),
+        pa.field("unsure", pa.bool_()),
+    ]
+)
+"""The same as it lies in a slice's file: where the row in ``documents`` is, and its bytes, instead of what it says."""
+
 LISTED: Final = ["row", "id", "size", "fingerprint", "location", "refused", "version"]
 """Columns that a judged row has from its listing."""
+
+
+_Numbers = np.ndarray[Any, Any]
 
 
 class Piece(NamedTuple):
@@ -90,8 +106,13 @@ class TaskCut(NamedTuple):
 
     def tables(self) -> Iterator[pa.Table]:
         """The rows in JUDGED's columns, a row group or less at a time."""
+        for rows in self.slices():
+            yield joined(rows, JUDGED)
+
+    def slices(self) -> Iterator[pa.Table]:
+        """The same rows in SLICE's columns."""
         for path, first, end in self.pieces:
-            with RowGroups(path, JUDGED.names if self.judged else LISTED) as file:
+            with RowGroups(path, SLICE.names if self.judged else LISTED) as file:
                 for rows in file.between(first, end):
                     yield rows if self.judged else _all_new(path, rows)
 
@@ -130,19 +151,20 @@ class Cutter:
         self._written = 0
         self._source = ""
         self._pending: list[Any] = []
-        """Pieces of listing files, or batches of judged rows: the next task."""
-        self._pending_rows = self._pending_bytes = 0
+        """Pieces of listing files, or tables of judged rows: the next task."""
+        self._pending_rows = self._pending_bytes = self._pending_known = 0
 
-    def add_judged(self, source: str, batch: pa.RecordBatch) -> None:
-        """Rows in JUDGED's columns."""
-        sizes = batch.column("size").to_numpy(zero_copy_only=False)
-        self._add(source, sizes, lambda start, end: batch.slice(start, end - start))
+    def add_judged(self, source: str, rows: pa.Table) -> None:
+        """Rows in SLICE's columns."""
+        self._add(
+            source, rows["size"].to_numpy(), rows["known_size"].to_numpy(), lambda *at: rows.slice(at[0], at[1] - at[0])
+        )
 
     def add_listed(self, source: str, path: str) -> None:
         """All rows of a listing file, all of them new."""
         with RowGroups(path, ["size"]) as file:
             sizes = np.concatenate([rows["size"].to_numpy() for rows in file.all()])
-        self._add(source, sizes, lambda start, end: Piece(path, start, end))
+        self._add(source, sizes, np.zeros_like(sizes), lambda start, end: Piece(path, start, end))
 
     def finish(self) -> list[Slice]:
         """All waves."""
@@ -150,22 +172,28 @@ class Cutter:
         self._end_wave()
         return self._slices
 
-    def _add(self, source: str, sizes: np.ndarray[Any, Any], take: Callable[[int, int], Any]) -> None:
+    def _add(self, source: str, sizes: _Numbers, known: _Numbers, take: Callable[[int, int], Any]) -> None:
+        """Rows of these sizes, of which so many bytes are known from before: a task holds both."""
         if source != self._source:
             self._end_task()
             self._source = source
-        ends = np.cumsum(sizes)
+        ends, known_ends = np.cumsum(sizes), np.cumsum(known)
         start = 0
         while start < len(sizes):
-            before = int(ends[start - 1]) if start else 0
-            room = self._task_bytes - self._pending_bytes
-            by_bytes = int(np.searchsorted(ends, before + room, side="right"))
-            end = max(by_bytes, start + (not self._pending_rows))  # a task has at least one row
+            before, known_before = (int(sums[start - 1]) if start else 0 for sums in (ends, known_ends))
+            end = min(
+                int(np.searchsorted(ends, before + self._task_bytes - self._pending_bytes, side="right")),
+                int(
+                    np.searchsorted(known_ends, known_before + settings.TASK_BYTES - self._pending_known, side="right")
+                ),
+            )
+            end = max(end, start + (not self._pending_rows))  # a task has at least one row
             end = min(end, start + self._task_rows - self._pending_rows, len(sizes))
             if end > start:
                 self._pending.append(take(start, end))
                 self._pending_rows += end - start
                 self._pending_bytes += int(ends[end - 1]) - before
+                self._pending_known += int(known_ends[end - 1]) - known_before
             if end < len(sizes) or self._pending_rows >= self._task_rows:
                 self._end_task()
             start = end
@@ -181,15 +209,15 @@ class Cutter:
         self._tasks.append(TaskCut(self._source, pieces, judged, len(self._tasks)))
         self._bytes += self._pending_bytes
         self._pending = []
-        self._pending_rows = self._pending_bytes = 0
+        self._pending_rows = self._pending_bytes = self._pending_known = 0
 
-    def _write(self, batches: list[pa.RecordBatch]) -> Piece:
+    def _write(self, tables: list[pa.Table]) -> Piece:
         if self._writer is None:
             self._path = str(self._folder / f"slice-{len(self._slices):06d}.parquet")
-            constant = ["part", "reason", "given"]  # nearly
-            self._writer = pq.ParquetWriter(self._path, JUDGED, compression="lz4", use_dictionary=constant)
+            constant = ["part", "reason", "known_file"]  # nearly
+            self._writer = pq.ParquetWriter(self._path, SLICE, compression="lz4", use_dictionary=constant)
             self._written = 0
-        table = pa.Table.from_batches(batches)
+        table = pa.concat_tables(tables)
         self._writer.write_table(table, row_group_size=table.num_rows)
         self._written += table.num_rows
         return Piece(self._path, self._written - table.num_rows, self._written)
@@ -205,4 +233,4 @@ class Cutter:
 
 def _all_new(path: str, listed: pa.Table) -> pa.Table:
     columns = {name: listed[name] for name in LISTED}
-    return table_of(JUDGED, listed.num_rows, part=path, reason="new", **columns)
+    return table_of(SLICE, listed.num_rows, part=path, reason="new", unsure=False, **columns)

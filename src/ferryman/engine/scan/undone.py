@@ -11,67 +11,72 @@ confirmed nobody knows what the destination has; so its family's contents are fo
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator
+from typing import Final
 
 import duckdb
 import pyarrow as pa
 
-from ferryman.ledger.family import CONTENT, Given, decode_given, encode_given
+from ferryman.engine.scan.suspects import stream
+from ferryman.ledger.family import Given, encode_given
 from ferryman.ledger.schemas import OUTBOX, OUTBOX_PARTITION
 from ferryman.storage import parquet
 from ferryman.storage.query import quoted
 from ferryman.storage.tables import Table
 
-_COLUMNS = pa.schema([f for f in OUTBOX if f.name not in (*OUTBOX_PARTITION, "fields", "raw")])
+UNCONFIRMED: Final = pa.schema(
+    [
+        ("h", pa.uint64()),
+        ("destination", pa.string()),
+        ("origin", pa.string()),
+        ("document", pa.string()),
+        ("route", pa.string()),
+        ("revision", pa.int64()),
+        ("waits", pa.bool_()),
+    ]
+)
+"""A row that waits, or is parked: ``document`` is null if it is an upsert. ``h``: the hash of its origin."""
+
+_COLUMNS: Final = pa.schema([f for f in OUTBOX if f.name not in (*OUTBOX_PARTITION, "fields", "raw")])
+
+_OF_VERDICT: Final = """
+    SELECT u.origin, u.document, u.route, u.destination
+    FROM unconfirmed u JOIN verdict v ON u.origin = v.id
+    WHERE u.waits OR u.revision = v.revision  -- what is parked for an older revision was taken up when that ended
+    ORDER BY ALL
+"""
 
 
-class Undone:
-    """Adds them to what is known of documents that are taken up.
+def unconfirmed(db: duckdb.DuckDBPyConnection, outbox: Table, source: str) -> Iterator[pa.RecordBatch]:
+    """All such rows of a source."""
+    by_destination: dict[str, list[str]] = defaultdict(list)
+    for file in outbox.files.values():
+        by_destination[file.partition["destination"]].append(file.path)
+    for destination, paths in by_destination.items():
+        db.register("outbox", parquet.scan([outbox.folder / path for path in paths], _COLUMNS))
+        yield from stream(
+            db,
+            f"""
+            SELECT hash(origin), {quoted(destination)}, origin, CASE operation WHEN 'delete' THEN document END,
+                route, revision, due IS NOT NULL
+            FROM outbox WHERE source = {quoted(source)}
+            """,
+            UNCONFIRMED,
+        )
+        db.unregister("outbox")
 
-    Args:
-        documents: query for the documents taken up: ``id``, ``known_revision``, ``given``.
-    """
 
-    def __init__(self, db: duckdb.DuckDBPyConnection, outbox: Table, source: str, documents: str) -> None:
-        self._given: dict[str, list[Given]] = defaultdict(list)
-        self._unsure: set[str] = set()
-        """Families of which an upsert waits."""
-        by_destination: dict[str, list[str]] = defaultdict(list)
-        for file in outbox.files.values():
-            by_destination[file.partition["destination"]].append(file.path)
-        for destination, paths in by_destination.items():
-            db.register("waiting", parquet.scan([outbox.folder / path for path in paths], _COLUMNS))
-            # What is parked for an older revision was taken up when that ended.
-            found = db.execute(f"""
-                SELECT w.origin, w.document, w.route FROM waiting w JOIN ({documents}) d ON w.origin = d.id
-                WHERE w.operation = 'delete' AND w.source = {quoted(source)}
-                    AND (w.due IS NOT NULL OR w.revision = d.known_revision)
-                ORDER BY ALL
-            """).fetchall()
-            unsure = db.execute(f"""
-                SELECT DISTINCT d.id FROM waiting w JOIN ({documents}) d ON w.origin = d.id
-                WHERE w.operation = 'upsert' AND w.source = {quoted(source)} AND contains(d.given, ',"{CONTENT}')
-                    AND (w.due IS NOT NULL OR w.revision = d.known_revision)
-            """).fetchall()
-            self._unsure |= {id for (id,) in unsure}
-            db.unregister("waiting")
-            for origin, document, route in found:
-                self._given[origin].append(Given(document[len(origin) :], route, destination))
-
-    def added_to(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Rows with ``id`` and ``given``: these deletes count as given, for they are not taken out yet."""
-        if not self._given and not self._unsure:
-            return batch
-        given = [
-            self._amended(id, text)
-            for id, text in zip(batch.column("id").to_pylist(), batch.column("given").to_pylist(), strict=True)
-        ]
-        at = batch.schema.get_field_index("given")
-        return batch.set_column(at, batch.schema.field(at), pa.array(given, batch.schema.field(at).type))
-
-    def _amended(self, id: str, text: str | None) -> str | None:
-        given = [*decode_given(text or ""), *self._given.get(id, ())]
-        if id in self._unsure:
-            given = [Given(*each.place) for each in given]
-        elif id not in self._given:
-            return text
-        return encode_given(tuple({each.place: each for each in given}.values()))
+def undone(db: duckdb.DuckDBPyConnection, verdict: pa.Table) -> tuple[list[str | None], list[bool]]:
+    """Of each row of a verdict (``id``, ``revision``), from the relation ``unconfirmed``: deletes that count as given,
+    as ``given`` has them, for they are not taken out yet; and whether an upsert of its family waits."""
+    deletes: dict[str, list[Given]] = defaultdict(list)
+    unsure: set[str] = set()
+    db.register("verdict", verdict)
+    for origin, document, route, destination in db.execute(_OF_VERDICT).fetchall():
+        if document is None:
+            unsure.add(origin)
+        else:
+            deletes[origin].append(Given(document[len(origin) :], route, destination))
+    db.unregister("verdict")
+    ids = verdict["id"].to_pylist()
+    return [encode_given(tuple(deletes[id])) if id in deletes else None for id in ids], [id in unsure for id in ids]

@@ -1,0 +1,86 @@
+"""Rows dealt out to files by number, so that each file can be looked at by itself in a bounded memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+_MOST: Final = 256
+"""Files that one spread has open at most: processes may have 1024."""
+
+
+def partitions_for(rows: int, size: int, most_rows: int, most_bytes: int) -> int:
+    """Into how many parts so many rows of so many bytes are dealt by their hashes: a power of two."""
+    wanted = max(-(-rows // most_rows), -(-size // most_bytes), 1)
+    return int(min(_MOST, 1 << (wanted - 1).bit_length()))
+
+
+def part_of(hashes: np.ndarray[Any, Any], parts: int) -> np.ndarray[Any, Any]:
+    """The part of each hash, by its highest bits."""
+    if parts == 1:
+        return np.zeros(len(hashes), np.int64)
+    return (hashes >> np.uint64(64 - (parts.bit_length() - 1))).astype(np.int64)
+
+
+class Spread:
+    """Rows in ``parts`` files; first all are added, then they are read.
+
+    Args:
+        name: of its files in ``folder``; no other spread there has it.
+    """
+
+    def __init__(self, folder: Path, name: str, schema: pa.Schema, parts: int = 1) -> None:
+        self._folder = folder
+        self._name = name
+        self._schema = schema
+        self._parts = parts
+        self._writers: dict[int, pa.RecordBatchFileWriter] = {}
+        self._written: set[int] = set()
+        self.rows = 0
+
+    def add(self, rows: pa.RecordBatch, parts: np.ndarray[Any, Any]) -> None:
+        """Append rows, each to its part."""
+        if not rows.num_rows:
+            return
+        self.rows += rows.num_rows
+        if self._parts == 1:
+            self._writer(0).write_batch(rows)
+            return
+        order = np.argsort(parts, kind="stable")
+        rows, parts = rows.take(pa.array(order)), parts[order]
+        found = np.unique(parts)
+        ends = np.searchsorted(parts, found, side="right")
+        start = 0
+        for part, end in zip(found.tolist(), ends.tolist(), strict=True):
+            self._writer(part).write_batch(rows.slice(start, end - start))
+            start = end
+
+    def close(self) -> None:
+        """All are added."""
+        for writer in self._writers.values():
+            writer.close()
+        self._writers.clear()
+
+    def read(self, part: int = 0) -> pa.Table:
+        """All rows of a part, in the order in which they were added."""
+        return pa.Table.from_batches(self.batches(part), schema=self._schema)
+
+    def batches(self, part: int = 0) -> Iterator[pa.RecordBatch]:
+        """The same, as they were written: few in memory at a time."""
+        if part in self._written:
+            with pa.OSFile(str(self._path(part))) as file, pa.ipc.open_file(file) as reader:
+                for i in range(reader.num_record_batches):
+                    yield reader.get_batch(i)
+
+    def _writer(self, part: int) -> Any:
+        if part not in self._writers:
+            self._written.add(part)
+            self._writers[part] = pa.ipc.new_file(str(self._path(part)), self._schema)
+        return self._writers[part]
+
+    def _path(self, part: int) -> Path:
+        return self._folder / f"{self._name}-{part:04d}.arrow"
