@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import duckdb
 import numpy as np
@@ -13,13 +13,13 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from ferryman import settings
-from ferryman.engine.scan.cut import LISTED, SLICE, Cutter
+from ferryman.engine.scan.cut import Cutter
 from ferryman.engine.scan.listing import Listing
+from ferryman.engine.scan.order import Order
 from ferryman.engine.scan.spread import Spread, part_of, partitions_for
 from ferryman.engine.scan.suspects import LIVE, SETTLED, WAITING, Queries, find_suspects, stream
 from ferryman.engine.scan.undone import UNCONFIRMED, unconfirmed, undone
 from ferryman.ledger.events import table_of
-from ferryman.storage.groups import RowGroups
 from ferryman.storage.query import quoted, quoted_list
 from ferryman.storage.tables import Table
 
@@ -128,6 +128,11 @@ class SourceJudge:
         self.duplicates = 0
         self.examples: list[str] = []
         self.gone = 0
+        why = (
+            f"its id is taken: source {' or '.join(rivals)} brings a document of this id to the same destination: "
+            "give each source a prefix="
+        )
+        self._order = Order(self.paths, self._starts, files, why)
         known_rows = sum(f.rows for f in documents.files.values())
         self._suspects = find_suspects(
             self._hashes(),
@@ -151,7 +156,7 @@ class SourceJudge:
         """What is listed and must be read or fed, in the source's order."""
         if not self._all_new:
             for part in range(2 * self._rows // self._range + 1):
-                for rows in self._in_order(self._taken_up.read(part)):
+                for rows in self._order.taken_up(self._taken_up.read(part)):
                     cutter.add_judged(self.name, rows)
         elif not self._only_owed:
             for path in self.paths:
@@ -161,13 +166,7 @@ class SourceJudge:
         """What was known and is not listed any more."""
         if self.gone:
             for batch in self._gone.batches():
-                rows = pa.Table.from_batches([batch])
-                cutter.add_judged(
-                    self.name,
-                    table_of(
-                        SLICE, rows.num_rows, id=rows["id"], size=0, fingerprint="", location="", **self._said(rows)
-                    ),
-                )
+                cutter.add_judged(self.name, self._order.gone(pa.Table.from_batches([batch])))
 
     # -- 1: by hashes ------------------------------------------------------------------------------
 
@@ -355,56 +354,8 @@ class SourceJudge:
         for batch in gone.to_batches():
             self._gone.add(batch, np.zeros(batch.num_rows, np.int64))
         for batch in verdict.filter(pc.invert(is_gone)).combine_chunks().to_batches():
-            self._taken_up.add(batch, self._places(batch) // self._range)
-
-    def _places(self, rows: Any) -> np.ndarray[Any, Any]:
-        at, clash = (rows.column(name).to_numpy(zero_copy_only=False) for name in ("place", "clash"))
-        places: np.ndarray[Any, Any] = at + self._rows * clash.astype(np.int64)
-        return places
-
-    # -- 3: in order -------------------------------------------------------------------------------
-
-    def _in_order(self, verdict: pa.Table) -> Iterator[pa.Table]:
-        """Slice rows of what is taken up, with what the listing says of them."""
-        if not verdict.num_rows:
-            return
-        verdict = verdict.combine_chunks()
-        [batch] = verdict.to_batches()
-        order = np.argsort(self._places(batch), kind="stable")
-        verdict = verdict.take(pa.array(order))
-        at, clash = verdict["place"].to_numpy(), verdict["clash"].to_numpy(zero_copy_only=False)
-        of_file = np.searchsorted(self._starts, at, side="right") - 1
-        ends = np.flatnonzero(np.append((np.diff(of_file) != 0) | (np.diff(clash) != 0), True)) + 1
-        start = 0
-        for end in ends.tolist():
-            number = int(of_file[start])
-            with RowGroups(self.paths[number], LISTED) as file:
-                for listed in file.pick(at[start:end] - self._starts[number]):
-                    rows = verdict.slice(start, listed.num_rows)
-                    yield self._slice_rows(self.paths[number], listed, rows, clashing=bool(clash[start]))
-                    start += listed.num_rows
-
-    def _slice_rows(self, path: str, listed: pa.Table, rows: pa.Table, *, clashing: bool) -> pa.Table:
-        columns: dict[str, Any] = {name: listed[name] for name in LISTED} | {"part": path}
-        if clashing:
-            why = (
-                f"its id is taken: source {' or '.join(self._rivals)} brings a document of this id to the same "
-                "destination: give each source a prefix="
-            )
-            columns |= {"part": None, "version": None, "refused": why}
-        return table_of(SLICE, rows.num_rows, **columns, **self._said(rows))
-
-    def _said(self, rows: pa.Table) -> dict[str, Any]:
-        """Columns of a slice that the verdict says."""
-        files = pa.array(self._files, pa.string())
-        return {
-            "reason": rows["reason"],
-            "known_file": files.take(rows["file"].combine_chunks()),
-            "known_row": rows["row"],
-            "known_size": pc.fill_null(rows["size"], 0),
-            "undone": rows["undone"],
-            "unsure": rows["unsure"],
-        }
+            place, clash = (batch.column(name).to_numpy(zero_copy_only=False) for name in ("place", "clash"))
+            self._taken_up.add(batch, (place.astype(np.int64) + self._rows * clash) // self._range)
 
 
 def _rows_of(paths: list[str]) -> str:

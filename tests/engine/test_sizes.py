@@ -1,0 +1,144 @@
+"""Scans of any size: judged a part at a time, whatever the query engine's memory does for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pytest
+from bench import synthetic
+
+from ferryman import settings
+from ferryman.engine.scan.judge import judge
+from ferryman.engine.scan.verdict import SourceJudge
+from ferryman.errors import TransientError
+from tests.support.trial import Trial, Watch
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    return tmp_path
+
+
+@pytest.fixture
+def little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fifth of what queries have, and as much less judged at once."""
+    monkeypatch.setattr(settings, "QUERY_MEMORY", "24MB")
+    monkeypatch.setattr(settings, "JUDGED_ROWS", 4096)
+    monkeypatch.setattr(settings, "JUDGED_BYTES", settings.MIB)
+
+
+@pytest.fixture
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every limit so low that a few documents meet all of them."""
+    for name in ("COMPARED_ROWS", "JUDGED_ROWS", "CUT_ROWS"):
+        monkeypatch.setattr(settings, name, 4)
+
+
+def judged(place: Path, count: int, listed: int, first: int = 0, **known: Any) -> list[dict[str, Any]]:
+    """The rows that a scan takes up of ``count`` documents, listed in this revision."""
+    documents = synthetic.documents_table(place / "documents", count, **known)
+    outbox = synthetic.empty_outbox(place / "outbox")
+    scan = place / "scan"
+    scan.mkdir()
+    listing = synthetic.listing_of(scan, count, listed, first=first)
+    verdict = judge([listing], documents, outbox, scan, now_us=0, allow_deletes=True)
+    tables = (rows for piece in verdict.slices for task in piece.tasks for rows in task.tables())
+    return [row for table in tables for row in table.select(["id", "reason", "given", "known_revision"]).to_pylist()]
+
+
+@pytest.mark.rule("scan.sizes")
+@pytest.mark.usefixtures("little_memory")
+@pytest.mark.parametrize(
+    ("known", "listed", "reason"),
+    [
+        ({}, 2, "changed"),
+        ({"children": 30}, 2, "changed"),
+        ({"forced": True}, 1, "forced"),
+        ({"revisions": 2}, 3, "changed"),
+    ],
+)
+def test_documents_are_judged_whatever_their_number(
+    place: Path, known: dict[str, Any], listed: int, reason: str
+) -> None:
+    """All of them, in the source's order, with what is known of each."""
+    rows = judged(place, 20_000, listed, **known)
+    assert [row["id"] for row in rows] == synthetic.ids(0, 20_000)
+    assert {row["reason"] for row in rows} == {reason}
+    assert {row["known_revision"] for row in rows} == {known.get("revisions", 1)}
+    assert {row["given"].count('"out"') for row in rows} == {1 + known.get("children", 0)}
+
+
+@pytest.mark.usefixtures("little_memory")
+def test_a_second_version_that_is_unchanged_is_left_alone(place: Path) -> None:
+    """Older rows of it may still be there."""
+    assert judged(place, 20_000, 2, revisions=2) == []
+
+
+@pytest.mark.usefixtures("little_memory")
+def test_what_vanished_is_found_among_many(place: Path) -> None:
+    """And nothing else is."""
+    rows = judged(place, 20_000, 1, first=7_000)
+    assert {row["reason"] for row in rows} == {"gone"}
+    assert sorted(row["id"] for row in rows) == sorted(synthetic.ids(0, 7_000))
+
+
+def test_a_part_that_does_not_fit_is_halved(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As often as it takes."""
+    of_part = SourceJudge._verdict
+
+    def short_of_memory(self: SourceJudge, part: dict[str, Any]) -> Any:
+        if part["known"].num_rows > 10:
+            raise duckdb.OutOfMemoryException("no room")
+        return of_part(self, part)
+
+    monkeypatch.setattr(SourceJudge, "_verdict", short_of_memory)
+    assert [row["id"] for row in judged(place, 500, 2)] == synthetic.ids(0, 500)
+
+
+def changes(trial: Trial) -> list[Any]:
+    """What a second scan does with documents of every kind."""
+    failing = {"f1", "f2"}
+
+    def step(doc: Any) -> Any:
+        if doc.id in failing:
+            raise TransientError("later")
+        return doc
+
+    trial.build(step, backoff=0, attempts=2)
+    trial.put(*(f"d{i}" for i in range(40)), "f1", "f2")
+    trial.run(wait=0)
+    failing.clear()
+    trial.drop("d3", "d17")
+    trial.put("d5", "d11", "d36", text="new")
+    trial.put("n1", "n2")
+    trial.documents.append({"id": "d20", "n": 7})
+    trial.out.forget()
+    watch = Watch()
+    trial.run(observer=watch)
+    trial.run()
+    return [trial.out.arrived(), [m for m in watch.messages if "duplicate" in m], trial.status()]
+
+
+def test_parts_change_nothing(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """New, changed, vanished, listed twice, waiting: the same in the same order."""
+    once = changes(Trial(place / "once"))
+    for name in ("COMPARED_ROWS", "JUDGED_ROWS", "CUT_ROWS"):
+        monkeypatch.setattr(settings, name, 4)
+    assert changes(Trial(place / "parts")) == once
+
+
+@pytest.mark.usefixtures("small_parts")
+def test_what_is_known_stays_readable_for_all_waves_of_a_scan(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also when files of ``documents`` are merged between them."""
+    monkeypatch.setattr(settings, "COMPACT_FILES", 2)
+    trial = Trial(place)
+    trial.put(*(f"d{i}" for i in range(8)), text="x" * 600 * settings.KIB)
+    trial.run()
+    trial.put(*(f"d{i}" for i in range(8)), text="y" * 600 * settings.KIB)
+    trial.drop("d7")
+    trial.out.forget()
+    assert trial.run(wave_bytes=1300 * settings.KIB).waves > 3
+    assert trial.out.counted() == {**{f"d{i}": 1 for i in range(7)}, "-d7": 1}
+    assert {e["revision"] for i in range(8) for e in trial.history(f"d{i}")} == {1, 2}
