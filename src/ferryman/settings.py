@@ -172,7 +172,13 @@ FORMAT: Final = 1
 """Format of the state directory. A newer one is refused."""
 
 PART_BYTES: Final = 64 * MIB
-"""A state file closes at this size: it is built in memory, and rewritten whole."""
+"""Content after which a state file closes: it is rewritten whole, and one lane sends it."""
+
+GROUP_BYTES: Final = 16 * MIB
+"""Content of a row group: what whoever reads a state file holds at once. Only a larger row makes a larger one."""
+
+MAX_CONTENT_BYTES: Final = 2000 * MIB
+"""Fields, or raw bytes, of one delivery: a page of a data file is compressed whole, and lz4 takes 2016 MiB at most."""
 
 COMPACT_FILES: Final = 32
 """Small files a table may gather before they are merged into one."""

@@ -105,7 +105,7 @@ def test_children_may_have_children(net: Network) -> None:
 
 
 def test_a_large_family_is_written_in_large_pieces(net: Network, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where it passes the size of a part, it is written piece by piece: not row by row from there on."""
+    """Where it passes the size of a row group, it is written piece by piece: not row by row from there on."""
     pieces: list[int] = []
     write = PartWriter.write
 
@@ -115,7 +115,7 @@ def test_a_large_family_is_written_in_large_pieces(net: Network, monkeypatch: py
         write(writer, table)
 
     monkeypatch.setattr(PartWriter, "write", noted)
-    monkeypatch.setattr(settings, "PART_BYTES", 500)
+    monkeypatch.setattr(settings, "GROUP_BYTES", 15_000)
     end(net.source().step("letters", letters), net)
     net.put("a", text="x" * 200)
     assert net.run().delivered == 201

@@ -28,8 +28,9 @@ from ferryman.ledger.account import view
 from ferryman.ledger.commit import commit_wave
 from ferryman.ledger.events import EVENT_OF_ROW, ORDINAL_COMMAND, events, table_of
 from ferryman.ledger.family import Failure, Owed, decode_failures, encode_failures, open_deliveries
+from ferryman.ledger.outbox import OutboxWriter, row_groups
 from ferryman.ledger.schemas import DOCUMENTS
-from ferryman.ledger.settle import due_stats, settle
+from ferryman.ledger.settle import settle
 from ferryman.ledger.state import State, state_root
 from ferryman.ledger.statuses import Status
 from ferryman.plan import Plan
@@ -316,18 +317,20 @@ def _in_outbox(state: State, hashes: set[str]) -> dict[str, set[str]]:
 def _without_or_due(state: State, path: str, say: Status, hashes: set[str]) -> tuple[str, DataFile | None]:
     """An outbox file and what takes its place, not yet committed: these rows due now from attempt zero, or gone."""
     file = state.outbox.files[path]
-    table = read_part(state.outbox.folder / path)
-    concerned = pc.is_in(table["delivery_hash"], value_set=pa.array(list(hashes), pa.string()))
-    if say is Status.INDEXED:
-        table = table.filter(pc.invert(concerned))
-    else:
+    wanted = pa.array(list(hashes), pa.string())
+    writer = OutboxWriter(state.outbox.folder)
+    for rows in row_groups(state.outbox.folder / path):
+        concerned = pc.is_in(rows["delivery_hash"], value_set=wanted)
+        if say is Status.INDEXED:
+            writer.write(rows.filter(pc.invert(concerned)))
+            continue
+        again = rows
         for column in ("attempt", "due"):
-            at = table.schema.get_field_index(column)
-            table = table.set_column(at, column, pc.if_else(concerned, pa.scalar(0, pa.int64()), table[column]))
-    if not table.num_rows:
-        return path, None
-    part = write_part(state.outbox.folder, table, stats=due_stats(table["due"].to_pylist()))
-    return path, state.outbox.data_file(part, file.partition)
+            at = rows.schema.get_field_index(column)
+            again = again.set_column(at, column, pc.if_else(concerned, pa.scalar(0, pa.int64()), rows[column]))
+        writer.write(again)
+    part = writer.finish()
+    return path, None if part is None else state.outbox.data_file(part, file.partition)
 
 
 def _hear_no_more(state: State, in_outbox: dict[str, set[str]]) -> None:

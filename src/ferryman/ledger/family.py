@@ -97,16 +97,32 @@ def content_of(fields: bytes, raw: bytes | None) -> str:
     return CONTENT + content_version(fields, raw)
 
 
-@lru_cache(maxsize=1024)
 def encode_given(given: tuple[Given, ...]) -> str:
     """As text for ``documents``; "" for nothing."""
+    return _encode_few(given) if len(given) <= _FEW else _encode(given)
+
+
+def decode_given(text: str) -> tuple[Given, ...]:
+    """From ``documents``."""
+    return _decode_short(text) if len(text) <= _SHORT else _decode(text)
+
+
+_FEW: Final = 8
+_SHORT: Final = 1024
+"""Members and characters of families that are remembered: most are a document alone, and many of these are alike. What
+a large one takes as objects is never alike, and never freed."""
+
+
+def _encode(given: tuple[Given, ...]) -> str:
     return msgspec.json.encode([each if each.content else each.place for each in given]).decode() if given else ""
 
 
-@lru_cache(maxsize=1024)
-def decode_given(text: str) -> tuple[Given, ...]:
-    """From ``documents``."""
+def _decode(text: str) -> tuple[Given, ...]:
     return msgspec.json.decode(text, type=tuple[Given, ...]) if text else ()
+
+
+_encode_few = lru_cache(maxsize=1024)(_encode)
+_decode_short = lru_cache(maxsize=1024)(_decode)
 
 
 def encode_failures(failures: Iterable[Failure]) -> str | None:

@@ -77,3 +77,12 @@ OUTBOX: Final = pa.schema(
 ``due``: µs since 1970, 0 = now; null: parked (dead, refused, unknown), kept for a person's word. ``fields`` is JSON."""
 
 OUTBOX_PARTITION: Final = ["wave", "destination", "first_sequence"]
+
+OUTBOX_FILE: Final = pa.schema([f for f in OUTBOX if f.name not in OUTBOX_PARTITION])
+"""Columns inside an outbox file."""
+
+OUTBOX_CONTENT: Final = ["fields", "raw"]
+"""The large columns of the outbox."""
+
+OUTBOX_KEPT: Final = [name for name in OUTBOX_FILE.names if name not in OUTBOX_CONTENT]
+"""The others: those of a whole file fit into memory."""

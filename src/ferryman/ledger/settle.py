@@ -28,6 +28,8 @@ import pyarrow.compute as pc
 
 from ferryman.ledger.events import sent_events
 from ferryman.ledger.journal import Journal, Result, RowResult, Rows
+from ferryman.ledger.outbox import OutboxWriter, row_groups
+from ferryman.ledger.schemas import OUTBOX_KEPT
 from ferryman.ledger.state import SETTLED, State
 from ferryman.ledger.statuses import Status
 from ferryman.storage.files import fsync_folder
@@ -221,7 +223,7 @@ class Repairer:
 
     def __call__(self, item: Repair) -> tuple[Part | None, int]:
         """(the file, how many of its rows leave the outbox)."""
-        table = read_part(Path(self.root) / "outbox" / item.path)
+        table = read_part(Path(self.root) / "outbox" / item.path, OUTBOX_KEPT)
         rows = table["row"]
         mask = pc.and_(pc.greater_equal(rows, item.rows.first), pc.less(rows, item.rows.end))
         if item.eligible is not None:
@@ -248,28 +250,31 @@ def rewrite(item: Rewrite) -> Part | None:
     A row leaves when the ledger says INDEXED or DROPPED. ERROR waits until it is due; the rest is parked (due null).
     """
     root = Path(item.root)
-    table = read_part(root / "outbox" / item.path)
     said = pa.concat_tables(
         [read_part(root / "ledger" / p, ["delivery_hash", "status", "attempt", "due"]) for p in item.parts]
     )
     latest = {h: (s, a, d) for h, s, a, d in zip(*(c.to_pylist() for c in said.columns), strict=True)}
-    columns = (table[c].to_pylist() for c in ("delivery_hash", "attempt", "due"))
-    kept, attempts, dues = [], [], []
-    for i, (digest, attempt, due) in enumerate(zip(*columns, strict=True)):
+    writer = OutboxWriter(root / "outbox")
+    for group in row_groups(root / "outbox" / item.path):
+        writer.write(_staying(group, latest))
+    part = writer.finish()
+    if part is not None:
+        crash.point("settle.rewrite")
+    return part
+
+
+def _staying(rows: pa.Table, latest: dict[str, tuple[str, int, int | None]]) -> pa.Table:
+    """Those of the rows that stay, by what was said of them last: delivery hash -> (status, attempt, due)."""
+    stays, attempts, dues = [], [], []
+    columns = (rows[c].to_pylist() for c in ("delivery_hash", "attempt", "due"))
+    for digest, attempt, due in zip(*columns, strict=True):
         status, now_attempt, now_due = latest.get(digest, (None, attempt, due))
-        if status in (Status.INDEXED, Status.DROPPED):
-            continue
-        kept.append(i)
+        stays.append(status not in (Status.INDEXED, Status.DROPPED))
         attempts.append(now_attempt)
         dues.append(now_due)
-    if not kept:
-        return None
-    table = table.take(pa.array(kept, pa.int64()))
-    table = table.set_column(table.schema.get_field_index("attempt"), "attempt", pa.array(attempts, pa.int64()))
-    table = table.set_column(table.schema.get_field_index("due"), "due", pa.array(dues, pa.int64()))
-    part = write_part(root / "outbox", table, stats=due_stats(dues))
-    crash.point("settle.rewrite")
-    return part
+    for name, values in (("attempt", attempts), ("due", dues)):
+        rows = rows.set_column(rows.schema.get_field_index(name), name, pa.array(values, pa.int64()))
+    return rows if all(stays) else rows.filter(pa.array(stays, pa.bool_()))
 
 
 def due_stats(dues: Sequence[int | None]) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from ferryman.ledger import commands
 from ferryman.ledger.commit import commit_wave
 from ferryman.ledger.events import EVENT_OF_ROW, ORDINAL_COMMAND, table_of
 from ferryman.ledger.folder import NOTIFIED, TAKEOVER
-from ferryman.ledger.schemas import DOCUMENTS, LEDGER
+from ferryman.ledger.schemas import DOCUMENTS, LEDGER, OUTBOX_KEPT
 from ferryman.ledger.settle import settle
 from ferryman.ledger.state import SEQUENCE, SETTLED, WAVE, State
 from ferryman.ledger.statuses import Status
@@ -164,7 +164,7 @@ def _link(source: Path, target: Path, paths: Any) -> None:
 
 def _dropped(state: State, path: str, number: int, why: str) -> pa.Table:
     """Events of all rows of an outbox file whose destination is gone."""
-    rows = read_part(state.outbox.folder / path)
+    rows = read_part(state.outbox.folder / path, OUTBOX_KEPT)
     destination = state.outbox.files[path].partition["destination"]
     return table_of(
         LEDGER,

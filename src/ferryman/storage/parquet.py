@@ -10,7 +10,7 @@ import os
 import re
 import uuid
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from io import FileIO
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
+from ferryman import settings
 from ferryman.errors import StateDamaged
 from ferryman.settings import MIB
 from ferryman.storage.files import TEMPORARY
@@ -72,8 +73,9 @@ class PartWriter:
         self.rows = 0
 
     def write(self, table: pa.Table) -> None:
-        """Append rows: a row group of its own, or several where they are many."""
-        self._writer.write_table(table, row_group_size=_GROUP_ROWS)
+        """Append rows: a row group of its own, or several where they are many or large."""
+        for group in _bounded(table):
+            self._writer.write_table(group, row_group_size=_GROUP_ROWS)
         self.rows += table.num_rows
 
     def finish(self, stats: dict[str, Any] | None = None) -> Part:
@@ -86,6 +88,16 @@ class PartWriter:
         name = f"{uuid.uuid4().hex}-{crc:08x}-{footer_crc:08x}.parquet"
         self._temporary.rename(self._folder / name)
         return Part(name, size, self.rows, stats)
+
+
+def _bounded(table: pa.Table) -> Iterator[pa.Table]:
+    """The table in slices of at most ``GROUP_BYTES``, or a single row: whoever reads a row group has it in memory."""
+    if table.num_rows <= 1 or table.nbytes <= settings.GROUP_BYTES:
+        yield table
+        return
+    half = table.num_rows // 2
+    yield from _bounded(table.slice(0, half))
+    yield from _bounded(table.slice(half))
 
 
 def write_part(folder: Path, table: pa.Table, stats: dict[str, Any] | None = None) -> Part:

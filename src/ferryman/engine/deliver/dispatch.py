@@ -15,6 +15,7 @@ from ferryman.engine.deliver.sender import Hung, Sender
 from ferryman.engine.deliver.sending import OutboxFile
 from ferryman.engine.runner import Runner, Shipped
 from ferryman.errors import EngineError, PermanentError, WorkerDied, told
+from ferryman.ledger.outbox import split_family
 from ferryman.ledger.state import State
 from ferryman.plan import DestinationNode
 from ferryman.storage.tables import DataFile
@@ -124,12 +125,13 @@ class Dispatcher:
 
     def _lanes(self, number: int, node: DestinationNode, files: list[DataFile], *, alone: bool) -> list[Lane]:
         width = 1 if node.destination.single_writer else max(1, self._runner.slots - (not alone))
-        dealt: list[list[OutboxFile]] = [[] for _ in range(min(width, len(files)))]
+        together = _together(files)
+        dealt: list[list[OutboxFile]] = [[] for _ in range(min(width, len(together)))]
         fresh = all(int(f.partition["wave"]) == number for f in files)  # a wave has each document once, by each route
         order = {} if fresh else self._order(files)
-        for file in files:
-            key = first_sequence(file)
-            min(dealt, key=len).append(OutboxFile(file.path, key, order.get(key)))
+        for each in together:
+            keys = [(file.path, first_sequence(file)) for file in each]
+            min(dealt, key=len).extend(OutboxFile(path, key, order.get(key)) for path, key in keys)
         return [Lane(node.name, each, node.name in self._deadly) for each in dealt]
 
     def _order(self, files: list[DataFile]) -> dict[int, Order]:
@@ -161,6 +163,17 @@ class Dispatcher:
         times = 1 + (before.times if before else 0)
         wait = min(settings.BACKOFF_MAX_S, settings.BACKOFF_FIRST_S * settings.BACKOFF_FACTOR ** (times - 1))
         self.trouble[destination] = Trouble(why, permanent, time.monotonic() + wait, times)
+
+
+def _together(files: Sequence[DataFile]) -> list[list[DataFile]]:
+    """Files that one lane must send, in their order: a family's deletes go after its upserts."""
+    found: list[list[DataFile]] = []
+    for file in files:
+        if found and split_family(found[-1][-1], file):
+            found[-1].append(file)
+        else:
+            found.append([file])
+    return found
 
 
 def first_sequence(file: DataFile) -> int:

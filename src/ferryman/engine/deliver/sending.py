@@ -28,7 +28,7 @@ from ferryman.engine.deliver.sender import Caller, ChildSender, Hung, Killed, Se
 from ferryman.errors import PermanentError, named, words
 from ferryman.ledger.events import sent_events
 from ferryman.ledger.journal import UNTOUCHED, Journal, Result, RowResult, Rows
-from ferryman.ledger.schemas import OUTBOX, OUTBOX_PARTITION
+from ferryman.ledger.schemas import OUTBOX_CONTENT, OUTBOX_KEPT
 from ferryman.ledger.statuses import Status
 from ferryman.plan import DestinationNode, Policy
 from ferryman.storage.files import fsync_folder
@@ -51,9 +51,6 @@ _SENT: Final = (
     "attempt",
 )
 """Columns that a delivery is made of, in the order of ``Delivery.of``."""
-_CONTENT: Final = ["fields", "raw"]
-"""The large ones: in memory a row group at a time."""
-_KEPT: Final = [f.name for f in OUTBOX if f.name not in (*OUTBOX_PARTITION, *_CONTENT)]
 
 
 class OutboxFile(NamedTuple):
@@ -150,10 +147,10 @@ class FileDelivery:
         self.file = file
         self.policy: Policy = turn.node.policy
         path = turn.root / "outbox" / file.path
-        table = read_part(path, _KEPT)
+        table = read_part(path, OUTBOX_KEPT)
         self.places, self.table = self._eligible(table)
         self.rows: np.ndarray[Any, Any] = self.table["row"].to_numpy()
-        self.contents = RowGroups(str(path), _CONTENT, verified=True)
+        self.contents = RowGroups(str(path), OUTBOX_CONTENT, verified=True)
         self.content = pa.table({})
         """Content of the rows that ``_chunks`` came to last."""
         self.noted = time.monotonic()
@@ -189,14 +186,22 @@ class FileDelivery:
         return [r.range for r in self.turn.journal.results(self.turn.number, self.file.key)]
 
     def _chunks(self) -> Iterator[tuple[int, int]]:
-        """Cut at ``batch`` rows or ``batch_bytes``, whichever is first; the content comes in on the way."""
+        """Cut at ``batch`` rows or ``batch_bytes``, whichever is first; the content comes in on the way.
+
+        Each row group is decoded once: what of it is left over goes into the next chunk.
+        """
+        groups = self.contents.pick(self.places) if len(self.places) else iter(())
+        held, sizes = pa.table({}), np.array([], dtype=np.int64)
         start = 0
         while start < len(self.places):
-            content = pa.concat_tables(self.contents.pick(self.places[start : start + self.policy.batch]))
-            sizes = [pc.fill_null(pc.binary_length(content[c]), 0).to_numpy() for c in _CONTENT]
-            ends = np.cumsum(sum(sizes), dtype=np.int64)
+            while len(sizes) < self.policy.batch and sizes.sum() <= self.policy.batch_bytes:
+                if (group := next(groups, None)) is None:
+                    break
+                held = pa.concat_tables([held, group]) if len(sizes) else group
+                sizes = np.concatenate([sizes, _sizes(group)])
+            ends = np.cumsum(sizes[: self.policy.batch])
             rows = max(1, int(np.searchsorted(ends, self.policy.batch_bytes, side="right")))
-            self.content = content.slice(0, rows)
+            self.content, held, sizes = held.slice(0, rows), held.slice(rows), sizes[rows:]
             yield start, start + rows
             start += rows
 
@@ -292,7 +297,7 @@ class FileDelivery:
 
     def _deliveries(self, start: int, end: int) -> list[Delivery]:
         part = self.table.slice(start, end - start)
-        columns = {name: values((self.content if name in _CONTENT else part)[name]) for name in _SENT}
+        columns = {name: values((self.content if name in OUTBOX_CONTENT else part)[name]) for name in _SENT}
         columns["row"] = (self.rows[start:end] + self.file.key).tolist()
         columns["attempt"] = [attempt + 1 for attempt in columns["attempt"]]
         columns["route"] = [tuple(route.split("/")) if route else () for route in columns["route"]]
@@ -364,6 +369,12 @@ class FileDelivery:
     def _bare(self, rows: Rows) -> list[Result]:
         results = self.turn.journal.results(self.turn.number, self.file.key)
         return [r for r in results if r.part is None and rows.first <= r.first and r.end <= rows.end]
+
+
+def _sizes(content: pa.Table) -> np.ndarray[Any, Any]:
+    """Bytes of each row."""
+    columns = [pc.fill_null(pc.binary_length(content[name]), 0).to_numpy() for name in OUTBOX_CONTENT]
+    return np.asarray(sum(columns), dtype=np.int64)
 
 
 def _universal(outcomes: list[Outcome] | None) -> Stop | None:

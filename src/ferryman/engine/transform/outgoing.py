@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 
 import pyarrow as pa
 
@@ -11,10 +11,7 @@ from ferryman.engine.transform.block import Block
 from ferryman.ledger.delivery import DeliveryHash
 from ferryman.ledger.events import table_of
 from ferryman.ledger.family import Given, parent_of
-from ferryman.ledger.schemas import OUTBOX, OUTBOX_PARTITION
-
-OUTBOX_FILE: Final = pa.schema([f for f in OUTBOX if f.name not in OUTBOX_PARTITION])
-"""Columns inside an outbox file."""
+from ferryman.ledger.schemas import OUTBOX_FILE
 
 
 class Outgoing:

@@ -13,7 +13,7 @@ import pyarrow as pa
 from ferryman import settings
 from ferryman.document import Document, Operation
 from ferryman.engine.transform.block import Block
-from ferryman.engine.transform.outgoing import OUTBOX_FILE, Outgoing, picked
+from ferryman.engine.transform.outgoing import Outgoing, picked
 from ferryman.engine.transform.succession import Outcome, succession
 from ferryman.engine.transform.unchanged import Unchanged
 from ferryman.ledger.delivery import DeliveryHash, hasher
@@ -28,6 +28,7 @@ from ferryman.ledger.family import (
     open_deliveries,
     parent_of,
 )
+from ferryman.ledger.outbox import OutboxWriter
 from ferryman.ledger.schemas import DOCUMENTS, LEDGER
 from ferryman.ledger.settle import due_stats
 from ferryman.ledger.statuses import Status
@@ -72,9 +73,13 @@ class Stager:
         """Content of the outbox rows since the last flush."""
         self._waiting = 0
         """Of these, what is not written yet."""
-        self._writers: dict[str, PartWriter] = {}
+        self._writers: dict[str, OutboxWriter] = {}
+        self._family_at: set[str] = set()
+        """Destinations that have rows of the document's family."""
+        self._split: set[str] = set()
+        """Of these, those of which a file closed in the middle of the family."""
         self._documents: list[pa.Table] = []
-        self._events: list[pa.Table] = []
+        self._events: PartWriter | None = None
         self._clean: list[int] = []
         self._clean_given: list[str] = []
         self._others: list[dict[str, Any]] = []
@@ -94,8 +99,8 @@ class Stager:
     def finish(self) -> Staged:
         """Write what is left; everything staged is fsynced when this returns."""
         self._flush()
-        if self._events:
-            self._staged.ledger.append(write_part(self._root / "ledger", pa.concat_tables(self._events)))
+        if self._events is not None:
+            self._staged.ledger.append(self._events.finish())
             crash.point("transform.ledger")
         crash.point("transform.staged")
         return self._staged
@@ -115,15 +120,12 @@ class Stager:
         sending = self._sendings.get((end, branches, "upsert"))
         if sending is None:
             sending = self._sending(end, branches, "upsert")
+        self._make_room(len(fields) if doc.raw is None else len(fields) + len(doc.raw))
         sending.add(self._i, doc.id, child=child, attempts=attempts_before)
         sending.fill(fields, doc.raw)
+        self._family_at.add(end[0])
         if not child:
             self._given.append(sending.given)
-        size = len(fields) if doc.raw is None else len(fields) + len(doc.raw)
-        self._bytes += size
-        self._waiting += size
-        if self._waiting >= settings.PART_BYTES:
-            self._gather_outbox()
 
     def dropped(self, doc: Document, end: _End, branches: str, why: str, attempt: int) -> None:
         self._event(doc, end, branches, Status.DROPPED, why, attempt)
@@ -152,6 +154,9 @@ class Stager:
             self._clean_given.append(encode_given(tuple(given)))
         else:
             self._family(i, walk, given, retry)
+        if self._split:
+            self._end_split()
+        self._family_at.clear()
 
     def unwalked(self, i: int, *, gone: bool) -> None:
         """It vanished, or only its fingerprint is new."""
@@ -207,6 +212,7 @@ class Stager:
             why = "gone, but this destination keeps (deletes=False)"
             self._event(doc, end, "", Status.DROPPED, why, 0, None, "delete")
             return False
+        self._make_room(0)
         sending = self._sending(end, "", "delete")
         sending.add(self._i, doc.id, child=bool(given.member))
         return True
@@ -279,6 +285,8 @@ class Stager:
         )
         if (count := status.value.lower()) in self._staged.counts and past is None:
             self._staged.counts[count] += 1
+        if len(self._event_rows) >= _EVENT_ROWS:
+            self._gather_events()
 
     def _remember(
         self,
@@ -340,12 +348,27 @@ class Stager:
         if self._others:
             others: dict[str, Any] = {name: [row[name] for row in self._others] for name in self._others[0]}
             self._documents.append(self._documents_table(len(self._others), **others))
-        if self._event_rows:
-            columns = dict(zip(_EVENT, map(list, zip(*self._event_rows, strict=True)), strict=True))
-            now = dt.datetime.now(dt.UTC)
-            shared = {"source": self._source, "wave": self._wave, "ordinal": ORDINAL_STEPS, "created": now}
-            self._events.append(table_of(LEDGER, len(self._event_rows), **columns, **shared))
-        self._clean, self._clean_given, self._others, self._event_rows = [], [], [], []
+        self._gather_events()
+        self._clean, self._clean_given, self._others = [], [], []
+
+    def _gather_events(self) -> None:
+        if not self._event_rows:
+            return
+        columns = dict(zip(_EVENT, map(list, zip(*self._event_rows, strict=True)), strict=True))
+        now = dt.datetime.now(dt.UTC)
+        shared = {"source": self._source, "wave": self._wave, "ordinal": ORDINAL_STEPS, "created": now}
+        if self._events is None:
+            self._events = PartWriter(self._root / "ledger", LEDGER)
+        self._events.write(table_of(LEDGER, len(self._event_rows), **columns, **shared))
+        self._event_rows = []
+
+    def _make_room(self, content: int) -> None:
+        """For one more outbox row: what waits in memory is written before it is more than a row group takes."""
+        size = content + _ROW_BYTES
+        if self._waiting and self._waiting + size > settings.GROUP_BYTES:
+            self._gather_outbox()
+        self._bytes += size
+        self._waiting += size
 
     def _gather_outbox(self) -> None:
         """Upserts of all destinations first, then deletes: what a family lost goes after what it has."""
@@ -356,27 +379,48 @@ class Stager:
         self._waiting = 0
 
     def _send(self, sending: Outgoing) -> None:
-        """Append rows to their destination's file, which stays open until the family is through."""
+        """Append rows to their destination's file. If it is full, the next ones go into another."""
         name = sending.end[0]
         if (writer := self._writers.get(name)) is None:
-            writer = self._writers[name] = PartWriter(self._root / "outbox", OUTBOX_FILE)
+            writer = self._writers[name] = OutboxWriter(self._root / "outbox")
         writer.write(sending.table(self._block, self._source, writer.rows))
+        if writer.size >= settings.PART_BYTES:
+            self._close(name)
+            if name in self._family_at:
+                self._split.add(name)
+
+    def _end_split(self) -> None:
+        """The family is through. What its last files have is of this family alone: so it is known which belong
+        together, and one lane sends them in their order, see ``ledger.outbox.split_family``."""
+        self._gather_outbox()
+        for name in self._split & self._writers.keys():
+            self._close(name)
+        self._split.clear()
+
+    def _close(self, name: str) -> None:
+        part = self._writers.pop(name).finish()
+        assert part is not None, "a writer has rows"
+        self._staged.outbox.append((name, part))
+        crash.point("transform.outbox")
 
     def _documents_table(self, n: int, **columns: Any) -> pa.Table:
         return table_of(DOCUMENTS, n, source=self._source, wave=self._wave, forced=False, **columns)
 
     def _flush(self) -> None:
-        for name, writer in self._writers.items():
-            self._staged.outbox.append((name, writer.finish(due_stats([0]))))
-            crash.point("transform.outbox")
+        for name in list(self._writers):
+            self._close(name)
         if self._documents:
             documents = pa.concat_tables(self._documents)
             part = write_part(self._root / "documents", documents, stats=due_stats(documents["due"].to_pylist()))
             self._staged.documents.append(part)
             crash.point("transform.documents")
-        self._writers, self._documents, self._bytes = {}, [], 0
+        self._documents, self._bytes = [], 0
 
 
+_ROW_BYTES: Final = 256
+"""What an outbox row takes beside its content: its id, its hash, its numbers."""
+_EVENT_ROWS: Final = 65_536
+"""Events that are held as Python objects."""
 _EVENT: Final = (
     "document",
     "parent",
