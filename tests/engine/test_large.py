@@ -87,6 +87,7 @@ def test_a_file_closes_within_a_block(trial: Trial, small: None) -> None:
     assert len(set(trial.out.arrived())) == 100
 
 
+@pytest.mark.rule("size.files")
 def test_a_file_closes_within_a_family(trial: Trial, small: None) -> None:
     """What follows it in the wave does not go into its last file."""
     trial.build(pages)
@@ -130,6 +131,7 @@ def test_each_row_group_is_decoded_once(trial: Trial, small: None, decoded: Coun
     assert set(decoded.values()) == {1}
 
 
+@pytest.mark.rule("size.chunks")
 @pytest.mark.parametrize("batch", [1, 3, 7, 50])
 @pytest.mark.parametrize("batch_bytes", [1, 3000, 10 * KIB])
 def test_chunks_are_cut_by_rows_and_bytes(trial: Trial, small: None, batch: int, batch_bytes: int) -> None:
@@ -154,6 +156,7 @@ def test_chunks_are_cut_by_rows_and_bytes(trial: Trial, small: None, batch: int,
     assert files <= 6
 
 
+@pytest.mark.rule("size.files")
 def test_settling_and_commands_read_a_row_group_at_a_time(
     trial: Trial, small: None, decoded: Counter[tuple[str, int]]
 ) -> None:

@@ -175,7 +175,7 @@ class Run:
             self._tell(versions.adopt(state))
         if orphans := sweep(state):
             done.append(f"removed {orphans} staged files that no wave had committed")
-        maintain(state)  # each start adds to the logs, also where no wave follows
+        self._maintain()  # each start adds to the logs, also where no wave follows
         shutil.rmtree(state.staging, ignore_errors=True)
         state.staging.mkdir(exist_ok=True)
         if done:
@@ -253,7 +253,7 @@ class Run:
         info = settle(self._state, number, self._patient.run)
         self._summary.waves += 1
         self._summary.delivered += info["delivered"]
-        maintain(self._state)
+        self._maintain()
         if self._littered:
             sweep(self._state)
             self._littered = False
@@ -261,6 +261,11 @@ class Run:
         owed = owed_by_steps + sum(owed_rows(f) for f in self._state.outbox.files.values())
         self._observer.settled(info["delivered"], owed, info["dead"] + refused)
         return int(info["sent"])
+
+    def _maintain(self) -> None:
+        for note in maintain(self._state):
+            if note not in self._summary.messages:  # it fails after each wave
+                self._tell(note)
 
     def _take_commands(self) -> None:
         for command in commands.waiting(self._state):

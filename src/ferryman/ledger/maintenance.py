@@ -6,31 +6,40 @@ written and not committed is swept with the rest.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
+import duckdb
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from ferryman import settings
+from ferryman.errors import named
+from ferryman.ledger.merging import merge_outbox_files, outbox_merges
 from ferryman.ledger.settle import due_stats
 from ferryman.ledger.state import State
 from ferryman.storage.files import fsync_folder, remove_temporary
-from ferryman.storage.parquet import Part, read_part, write_part
-from ferryman.storage.query import connect, register
+from ferryman.storage.parquet import read_part, write_part
 from ferryman.storage.tables import DataFile, Table
 from ferryman.testing import crash
 
 
-def maintain(state: State) -> None:
-    """Merge what has become many, fold long logs, sweep. Cheap when there is nothing to do."""
+def maintain(state: State) -> list[str]:
+    """Merge what has become many, fold long logs, sweep. Cheap when there is nothing to do.
+
+    Returns what could not be merged, a line each.
+    """
     changed = False
+    notes: list[str] = []
     for table in (state.ledger, state.documents):
         changed |= _merge_small(table)
-    changed |= _merge_outbox(state)
+    changed |= _merge_outbox(state, notes)
     for table in state.tables:
         if len(table.log.versions()) > settings.CHECKPOINT_COMMITS:
             table.checkpoint()
             changed = True
     if changed:
         sweep(state)
+    return notes
 
 
 def sweep(state: State) -> int:
@@ -76,51 +85,30 @@ def last_rows(documents: pa.Table) -> pa.Table:
     return documents.take(last["at_last"].sort())
 
 
-def _merge_outbox(state: State) -> bool:
-    """Merge a destination's small files: rows that wait or are parked for long. Sequences stay what they are."""
-    table = state.outbox
-    if state.journal.passes() and any(state.journal.claims(p) for p in state.journal.passes()):
-        return False  # a late worker may still answer for rows by their file
+def _merge_outbox(state: State, notes: list[str]) -> bool:
+    """Merge small outbox files; what could not be merged is noted."""
     changed = False
-    by_destination: dict[str, list[DataFile]] = {}
-    for file in sorted(table.files.values(), key=lambda f: int(f.partition["first_sequence"])):
-        if file.size < settings.PART_BYTES // 4:
-            by_destination.setdefault(file.partition["destination"], []).append(file)
-    for files in by_destination.values():
-        if len(files) >= settings.COMPACT_FILES:
-            part = _merged_outbox(state, files)
-            _replace(table, files, [] if part is None else [table.data_file(part, files[0].partition)])
+    for files in outbox_merges(state):
+        merged: list[DataFile] | None = None
+        with skipping(f"small outbox files of {files[0].partition['destination']}", notes):
+            part = merge_outbox_files(state, files)
+            merged = [] if part is None else [state.outbox.data_file(part, files[0].partition)]
+        if merged is not None:
+            _replace(state.outbox, files, merged)
             changed = True
     return changed
 
 
-def _merged_outbox(state: State, files: list[DataFile]) -> Part | None:
-    """One file in place of several, without what is parked for a version that is not the document's any more."""
-    folder = state.outbox.folder
-    key = int(files[0].partition["first_sequence"])
-    tables = []
-    for file in files:
-        rows = read_part(folder / file.path)
-        shifted = pc.add(rows["row"], int(file.partition["first_sequence"]) - key)
-        tables.append(rows.set_column(rows.schema.get_field_index("row"), "row", shifted))
-    merged = pa.concat_tables(tables)
-    merged = merged.filter(pc.invert(pc.is_in(merged["delivery_hash"], value_set=_outdated(state, merged))))
-    return write_part(folder, merged, stats=due_stats(merged["due"].to_pylist())) if merged.num_rows else None
+@contextlib.contextmanager
+def skipping(what: str, notes: list[str]) -> Iterator[None]:
+    """A merge that fails changes nothing, and must not keep a state from starting: it is noted.
 
-
-def _outdated(state: State, rows: pa.Table) -> pa.Array:
-    """Delivery hashes of parked rows whose document has had a newer revision since: nobody will send them again."""
-    parked = rows.filter(pc.is_null(rows["due"])).select(["source", "origin", "revision", "delivery_hash"])
-    if not parked.num_rows or not state.documents.files:
-        return pa.array([], pa.string())
-    with connect(state.staging) as db:
-        db.register("parked", parked)
-        register(db, "documents", state.documents.paths(), state.documents.schema)
-        found = db.execute("""
-            SELECT DISTINCT p.delivery_hash FROM parked p
-            JOIN documents d ON p.source = d.source AND p.origin = d.document AND d.revision > p.revision
-        """).fetchall()
-    return pa.array([digest for (digest,) in found], pa.string())
+    What is damaged, or not ours any more, is an error all the same.
+    """
+    try:
+        yield
+    except (pa.ArrowException, duckdb.Error, MemoryError, OSError) as e:
+        notes.append(f"{what} could not be merged: {named(e)}. They stay as they are; the next wave tries again.")
 
 
 def _replace(table: Table, old: list[DataFile], new: list[DataFile]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -52,6 +52,13 @@ class OutboxWriter:
             if least is not None:
                 self._least[name] = min(least, self._least.get(name, least))
                 self._greatest[name] = max(greatest, self._greatest.get(name, greatest))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None and self._file is not None:
+            self._file.abandon()
 
     def finish(self) -> Part | None:
         """The file, fsynced; None if no row was written."""

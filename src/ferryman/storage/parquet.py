@@ -6,11 +6,13 @@ nulls; so whoever reads a file compares its footer with its name first.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import uuid
 import zlib
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 from io import FileIO
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -78,6 +80,12 @@ class PartWriter:
             self._writer.write_table(group, row_group_size=_GROUP_ROWS)
         self.rows += table.num_rows
 
+    def abandon(self) -> None:
+        """Forget the file, after an error."""
+        with contextlib.suppress(pa.ArrowException, OSError):
+            self._writer.close()
+        self._temporary.unlink(missing_ok=True)
+
     def finish(self, stats: dict[str, Any] | None = None) -> Part:
         """Fsync the file and name it. The folder is fsynced by whoever publishes the name."""
         self._writer.close()
@@ -131,6 +139,21 @@ def scan(paths: Iterable[Path], schema: pa.Schema) -> ds.Dataset:
     for path in found:
         check_footer(Path(path))
     return ds.dataset(found, schema=schema, format=_VERIFYING)
+
+
+@lru_cache(maxsize=65_536)
+def content_size(path: Path) -> int:
+    """Bytes of a data file's rows, encoded but not compressed. A file never changes, so it is asked once.
+
+    Raises:
+        StateDamaged: the file is missing, or its footer is not what was written.
+    """
+    check_footer(path)
+    try:
+        metadata = pq.read_metadata(path)
+    except (OSError, pa.ArrowException) as e:
+        raise damaged(path, e) from e
+    return sum(metadata.row_group(n).total_byte_size for n in range(metadata.num_row_groups))
 
 
 def verify(path: Path) -> str | None:
