@@ -15,6 +15,7 @@ import ferryman.steps
 from ferryman.destinations import Delivery, Destination, DestinationContext, Outcome, Sql
 from ferryman.destinations.sql.postgresql import faults as postgresql_faults
 from ferryman.destinations.sql.sqlite import faults
+from ferryman.errors import DeliveryError, TransientError
 from ferryman.plan.plan import _default_guarantee
 from ferryman.sources import Source
 from ferryman.testing.destinations import DestinationSuite
@@ -109,10 +110,10 @@ def _has_own(state: str) -> bool:
     return any(other.startswith(state) and other != state for other in postgresql_faults.FAULTS)
 
 
-def _fault(fault: tuple[type[Exception], bool, str]) -> str:
-    kind, universal, remedy = fault
-    outcome = "transient" if kind.__name__ == "TransientError" else "permanent"
-    return f"{outcome} | {'the whole database' if universal else 'this document'} | {remedy} |"
+def _fault(fault: tuple[type[DeliveryError], str]) -> str:
+    kind, remedy = fault
+    outcome = "transient" if issubclass(kind, TransientError) else "permanent"
+    return f"{outcome} | {'the whole database' if kind.universal else 'this document'} | {remedy} |"
 
 
 def destination_port() -> str:

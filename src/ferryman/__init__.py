@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ferryman.destinations.base import Effect, Guarantee
 from ferryman.document import Document
-from ferryman.errors import Dropped, PermanentError, TransientError, UsageError
+from ferryman.errors import Dropped, Misconfigured, PermanentError, TransientError, Unavailable, UsageError
 from ferryman.plan import Plan
 
 if TYPE_CHECKING:
@@ -24,9 +24,11 @@ __all__ = [
     "Dropped",
     "Effect",
     "Guarantee",
+    "Misconfigured",
     "PermanentError",
     "Plan",
     "TransientError",
+    "Unavailable",
     "history",
     "preview",
     "resolve",

@@ -4,10 +4,12 @@
 
     FerrymanError
     ├── Dropped            a step lets its document go on purpose: DROPPED, with the reason
-    ├── DeliveryError      said about one document, or (universal=True) about a whole step or destination
+    ├── DeliveryError      about one document; two kinds are about a whole step, source or destination
     │   ├── TransientError try again later; from a destination: nothing took effect
+    │   │   └── Unavailable   all of it is away for now: wait, no attempt is spent
     │   └── PermanentError never try this again as it is
-    │       └── BadDocument   the document itself cannot be read or parsed: ERROR_DOC
+    │       ├── BadDocument   the document itself cannot be read or parsed: ERROR_DOC
+    │       └── Misconfigured all of it is wrong until somebody fixes it: stop there, no attempt is spent
     ├── UsageError         the person's to mend, nothing was done: exit 2
     │   ├── PlanError      the plan is not one that can run
     │   ├── PlanChanged    the plan's structure is not what it was under this version
@@ -25,6 +27,8 @@ Every message says what happened, to what, and what to do. All of them survive p
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 
 class FerrymanError(Exception):
     """Base of everything Ferryman raises on purpose. ``exit_code`` is what the command line ends with."""
@@ -39,10 +43,11 @@ class Dropped(FerrymanError):
 class DeliveryError(FerrymanError):
     """A failure with a reason. ``universal``: it is not about this document, every other would fail alike."""
 
-    def __init__(self, why: str = "", universal: bool = False) -> None:
-        super().__init__(why, universal)
+    universal: ClassVar[bool] = False
+
+    def __init__(self, why: str = "") -> None:
+        super().__init__(why)
         self.why = why
-        self.universal = universal
 
     def __str__(self) -> str:
         return self.why
@@ -52,12 +57,27 @@ class TransientError(DeliveryError):
     """Try again later. Out of a destination it also says: nothing took effect."""
 
 
+class Unavailable(TransientError):
+    """The whole step, source or destination is away for now. It is asked again later; no document spends an attempt."""
+
+    universal = True
+
+
 class PermanentError(DeliveryError):
     """This will fail the same way for ever: do not try again until something changes."""
 
 
 class BadDocument(PermanentError):
     """The document itself cannot be read or parsed. Ends as ERROR_DOC until it changes or a person forces it."""
+
+
+class Misconfigured(PermanentError):
+    """The whole step, source or destination cannot work until somebody fixes it (a wrong password, a missing index).
+
+    It is stopped for this run and named; no document spends an attempt.
+    """
+
+    universal = True
 
 
 class UsageError(FerrymanError):

@@ -10,7 +10,7 @@ from uuid import uuid4
 
 import pytest
 
-from ferryman import Effect, Plan, TransientError
+from ferryman import Effect, Plan, Unavailable
 from ferryman.destinations import Delivery, Destination, Outcome
 from ferryman.intake import Queue
 from ferryman.sources import Jobs
@@ -28,7 +28,7 @@ class Door(Destination):
 
     def check(self) -> None:
         if self.shut.exists():
-            raise TransientError("the door is shut", universal=True)
+            raise Unavailable("the door is shut")
 
     def write(self, chunk: list[Delivery]) -> list[Outcome]:
         self.check()

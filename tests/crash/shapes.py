@@ -59,7 +59,7 @@ class Shelf(Destination):
 
     def write(self, chunk: list[Delivery]) -> list[Outcome]:
         if self.down:
-            return [Outcome.transient("down", universal=True)] * len(chunk)
+            return [Outcome.unavailable("down")] * len(chunk)
         with open(self.path, "a+") as log:
             fcntl.flock(log, fcntl.LOCK_EX)
             log.seek(0)

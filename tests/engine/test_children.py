@@ -597,7 +597,7 @@ def test_deletes_wait_for_the_familys_upserts(net: Network) -> None:
 
 
 def down(delivery: Any) -> Outcome:
-    return Outcome.transient("down", universal=True)
+    return Outcome.unavailable("down")
 
 
 @pytest.mark.parametrize("later", ["x z", None])

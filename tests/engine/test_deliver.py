@@ -12,7 +12,7 @@ import pytest
 
 from ferryman import settings
 from ferryman.destinations.base import Delivery, Effect, Outcome
-from ferryman.errors import PermanentError, TransientError
+from ferryman.errors import Misconfigured, PermanentError, TransientError, Unavailable
 from ferryman.plan import Plan
 from ferryman.sources import Memory
 from ferryman.testing.inprocess import InProcess
@@ -275,7 +275,7 @@ def down(path: Path) -> Callable[..., Outcome]:
     """Says that it is down, as long as the file is there."""
 
     def answer(delivery: Delivery) -> Outcome:
-        return Outcome.transient("no shard is there", universal=True) if path.exists() else Outcome.ok()
+        return Outcome.unavailable("no shard is there") if path.exists() else Outcome.ok()
 
     return answer
 
@@ -283,7 +283,7 @@ def down(path: Path) -> Callable[..., Outcome]:
 UNREACHABLE: dict[str, Callable[[], Exception]] = {
     "ConnectionError": lambda: ConnectionError("refused"),
     "TimeoutError": lambda: TimeoutError("no answer"),
-    "TransientError": lambda: TransientError("429", universal=True),
+    "TransientError": lambda: Unavailable("429"),
 }
 
 
@@ -342,7 +342,7 @@ def test_a_destination_that_is_wrong_is_named_and_the_others_go_on(place: Path, 
     """A person must mend it: it is not tried again in this run, its rows stay owed, the others get theirs."""
 
     def fail(*_: object) -> None:
-        raise PermanentError("there is no such index", universal=True)
+        raise Misconfigured("there is no such index")
 
     plan = Plan("two", 1)
     wrong = Recorder(place / "wrong.jsonl", refuse=fail if where == "check" else None)
@@ -351,7 +351,7 @@ def test_a_destination_that_is_wrong_is_named_and_the_others_go_on(place: Path, 
     if where == "write":
         wrong.before = fail
     if where == "outcome":
-        wrong.answer = lambda d: Outcome.permanent("there is no such index", universal=True)
+        wrong.answer = lambda d: Outcome.misconfigured("there is no such index")
     right = Recorder(place / "right.jsonl")
     for name, out in (("wrong", wrong), ("right", right)):
         documents = [{"id": f"{name}{i}"} for i in range(3)]

@@ -68,7 +68,7 @@ def answer(delivery: Delivery) -> Outcome:
         case "fail once" if delivery.attempt == 1:
             return Outcome.transient("not the first time")
         case "down":
-            return Outcome.transient("down", universal=True)
+            return Outcome.unavailable("down")
         case _:
             return Outcome.ok()
 

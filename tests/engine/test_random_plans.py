@@ -269,7 +269,7 @@ class World:
 
         def answer(delivery: Delivery) -> Outcome:
             if name in faults.down:
-                return Outcome.transient("down", universal=True)
+                return Outcome.unavailable("down")
             match faults.met(name, delivery.id):
                 case None:
                     return Outcome.ok()

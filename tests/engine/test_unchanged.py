@@ -244,7 +244,7 @@ def test_the_destination_has_what_it_would_have_had(seed: int) -> None:
                 if moods[d.id] < 0.15
                 else Outcome.permanent("no")
                 if moods[d.id] < 0.25
-                else Outcome.transient("down", universal=True)
+                else Outcome.unavailable("down")
                 if moods[d.id] < 0.3
                 else Outcome.ok()
             )

@@ -31,7 +31,7 @@ def answer(delivery: Delivery) -> Outcome | None:
         case "stale":
             return Outcome.stale()
         case "down":
-            return Outcome.transient("down", universal=True)
+            return Outcome.unavailable("down")
         case "silent":
             return None
         case _:

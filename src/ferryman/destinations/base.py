@@ -156,10 +156,10 @@ def _unpickle(*values: Any) -> Delivery:
 
 
 class Outcome(NamedTuple):
-    """A destination's word on one delivery: one of ok, stale, transient, permanent.
+    """What a destination says of one delivery: ok, stale, transient, permanent, unavailable or misconfigured.
 
-    ``universal`` says the trouble is the destination's, not the document's (down, full, wrong password): no attempt
-    is spent, and the destination's other rows wait too.
+    The last two are about the whole destination (down, full, wrong password), as ``universal`` says: no attempt is
+    spent, and the destination's other rows wait too.
     """
 
     kind: str
@@ -177,14 +177,24 @@ class Outcome(NamedTuple):
         return _STALE
 
     @classmethod
-    def transient(cls, why: str, universal: bool = False) -> Outcome:
+    def transient(cls, why: str) -> Outcome:
         """It did not take effect; try again later."""
-        return cls("transient", why, universal)
+        return cls("transient", why)
 
     @classmethod
-    def permanent(cls, why: str, universal: bool = False) -> Outcome:
+    def permanent(cls, why: str) -> Outcome:
         """It did not take effect and never will, as it is."""
-        return cls("permanent", why, universal)
+        return cls("permanent", why)
+
+    @classmethod
+    def unavailable(cls, why: str) -> Outcome:
+        """It did not take effect, for the whole destination is away: no attempt is spent, it is asked again later."""
+        return cls("transient", why, True)
+
+    @classmethod
+    def misconfigured(cls, why: str) -> Outcome:
+        """It did not take effect, and nothing will until somebody fixes the destination; no attempt is spent."""
+        return cls("permanent", why, True)
 
 
 _OK = Outcome("ok")
@@ -224,7 +234,7 @@ class Destination:
     may be repeated with the same deliveries, unless the guarantee is at-most-once.
 
     ``check``, ``open`` and ``write`` speak about the whole destination by raising ``ConnectionError``,
-    ``TimeoutError`` or ``TransientError(why, universal=True)`` (down: wait) or ``PermanentError(why, universal=True)``
+    ``TimeoutError`` or ``Unavailable(why)`` (down: wait) or ``Misconfigured(why)``
     (wrong: a person must mend it). What else ``write`` raises speaks for the whole chunk.
 
     It is pickled to the workers: keep connections out of ``__init__``, open them in ``open``.
@@ -249,7 +259,7 @@ class Destination:
         return None
 
     def check(self) -> None:
-        """Reachable and fit? Raise ``TransientError``/``PermanentError`` if not: both are universal here."""
+        """Reachable and fit? Raise ``Unavailable`` or ``Misconfigured`` if not."""
 
     def open(self, context: DestinationContext) -> None:
         """Once a task, in the worker."""

@@ -6,7 +6,7 @@ import os
 import re
 from typing import Final
 
-from ferryman.errors import PermanentError
+from ferryman.errors import Misconfigured
 
 _NAME: Final = re.compile(r"\$\{(\w+)\}")
 
@@ -20,22 +20,20 @@ def filled(text: str, where: str) -> str:
         where: begins the error's message.
 
     Raises:
-        PermanentError: (universal) a variable is not set, or holds a line break; its value is not shown.
+        Misconfigured: a variable is not set, or holds a line break; its value is not shown.
     """
 
     def value(found: re.Match[str]) -> str:
         value = os.environ.get(found[1], "").strip()
         if not value:
-            raise PermanentError(
+            raise Misconfigured(
                 f"{where}: the environment variable {found[1]} is not set. Set it for the driver and for the workers, "
                 "then run again.",
-                universal=True,
             )
         if not value.isprintable():
-            raise PermanentError(
+            raise Misconfigured(
                 f"{where}: the environment variable {found[1]} holds a line break or another control character. "
                 "Set it to one line, then run again.",
-                universal=True,
             )
         return value
 

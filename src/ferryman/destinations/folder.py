@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from ferryman.errors import PermanentError, TransientError
+from ferryman.errors import Misconfigured, Unavailable
 
 _PASSING: Final = (
     errno.ENOSPC,
@@ -30,5 +30,5 @@ def explained(folder: Path) -> Iterator[None]:
     except OSError as e:
         why = f"{folder}: {e.strerror or e}"
         if e.errno in _PASSING:
-            raise TransientError(f"{why}. It is tried again.", universal=True) from e
-        raise PermanentError(f"{why}. Make it a folder that can be written, then run again.", universal=True) from e
+            raise Unavailable(f"{why}. It is tried again.") from e
+        raise Misconfigured(f"{why}. Make it a folder that can be written, then run again.") from e

@@ -24,7 +24,7 @@ from urllib3.util import Url, parse_url
 
 from ferryman import settings
 from ferryman.destinations.environment import filled, names
-from ferryman.errors import PermanentError
+from ferryman.errors import Misconfigured
 
 ANSWER_BYTES: Final = 16 * settings.MIB
 """Of an answer so much is read: an outcome each for far more deliveries than a chunk has."""
@@ -79,7 +79,7 @@ class Http:
         shown: the URL as it may be shown.
 
     Raises:
-        PermanentError: (universal) an environment variable is missing, the URL is none, or ``ca`` cannot be read.
+        Misconfigured: an environment variable is missing, the URL is none, or ``ca`` cannot be read.
     """
 
     def __init__(
@@ -218,7 +218,7 @@ def _parsed(url: str, shown: str) -> Url:
     except ValueError:
         parsed = Url()
     if parsed.scheme not in ("http", "https") or not parsed.host:
-        raise PermanentError(f"{shown} is no http or https URL. Correct it, then run again.", universal=True)
+        raise Misconfigured(f"{shown} is no http or https URL. Correct it, then run again.")
     return parsed
 
 
@@ -229,9 +229,8 @@ def _connection(url: Url, ca: str | None, shown: str) -> HTTPConnection:
     try:
         context = ssl.create_default_context(cafile=ca)
     except OSError as e:  # ssl.SSLError too
-        raise PermanentError(
+        raise Misconfigured(
             f"{shown}: ca={ca!r} cannot be read as PEM certificates ({e.strerror or e}). Correct it, then run again.",
-            universal=True,
         ) from e
     return HTTPSConnection(host, url.port or 443, ssl_context=context)
 

@@ -78,8 +78,8 @@ class JsonLines(Destination):
         """Write the chunk's file.
 
         Raises:
-            TransientError: (universal) no room, or a disk in trouble; no file was made.
-            PermanentError: (universal) no right to write here.
+            Unavailable: no room, or a disk in trouble; no file was made.
+            Misconfigured: no right to write here.
         """
         outcomes: list[Outcome | None] = [None] * len(chunk)
         if lines := payloads(chunk, outcomes):

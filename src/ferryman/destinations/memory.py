@@ -18,7 +18,7 @@ from typing import Any, BinaryIO, ClassVar, Final
 from urllib.parse import quote
 
 from ferryman.destinations.base import Delivery, Destination, DestinationContext, Effect, Facts, Guarantee, Outcome
-from ferryman.errors import PermanentError
+from ferryman.errors import Misconfigured
 
 _FRAME: Final = struct.Struct("<QI")
 """Before each chunk's pickle: its length and CRC-32, so that a torn one is known."""
@@ -72,7 +72,7 @@ class Memory(Destination):
 
     def write(self, chunk: list[Delivery]) -> list[Outcome]:
         if self._spool is None:
-            raise PermanentError("Memory: write before open", universal=True)
+            raise Misconfigured("Memory: write before open")
         with self._spool.locked() as spool:
             spool.skip_new()
             arrived = chunk
@@ -107,10 +107,9 @@ class _Spool:
         try:
             fd = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
         except FileNotFoundError:
-            raise PermanentError(
+            raise Misconfigured(
                 f"Memory: {os.path.dirname(self._path)} is gone: its driver has ended, or runs on another machine. "
                 "Memory works on one machine only.",
-                universal=True,
             ) from None
         with open(fd, "r+b") as self._file:
             fcntl.flock(fd, fcntl.LOCK_EX)

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import cloudpickle
 
-from ferryman.errors import FerrymanError, PermanentError, TransientError, harmless, named
+from ferryman.errors import Misconfigured, PermanentError, TransientError, Unavailable, harmless, named
 
 _PLACE_BYTES: Final = 64 * 1024
 """What a child may say of where it is; longer words are cut."""
@@ -152,11 +152,9 @@ def _pickled(error: Exception) -> bytes:  # pragma: no cover - the child
         answer = _dumps((False, error))
         pickle.loads(answer)
         return answer
-    for kind in (PermanentError, TransientError, ConnectionError, TimeoutError):
+    for kind in (Misconfigured, PermanentError, Unavailable, TransientError, ConnectionError, TimeoutError):
         if isinstance(error, kind):
-            universal = getattr(error, "universal", False)
-            same = kind(named(error), universal) if issubclass(kind, FerrymanError) else kind(named(error))
-            return _dumps((False, same))
+            return _dumps((False, kind(named(error))))
     return _dumps((False, RuntimeError(named(error))))
 
 

@@ -15,7 +15,7 @@ import sqlalchemy as sa
 
 from ferryman import databases, settings
 from ferryman.document import Document
-from ferryman.errors import BadDocument, TransientError, UsageError
+from ferryman.errors import BadDocument, TransientError, Unavailable, UsageError
 from ferryman.sources.base import Detect, Listed, Source
 from ferryman.sources.cells import id_text, json_value
 
@@ -283,7 +283,7 @@ class Sql(Source):
         except sa.exc.DBAPIError as e:
             said = " ".join(databases.without_secrets(str(e.orig), self._url).split())
             if databases.may_pass(e):
-                raise TransientError(f"{self._where}: {said}: it is tried again.", True) from None
+                raise Unavailable(f"{self._where}: {said}: it is tried again.") from None
             raise UsageError(f"{self._where}: {said}: correct the URL, the query or the rights.") from None
 
 

@@ -17,7 +17,7 @@ from ferryman.destinations.payload import payload, shown_id
 from ferryman.destinations.sequences import judge
 from ferryman.destinations.sql.sqlite import SQLite, database
 from ferryman.document import encode_fields
-from ferryman.errors import BadDocument, PermanentError, PlanError
+from ferryman.errors import BadDocument, Misconfigured, PlanError
 from ferryman.storage import files
 
 Content = Literal["raw", "json"]
@@ -114,11 +114,11 @@ class Directory(Destination):
         """1. reserve names 2. write files 3. put them under their names, remove others 4. note it in the index.
 
         Raises:
-            TransientError: (universal) no room, or a disk in trouble.
-            PermanentError: (universal) no right to write here.
+            Unavailable: no room, or a disk in trouble.
+            Misconfigured: no right to write here.
         """
         if self._engine is None:
-            raise PermanentError(f"{self.target()}: write before open", universal=True)
+            raise Misconfigured(f"{self.target()}: write before open")
         outcomes: dict[int, Outcome] = {}
         bodies = dict(self._bodies(chunk, outcomes))
         with explained(self.directory), SQLite().explained(self.target()), self._engine.connect() as connection:

@@ -16,7 +16,7 @@ from ferryman.destinations.http import Answer, Auth, Http, NotSent, Unanswered, 
 from ferryman.destinations.opensearch import answers
 from ferryman.destinations.opensearch.body import ID_BYTES, OBJECT, REQUEST_BYTES, Row, Writer, pieces
 from ferryman.destinations.opensearch.index import GC_DELETES_S, Index
-from ferryman.errors import PermanentError, PlanError, TransientError
+from ferryman.errors import Misconfigured, PermanentError, PlanError, Unavailable
 
 WRITE_S: Final = limits.SEND_TIMEOUT_S - 10
 """Time a ``write`` has, with all its requests: after it nothing is sent any more, so nothing arrives late."""
@@ -177,7 +177,7 @@ class OpenSearch(Destination):
         """One request, or as many as the chunk's size needs; none of them is repeated.
 
         Raises:
-            ConnectionError: (universal) a request was sent and has no answer: it may have taken effect.
+            ConnectionError: a request was sent and has no answer: it may have taken effect.
             ServerFault: the server failed over it: it may have taken effect.
         """
         give_up = time.monotonic() + WRITE_S
@@ -196,9 +196,9 @@ class OpenSearch(Destination):
         """Note what becomes of these rows; an outcome that is about all others too."""
         left_s = give_up - time.monotonic()
         if left_s <= 0:
-            return _note(piece, outcomes, Outcome.transient(f"{self.target()}: it is too slow", universal=True))
+            return _note(piece, outcomes, Outcome.unavailable(f"{self.target()}: it is too slow"))
         if self._http is None:
-            raise PermanentError(f"{self.target()}: write before open", universal=True)
+            raise Misconfigured(f"{self.target()}: write before open")
         body = b"".join(row.lines for row in piece)
         try:
             answer = self._http.request("POST", self._bulk_path(), body, timeout_s=left_s, headers=_NDJSON)
@@ -249,7 +249,7 @@ class OpenSearch(Destination):
         if not self._once:
             raise error
         _note(piece, outcomes, Outcome("unknown", str(error)))
-        return Outcome.transient(str(error), universal=True)
+        return Outcome.unavailable(str(error))
 
     def _bulk_path(self) -> str:
         assert self._http is not None
@@ -272,25 +272,24 @@ class OpenSearch(Destination):
         try:
             answer = http.request(method, http.path.rstrip("/") + path, sent, timeout_s=CHECK_S, headers=_JSON)
         except NotSent as e:
-            raise (PermanentError if e.permanent else TransientError)(f"{self.target()}: {e}", universal=True) from e
+            raise (Misconfigured if e.permanent else Unavailable)(f"{self.target()}: {e}") from e
         except Unanswered as e:
-            raise TransientError(f"{self.target()}: {e}", universal=True) from e
+            raise Unavailable(f"{self.target()}: {e}") from e
         if "content-length" not in answer.headers and "transfer-encoding" not in answer.headers:
-            raise TransientError(f"{self.target()}: its answer broke off in the headers", universal=True)
+            raise Unavailable(f"{self.target()}: its answer broke off in the headers")
         if answer.status == 200 or answer.status in expected:
             return answer
         meaning = answers.of_request(answer.status)
         why = self._why(http, answer) + (f". {meaning.remedy}." if meaning.remedy else "")
-        raise (TransientError if meaning.kind in ("transient", "unknown") else PermanentError)(why, universal=True)
+        raise (Unavailable if meaning.kind in ("transient", "unknown") else Misconfigured)(why)
 
     def _why(self, http: Http, answer: Answer) -> str:
         shown = http.shown(answers.refusal(answer.body))
         return f"{self.target()}: answered {answer.status} {answer.reason}".rstrip() + (f" ({shown})" if shown else "")
 
     def _stranger(self) -> PermanentError:
-        return PermanentError(
+        return Misconfigured(
             f"{self.target()}: what answers there is neither OpenSearch nor Elasticsearch. Correct the url.",
-            universal=True,
         )
 
 

@@ -13,7 +13,7 @@ import msgspec
 from ferryman.destinations.http import Answer
 from ferryman.destinations.opensearch.answers import refusal
 from ferryman.destinations.opensearch.body import OBJECT
-from ferryman.errors import PermanentError
+from ferryman.errors import Misconfigured
 
 GC_DELETES_S: Final = 600
 """How long an index that we make remembers deletes. An older upsert that comes while a delete is remembered is refused;
@@ -64,7 +64,7 @@ class Index:
         """Make it, or look whether it is fit; fields that it lacks are added. Two drivers may do so at once.
 
         Raises:
-            PermanentError: (universal) its mappings contradict the plan's, or the name means something else.
+            Misconfigured: its mappings contradict the plan's, or the name means something else.
         """
         found = self._find()
         if found is None:
@@ -84,23 +84,21 @@ class Index:
         body = {"settings": self._settings, "mappings": self._mappings}
         answer = self._ask("PUT", self._path, body, expected=(400,))
         if answer.status == 400 and _EXISTS not in (why := refusal(answer.body)):
-            raise PermanentError(
-                f"{self._shown} cannot be made: {why}. Correct index=, mappings= or settings=.", universal=True
+            raise Misconfigured(
+                f"{self._shown} cannot be made: {why}. Correct index=, mappings= or settings=.",
             )
         return None
 
     def _check(self, found: dict[str, Any]) -> None:
         if len(found) != 1:
-            raise PermanentError(
+            raise Misconfigured(
                 f"{self._shown} is an alias of {len(found)} indices: a document that changes would be in two of them. "
                 "Name one index, or an alias of one.",
-                universal=True,
             )
         [(name, there)] = found.items()
         if "data_stream" in there:
-            raise PermanentError(
+            raise Misconfigured(
                 f"{self._shown} is a data stream, which keeps every version of a document. Name an index.",
-                universal=True,
             )
         self._check_memory(name, there.get("settings", {}))
         if _lacks(self._mappings, there.get("mappings", {})):
@@ -119,10 +117,9 @@ class Index:
     def _add_fields(self) -> None:
         answer = self._ask("PUT", f"{self._path}/_mapping", self._mappings, expected=(400,))
         if answer.status == 400:
-            raise PermanentError(
+            raise Misconfigured(
                 f"{self._shown}: the index's mappings contradict the plan's: {refusal(answer.body)}. Correct "
                 "mappings=, or name a new index and give the plan a higher version.",
-                universal=True,
             )
 
 

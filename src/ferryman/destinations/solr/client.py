@@ -11,7 +11,7 @@ import msgspec
 from ferryman import settings
 from ferryman.destinations.http import Answer, Http, NotSent, Unanswered
 from ferryman.destinations.solr.document import Names
-from ferryman.errors import PermanentError, TransientError
+from ferryman.errors import Misconfigured, PermanentError, Unavailable
 
 GET_BYTES: Final = settings.MIB
 """Of ids in one request: half of what Solr takes as a form by default (``formdataUploadLimitInKB``)."""
@@ -127,9 +127,9 @@ class Collection:
         """Send documents or deletes.
 
         Raises:
-            TransientError: (universal) it was not sent, or not taken.
+            Unavailable: it was not sent, or not taken.
             ConnectionError: it may have taken effect, or not.
-            PermanentError: (universal) for a person to mend.
+            Misconfigured: for a person to mend.
         """
         self._awake()
         query = urlencode({"versions": "true", "failOnVersionConflicts": "false", "wt": "json", **parameters})
@@ -158,9 +158,9 @@ class Collection:
             self._json(answer).get("metrics", {}).get(log) if answer.fine else None
         )  # None: it is not for us to know
         if connection != self._http.connections:
-            raise TransientError(f"{self._shown}: it closed the connection while it was asked", universal=True)
+            raise Unavailable(f"{self._shown}: it closed the connection while it was asked")
         if state not in (None, LOG_ACTIVE):
-            raise TransientError(f"{self._shown}: it has not read its transaction log to the end yet", universal=True)
+            raise Unavailable(f"{self._shown}: it has not read its transaction log to the end yet")
         self._awake_at = connection
 
     # --- requests -----------------------------------------------------------------------------------------------------
@@ -195,8 +195,8 @@ class Collection:
             return send()
         except NotSent as e:
             if e.permanent:
-                raise PermanentError(f"{self._shown}: {e}", universal=True) from e
-            raise TransientError(f"{self._shown}: {e}", universal=True) from e
+                raise Misconfigured(f"{self._shown}: {e}") from e
+            raise Unavailable(f"{self._shown}: {e}") from e
         except Unanswered as e:
             raise ConnectionError(f"{self._shown}: {e}") from e
 
@@ -218,8 +218,8 @@ class Collection:
         why = f"{self._shown}: answered {answer.status} {answer.reason}".rstrip()
         why += f" ({self._http.shown(said)})" if said else ""
         if remedy := _FOR_A_PERSON.get(answer.status):
-            return PermanentError(f"{why}. To mend it: {remedy}; then run again.", universal=True)
-        return TransientError(why, universal=True) if answer.status in _NOT_TAKEN else ConnectionError(why)
+            return Misconfigured(f"{why}. To mend it: {remedy}; then run again.")
+        return Unavailable(why) if answer.status in _NOT_TAKEN else ConnectionError(why)
 
     def _about_the_collection(self, why: str) -> None:
         """Some words are no document's fault, though they come with a document's status."""
@@ -230,7 +230,7 @@ class Collection:
                 raise self._unfit(f"its schema has no field {name}: add it, or a dynamic field that it falls under")
 
     def _unfit(self, why: str) -> PermanentError:
-        return PermanentError(f"{self._shown}: {why}; then run again.", universal=True)
+        return Misconfigured(f"{self._shown}: {why}; then run again.")
 
 
 _JSON: Final = "application/json"

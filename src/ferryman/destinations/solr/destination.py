@@ -15,7 +15,7 @@ from ferryman.destinations.http import Auth, Http, shown_url
 from ferryman.destinations.payload import shown_id
 from ferryman.destinations.solr.client import CONFLICT, Collection, Known, Reply, told
 from ferryman.destinations.solr.document import Names, document, encoded
-from ferryman.errors import BadDocument, PermanentError, PlanError
+from ferryman.errors import BadDocument, Misconfigured, PlanError
 
 TIMEOUT_S: Final = 30.0
 """Time a request gets: a bulk of some MiB takes a second; a server that merges segments may need more."""
@@ -153,10 +153,10 @@ class Solr(Destination):
 
         Raises:
             TransientError, ConnectionError: Solr is away, or was away before all of it was confirmed.
-            PermanentError: (universal) no such collection, no right to write.
+            Misconfigured: no such collection, no right to write.
         """
         if self._http is None:
-            raise PermanentError(f"{self.target()}: write before open", universal=True)
+            raise Misconfigured(f"{self.target()}: write before open")
         outcomes: dict[int, Outcome] = {}
         writing = _Writing(self._collection, self._parameters(), self.versions, outcomes)
         for layer in self._layers(chunk, outcomes):
@@ -315,6 +315,6 @@ class _Writing:
 
     def _too_late(self, rows: list[Row]) -> None:
         for row in rows:
-            self._outcomes[row.position] = Outcome.transient(
-                f"the chunk was not done within {WRITE_S:g} s", universal=True
+            self._outcomes[row.position] = Outcome.unavailable(
+                f"the chunk was not done within {WRITE_S:g} s",
             )

@@ -12,7 +12,7 @@ from ferryman.destinations.base import Delivery, Destination, DestinationContext
 from ferryman.destinations.sql.backends import BACKENDS, dialect_of
 from ferryman.destinations.sql.dialect import Dialect, Writer
 from ferryman.destinations.sql.layout import RESERVED, STANDARD, Layout, Mode
-from ferryman.errors import PermanentError, PlanError, UsageError
+from ferryman.errors import Misconfigured, PlanError, UsageError
 
 REFUSED: Final = "the database refuses it"
 """Begins the reasons of refused deliveries: without the id, so that what is wrong with all of them reads alike."""
@@ -166,11 +166,11 @@ class Sql(Destination):
         """One transaction a chunk; more only if the database does not take some value of it.
 
         Raises:
-            TransientError: (universal) locked for too long, the disk is full, or the connection was lost.
-            PermanentError: (universal) the database or its table is not fit any more.
+            Unavailable: locked for too long, the disk is full, or the connection was lost.
+            Misconfigured: the database or its table is not fit any more.
         """
         if self._writer is None:
-            raise PermanentError(f"{self.target()}: write before open", universal=True)
+            raise Misconfigured(f"{self.target()}: write before open")
         dialect = self._dialect
         with dialect.explained(self.target()):
             return _write_or_split(self._writer, chunk, dialect)

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import sqlalchemy as sa
 
 from ferryman.destinations.base import Delivery, Outcome
-from ferryman.errors import DeliveryError, PermanentError
+from ferryman.errors import DeliveryError, Misconfigured, PermanentError
 
 if TYPE_CHECKING:
     from ferryman.destinations.sql.layout import Layout
@@ -77,7 +77,7 @@ class Dialect(ABC):
         """Make what is not there; any number of drivers may do so at once. ``where`` begins the error texts.
 
         Raises:
-            PermanentError: (universal) what is there is not fit.
+            Misconfigured: what is there is not fit.
         """
 
     @abstractmethod
@@ -86,7 +86,7 @@ class Dialect(ABC):
 
     @abstractmethod
     def explain(self, error: BaseException, where: str) -> DeliveryError | None:
-        """What an error means for the delivery (``universal=False``) or the database; None for what is not its own."""
+        """What an error means for the delivery, or for the whole database; None for what is not its own."""
 
     @abstractmethod
     def open_reader(self, url: sa.URL) -> sa.Engine:
@@ -125,8 +125,7 @@ class Dialect(ABC):
 
 def other_columns(where: str, indexed: tuple[str, ...], wanted: tuple[str, ...], drop: str) -> PermanentError:
     """The full-text index that is there is not the one that the plan wants; ``drop`` is the SQL to be rid of it."""
-    return PermanentError(
+    return Misconfigured(
         f"{where}: the full-text index has the columns {', '.join(indexed)}, the plan says {', '.join(wanted)}. "
         f"Correct the plan, or {drop}: the next run makes it anew from the table.",
-        universal=True,
     )

@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from ferryman.destinations.base import Delivery
 from ferryman.destinations.sql.dialect import Dialect
 from ferryman.document import encode_fields
-from ferryman.errors import PermanentError
+from ferryman.errors import Misconfigured
 
 Mode = Literal["upsert", "append"]
 
@@ -82,7 +82,7 @@ class Layout:
         """Make the tables that are not there.
 
         Raises:
-            PermanentError: (universal) one that is there is not fit.
+            Misconfigured: one that is there is not fit.
         """
         self.documents.create(connection, checkfirst=True)
         if not self.appends:
@@ -135,10 +135,9 @@ class Layout:
         there = {column["name"].lower() for column in inspector.get_columns(name)}
         if missing := [column for column in self.names if column.lower() not in there]:
             add = "; ".join(f"ALTER TABLE {name} ADD COLUMN {self._declared(c, connection)}" for c in missing)
-            raise PermanentError(
+            raise Misconfigured(
                 f"{where}: the table is there, but has no column {', '.join(missing)}. Give another table=, "
                 f"drop this one, or add what is missing ({add}), then run again.",
-                universal=True,
             )
         unique: set[tuple[str | None, ...]] = {tuple(inspector.get_pk_constraint(name)["constrained_columns"])}
         unique |= {tuple(c["column_names"]) for c in inspector.get_unique_constraints(name)}
@@ -146,10 +145,9 @@ class Layout:
         wrong = ("id",) in unique if self.appends else (self.key,) not in unique
         if wrong or (self.key,) not in unique:
             kept = "a row an id" if self.appends else "a row a delivery, or is not Ferryman's"
-            raise PermanentError(
+            raise Misconfigured(
                 f"{where}: the table keeps {kept}: mode={'append' if self.appends else 'upsert'!r} needs {self.key} "
                 f"to be its unique key. Give another table= or mode=, then run again.",
-                universal=True,
             )
 
     def _declared(self, name: str, connection: sa.Connection) -> str:

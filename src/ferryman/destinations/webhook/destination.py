@@ -16,7 +16,7 @@ from ferryman.destinations.http import ANSWER_BYTES, Answer, Http, NotSent, Unan
 from ferryman.destinations.payload import payloads
 from ferryman.destinations.webhook.answers import Meaning, meaning, outcomes, retry_after_s, told
 from ferryman.destinations.webhook.signing import signature_headers, signing_key
-from ferryman.errors import PermanentError, PlanError, TransientError
+from ferryman.errors import Misconfigured, PermanentError, PlanError, Unavailable
 
 TIMEOUT_S: Final = 30.0
 """Time a request gets: a receiver that needs longer should answer first and work afterwards."""
@@ -150,8 +150,8 @@ class Webhook(Destination):
             http.connect(self.timeout_s)
         except NotSent as e:
             if e.permanent:
-                raise PermanentError(f"{self.target()}: {e}", universal=True) from e
-            raise TransientError(f"{self.target()}: {e}", universal=True) from e
+                raise Misconfigured(f"{self.target()}: {e}") from e
+            raise Unavailable(f"{self.target()}: {e}") from e
         finally:
             http.close()
 
@@ -205,7 +205,7 @@ class Webhook(Destination):
 
     def _request(self, body: bytes, headers: Mapping[str, str], timeout_s: float) -> Answer:
         if self._http is None:
-            raise PermanentError(f"{self.target()}: write before open", universal=True)
+            raise Misconfigured(f"{self.target()}: write before open")
         if self._key is not None:
             headers = {**headers, **signature_headers(self._key, headers["idempotency-key"], body)}
         return self._http.request("POST", self._http.path, body, timeout_s=timeout_s, headers=headers)
@@ -219,10 +219,10 @@ class Webhook(Destination):
         if meant.kind == "unsure":
             raise (ConnectionError if meant.universal else UnclearAnswer)(f"{why}: {meant.remedy}")
         if meant.kind == "later":
-            return [Outcome.transient(why, universal=True)] * rows
+            return [Outcome.unavailable(why)] * rows
         if rows > 1 and not meant.universal and self._context.guarantee is not Guarantee.AT_MOST_ONCE:
             raise PermanentError(why)
-        return [Outcome.permanent(f"{why}: {meant.remedy}.", meant.universal)] * rows
+        return [Outcome("permanent", f"{why}: {meant.remedy}.", meant.universal)] * rows
 
     @contextmanager
     def _unanswered(self) -> Iterator[None]:

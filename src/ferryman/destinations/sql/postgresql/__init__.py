@@ -14,7 +14,7 @@ from ferryman.destinations.sql.postgresql import faults, full_text
 from ferryman.destinations.sql.postgresql.connection import engine
 from ferryman.destinations.sql.postgresql.writer import LOCKS, Writer
 from ferryman.destinations.sql.searching import Hit, Term
-from ferryman.errors import DeliveryError, PermanentError
+from ferryman.errors import DeliveryError, Misconfigured
 
 NAME_BYTES = 63
 """Longer names are cut by PostgreSQL, so that two could become one."""
@@ -44,10 +44,9 @@ class PostgreSQL(Dialect):
         with engine(url).connect() as connection, connection.begin():
             encoding = connection.exec_driver_sql("SHOW server_encoding").scalar_one()
             if encoding != "UTF8":
-                raise PermanentError(
+                raise Misconfigured(
                     f"{where}: the database's encoding is {encoding}, which has not all characters. Create one with "
-                    "ENCODING 'UTF8', then run again.",
-                    True,
+                    "ENCODING 'UTF8', then run again."
                 )
             # The first of several drivers makes everything, the others wait and find it.
             lock = sa.text("SELECT pg_advisory_xact_lock(:locks, hashtext(:table))")

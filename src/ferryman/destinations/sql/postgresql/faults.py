@@ -7,39 +7,39 @@ from typing import Final
 import psycopg
 from sqlalchemy.exc import DBAPIError
 
-from ferryman.errors import DeliveryError, PermanentError, TransientError
+from ferryman.errors import DeliveryError, Misconfigured, PermanentError, TransientError, Unavailable
 
-Fault = tuple[type[DeliveryError], bool, str]
-"""Kind of error, is it universal, what to do."""
+Fault = tuple[type[DeliveryError], str]
+"""Kind of error, what to do."""
 
 _AGAIN: Final = "it is tried again"
 
 FAULTS: Final[dict[str, Fault]] = {
     # SQLSTATE, or its first two letters for all that have no line of their own
-    "08": (TransientError, True, f"the connection was lost; {_AGAIN}"),
-    "22": (PermanentError, False, "change the document in a step, or the table's column"),
-    "23": (PermanentError, False, "change the document in a step, or the table's constraint"),
-    "25": (TransientError, True, f"the session was ended in the middle of a transaction; {_AGAIN}"),
-    "25006": (TransientError, True, f"the server only reads (a standby?): give the URL of the primary; {_AGAIN}"),
-    "28": (PermanentError, True, "correct user and password, or pg_hba.conf, then run again"),
-    "3D": (PermanentError, True, "create the database, or correct the URL, then run again"),
-    "3F": (PermanentError, True, "create the schema, or correct the search_path, then run again"),
-    "40": (TransientError, True, f"other writers were at the same rows, again and again; {_AGAIN}"),
-    "42": (PermanentError, True, "the table is not as Ferryman made it: restore it, or drop it, then run again"),
-    "42501": (PermanentError, True, "grant this user the right, then run again"),
-    "42P01": (TransientError, True, "the table was dropped in use; the next wave makes it again"),
-    "44": (PermanentError, False, "change the document in a step, or the view's condition"),
-    "53": (TransientError, True, f"the server is short of something (disk, memory, connections); {_AGAIN}"),
-    "54": (PermanentError, False, "shorten it, or split it, in a step"),
-    "55": (TransientError, True, f"somebody else holds a lock; {_AGAIN}"),
-    "57": (TransientError, True, f"the server ended the session; {_AGAIN}"),
-    "57014": (TransientError, False, f"the statement took longer than the server allows; {_AGAIN} with fewer rows"),
-    "57P04": (PermanentError, True, "the database was dropped: create it, then run again"),
-    "58": (TransientError, True, f"the server's disk reports an error; {_AGAIN}"),
-    "P0": (PermanentError, False, "a trigger refuses it: change the document in a step, or the trigger"),
-    "XX": (TransientError, True, f"an internal error of the server, see its log; {_AGAIN}"),
-    "XX001": (PermanentError, True, "restore the database from a copy, then run again"),
-    "XX002": (PermanentError, True, "REINDEX the table, then run again"),
+    "08": (Unavailable, f"the connection was lost; {_AGAIN}"),
+    "22": (PermanentError, "change the document in a step, or the table's column"),
+    "23": (PermanentError, "change the document in a step, or the table's constraint"),
+    "25": (Unavailable, f"the session was ended in the middle of a transaction; {_AGAIN}"),
+    "25006": (Unavailable, f"the server only reads (a standby?): give the URL of the primary; {_AGAIN}"),
+    "28": (Misconfigured, "correct user and password, or pg_hba.conf, then run again"),
+    "3D": (Misconfigured, "create the database, or correct the URL, then run again"),
+    "3F": (Misconfigured, "create the schema, or correct the search_path, then run again"),
+    "40": (Unavailable, f"other writers were at the same rows, again and again; {_AGAIN}"),
+    "42": (Misconfigured, "the table is not as Ferryman made it: restore it, or drop it, then run again"),
+    "42501": (Misconfigured, "grant this user the right, then run again"),
+    "42P01": (Unavailable, "the table was dropped in use; the next wave makes it again"),
+    "44": (PermanentError, "change the document in a step, or the view's condition"),
+    "53": (Unavailable, f"the server is short of something (disk, memory, connections); {_AGAIN}"),
+    "54": (PermanentError, "shorten it, or split it, in a step"),
+    "55": (Unavailable, f"somebody else holds a lock; {_AGAIN}"),
+    "57": (Unavailable, f"the server ended the session; {_AGAIN}"),
+    "57014": (TransientError, f"the statement took longer than the server allows; {_AGAIN} with fewer rows"),
+    "57P04": (Misconfigured, "the database was dropped: create it, then run again"),
+    "58": (Unavailable, f"the server's disk reports an error; {_AGAIN}"),
+    "P0": (PermanentError, "a trigger refuses it: change the document in a step, or the trigger"),
+    "XX": (Unavailable, f"an internal error of the server, see its log; {_AGAIN}"),
+    "XX001": (Misconfigured, "restore the database from a copy, then run again"),
+    "XX002": (Misconfigured, "REINDEX the table, then run again"),
 }
 
 _REFUSALS: Final = {
@@ -56,7 +56,7 @@ _REFUSALS: Final = {
 
 
 def explain(error: BaseException, where: str) -> DeliveryError | None:
-    """What an error means for the delivery (``universal=False``) or the database; None for what is not PostgreSQL's."""
+    """What an error means for the delivery, or for the whole database; None for what is not PostgreSQL's."""
     if isinstance(error, DeliveryError):
         return error
     cause = error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
@@ -69,8 +69,8 @@ def explain(error: BaseException, where: str) -> DeliveryError | None:
     found = _fault(cause)
     if found is None:
         return None
-    kind, universal, remedy = found
-    return kind(f"{where}: {_said(cause)}: {remedy}.", universal)
+    kind, remedy = found
+    return kind(f"{where}: {_said(cause)}: {remedy}.")
 
 
 def is_passing(error: psycopg.Error) -> bool:

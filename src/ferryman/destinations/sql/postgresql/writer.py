@@ -31,7 +31,7 @@ from ferryman.destinations.sql import dialect
 from ferryman.destinations.sql.layout import Layout
 from ferryman.destinations.sql.postgresql import faults, nul
 from ferryman.destinations.sql.postgresql.connection import connect
-from ferryman.errors import TransientError
+from ferryman.errors import Unavailable
 
 TRIES: Final = 5
 """Transactions for a chunk that meets others: each time one of those has got through."""
@@ -74,7 +74,7 @@ class Writer(dialect.Writer):
                     self._replaces_nul = True
                 elif not faults.is_passing(e):
                     raise
-        raise TransientError(f"other writers were at the same ids, {TRIES} times in a row; it is tried again.", True)
+        raise Unavailable(f"other writers were at the same ids, {TRIES} times in a row; it is tried again.")
 
     def _write(self, chunk: list[Delivery]) -> list[Outcome]:
         appends = self._layout.appends

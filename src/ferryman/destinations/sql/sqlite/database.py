@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import sqlalchemy as sa
 
-from ferryman.errors import PermanentError
+from ferryman.errors import Misconfigured
 from ferryman.settings import KIB, MIB
 
 BUSY_TIMEOUT_S: Final = 30.0
@@ -77,7 +77,7 @@ def prepare(made: sa.Engine) -> None:
     path = made.url.database or ""
     folder = os.path.dirname(path)
     if not path.startswith("file:") and not os.path.isdir(folder):
-        raise PermanentError(f"{path}: there is no folder {folder}. Make it, or correct the URL, then run again.", True)
+        raise Misconfigured(f"{path}: there is no folder {folder}. Make it, or correct the URL, then run again.")
     with made.connect() as connection:
         driver = connection.connection.driver_connection
         assert isinstance(driver, sqlite3.Connection)
@@ -91,10 +91,9 @@ def _to_wal(driver: sqlite3.Connection) -> None:
         driver.execute(f"PRAGMA page_size = {PAGE_BYTES}")
     mode = driver.execute("PRAGMA journal_mode = WAL").fetchone()[0]
     if mode != "wal":
-        raise PermanentError(
+        raise Misconfigured(
             f"this file system or build of SQLite keeps journal_mode={mode}; Ferryman writes in WAL mode. "
-            "Put the database on a local disk, then run again.",
-            True,
+            "Put the database on a local disk, then run again."
         )
 
 

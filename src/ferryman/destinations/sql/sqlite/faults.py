@@ -7,31 +7,31 @@ from typing import Final
 
 from sqlalchemy.exc import DBAPIError
 
-from ferryman.errors import DeliveryError, PermanentError, TransientError
+from ferryman.errors import DeliveryError, Misconfigured, PermanentError, TransientError, Unavailable
 
-FAULTS: Final[dict[int, tuple[type[DeliveryError], bool, str]]] = {
-    # primary result code: (error, universal, what to do)
-    sqlite3.SQLITE_BUSY: (TransientError, True, "another program holds its write lock; it is tried again"),
-    sqlite3.SQLITE_LOCKED: (TransientError, True, "another connection holds its lock; it is tried again"),
-    sqlite3.SQLITE_FULL: (TransientError, True, "make room on the disk; it is tried again"),
-    sqlite3.SQLITE_IOERR: (TransientError, True, "the disk reports an error; it is tried again"),
-    sqlite3.SQLITE_NOMEM: (TransientError, True, "out of memory; it is tried again"),
-    sqlite3.SQLITE_PROTOCOL: (TransientError, True, "its locks are in dispute; it is tried again"),
-    sqlite3.SQLITE_INTERRUPT: (TransientError, False, "the statement was interrupted; it is tried again"),
-    sqlite3.SQLITE_CANTOPEN: (PermanentError, True, "make its folder, or correct the URL, then run again"),
-    sqlite3.SQLITE_READONLY: (PermanentError, True, "make the file and its folder writable, then run again"),
-    sqlite3.SQLITE_PERM: (PermanentError, True, "make the file readable and writable, then run again"),
-    sqlite3.SQLITE_AUTH: (PermanentError, True, "make the file readable and writable, then run again"),
-    sqlite3.SQLITE_NOTADB: (PermanentError, True, "give the path of an SQLite database or of no file, then run again"),
-    sqlite3.SQLITE_CORRUPT: (PermanentError, True, "restore the file from a copy, or delete it and feed all again"),
-    sqlite3.SQLITE_TOOBIG: (PermanentError, False, "shorten it in a step"),
-    sqlite3.SQLITE_CONSTRAINT: (PermanentError, False, "change the document in a step, or the table's constraint"),
-    sqlite3.SQLITE_MISMATCH: (PermanentError, False, "change the document in a step, or the table's column"),
+FAULTS: Final[dict[int, tuple[type[DeliveryError], str]]] = {
+    # primary result code: (error, what to do)
+    sqlite3.SQLITE_BUSY: (Unavailable, "another program holds its write lock; it is tried again"),
+    sqlite3.SQLITE_LOCKED: (Unavailable, "another connection holds its lock; it is tried again"),
+    sqlite3.SQLITE_FULL: (Unavailable, "make room on the disk; it is tried again"),
+    sqlite3.SQLITE_IOERR: (Unavailable, "the disk reports an error; it is tried again"),
+    sqlite3.SQLITE_NOMEM: (Unavailable, "out of memory; it is tried again"),
+    sqlite3.SQLITE_PROTOCOL: (Unavailable, "its locks are in dispute; it is tried again"),
+    sqlite3.SQLITE_INTERRUPT: (TransientError, "the statement was interrupted; it is tried again"),
+    sqlite3.SQLITE_CANTOPEN: (Misconfigured, "make its folder, or correct the URL, then run again"),
+    sqlite3.SQLITE_READONLY: (Misconfigured, "make the file and its folder writable, then run again"),
+    sqlite3.SQLITE_PERM: (Misconfigured, "make the file readable and writable, then run again"),
+    sqlite3.SQLITE_AUTH: (Misconfigured, "make the file readable and writable, then run again"),
+    sqlite3.SQLITE_NOTADB: (Misconfigured, "give the path of an SQLite database or of no file, then run again"),
+    sqlite3.SQLITE_CORRUPT: (Misconfigured, "restore the file from a copy, or delete it and feed all again"),
+    sqlite3.SQLITE_TOOBIG: (PermanentError, "shorten it in a step"),
+    sqlite3.SQLITE_CONSTRAINT: (PermanentError, "change the document in a step, or the table's constraint"),
+    sqlite3.SQLITE_MISMATCH: (PermanentError, "change the document in a step, or the table's column"),
 }
 
 
 def explain(error: BaseException, where: str) -> DeliveryError | None:
-    """What an error means for the delivery (``universal=False``) or the database; None for what is not SQLite's."""
+    """What an error means for the delivery, or for the whole database; None for what is not SQLite's."""
     if isinstance(error, DeliveryError):
         return error
     cause = error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
@@ -45,12 +45,12 @@ def explain(error: BaseException, where: str) -> DeliveryError | None:
         return None
     code = getattr(cause, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF  # the primary code; the rest is detail
     if code in FAULTS:
-        kind, universal, remedy = FAULTS[code]
-        return kind(f"{where}: {cause}: {remedy}.", universal)
+        kind, remedy = FAULTS[code]
+        return kind(f"{where}: {cause}: {remedy}.")
     if "no such table" in str(cause):
-        return TransientError(f"{where}: {cause}: it was dropped in use; the next wave makes it again.", True)
+        return Unavailable(f"{where}: {cause}: it was dropped in use; the next wave makes it again.")
     if "no such module: fts5" in str(cause):
-        return PermanentError(f"{where}: this Python's SQLite has no FTS5: leave full_text= out, or use another.", True)
+        return Misconfigured(f"{where}: this Python's SQLite has no FTS5: leave full_text= out, or use another.")
     if "no such column" in str(cause) or "has no column" in str(cause):
-        return PermanentError(f"{where}: {cause}: the table was changed; restore the column, or drop the table.", True)
+        return Misconfigured(f"{where}: {cause}: the table was changed; restore the column, or drop the table.")
     return None
