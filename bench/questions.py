@@ -20,7 +20,7 @@ def measure(sizes: Sizes, folder: Path) -> Iterator[Row]:
     run(table_to_null.plan(rows), state=state, spark=spark())
     file = folder / "plan.py"
     file.write_text(f"from pathlib import Path\nfrom bench.table_to_null import plan\np = plan(Path({str(rows)!r}))\n")
-    for verb in (["status"], ["docs", "--limit", "50"], ["docs", "--status", "dead"], ["history"]):
+    for verb in (["status"], ["deliveries", "--limit", "50"], ["deliveries", "--status", "failed"], ["history"]):
         document = [f"doc-{sizes.documents // 2}"] if verb == ["history"] else []
         command = [verb[0], str(file), *document, *verb[1:], "--state", str(state), "--json"]
 

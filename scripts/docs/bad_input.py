@@ -108,7 +108,7 @@ def outcomes() -> tuple[dict[str, tuple[str, str]], Summary]:
             plan.freeze()
             with State.take(state_root(plan, folder / "state"), plan) as state:
                 summary = Run(state, InProcess(), Silent(), wait=5).go()
-            rows = account.docs(state_root(plan, folder / "state"))
+            rows = account.deliveries(state_root(plan, folder / "state"))
 
         def clean(text: str) -> str:
             text = text.replace(str(corpus), "/corpus").replace(str(folder), "")

@@ -71,7 +71,7 @@ def _run() -> tuple[dict[str, Any], dict[str, str]]:
         Memory.clear("texts")
         with State.take(root, plan) as state:
             Run(state, InProcess(), Silent()).go()
-        refused = {row["document"]: row["message"] for row in account.docs(root, status="error_doc", plan=plan)}
+        refused = {row["document"]: row["message"] for row in account.deliveries(root, status="rejected", plan=plan)}
         return {d.id: d for d in Memory.of("texts")}, refused
 
 

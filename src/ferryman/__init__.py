@@ -29,6 +29,7 @@ __all__ = [
     "Plan",
     "TransientError",
     "Unavailable",
+    "deliveries",
     "history",
     "preview",
     "resolve",
@@ -128,6 +129,27 @@ def status(plan: Plan, *, state: str | Path | None = None) -> dict[str, Any]:
     return account.status(state_root(plan, state), plan)
 
 
+def deliveries(
+    plan: Plan,
+    *,
+    state: str | Path | None = None,
+    status: str | None = None,
+    destination: str | None = None,
+    source: str | None = None,
+    limit: int | None = None,
+) -> list[dict[str, Any]]:
+    """Deliveries of current documents, each by its latest event, newest first, with the ledger's columns.
+
+    Args:
+        status: as shown (``failed``, ``pending`` …) or as stored (``DEAD``, ``BATCHED`` …), in any case.
+    """
+    from ferryman.ledger import account
+    from ferryman.ledger.state import state_root
+
+    root = state_root(plan, state)
+    return account.deliveries(root, status=status, destination=destination, source=source, limit=limit, plan=plan)
+
+
 def history(plan: Plan, document: str, *, state: str | Path | None = None) -> list[dict[str, Any]]:
     """Every event of a document and its family, oldest first, with the ledger's columns."""
     from ferryman.ledger import account
@@ -175,8 +197,7 @@ def resolve(
     source: str | None = None,
     why: str = "",
 ) -> Retried:
-    """Say what became of deliveries whose outcome is unknown: "indexed", "dead" or "owed". See ``ferryman resolve
-    --help``."""
+    """Record what became of deliveries in doubt: ``"delivered"``, ``"failed"`` or ``"pending"``."""
     from ferryman.ledger import commands
 
     return commands.resolve(plan, word, state=state, document=document, destination=destination, source=source, why=why)

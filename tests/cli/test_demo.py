@@ -132,8 +132,8 @@ def test_the_demo_indexes_the_library(ferryman: Ferryman, tmp_path: Path) -> Non
 
     status = json.loads(ferryman("status", "ferryman-demo/plan.py", "--state", "ferryman-demo/state", "--json").out)
     assert status["balanced"]
-    assert status["destinations"]["documents"]["indexed"] == len(ids)
-    assert status["destinations"]["documents"]["error_doc"] == 3
+    assert status["destinations"]["documents"]["delivered"] == len(ids)
+    assert status["destinations"]["documents"]["rejected"] == 3
 
     again = ferryman("demo")
     assert again.code == 0, again.err

@@ -34,7 +34,7 @@ def test_what_is_previewed_is_what_is_run(ferryman: Ferryman, tmp_path: Path) ->
 
     assert ferryman("run", "plays/plan.py", "--master", "local[2]").code == 3
 
-    events = json.loads(ferryman("docs", "plays/plan.py", "--json").out)
+    events = json.loads(ferryman("deliveries", "plays/plan.py", "--json").out)
     assert {(e["document"], e["delivery_hash"]) for e in events if e["status"] == "INDEXED"} == {
         (row["document"], row["delivery_hash"]) for row in index["gets"]
     }

@@ -22,13 +22,13 @@ def a_wave(observer: Observer) -> None:
 
 
 def test_in_a_pipe_each_settled_wave_is_one_line() -> None:
-    """One line a wave: what was delivered, is owed, is dead."""
+    """One line a wave: what was delivered, is pending, has failed."""
     stream = io.StringIO()
 
     with watching(stream) as observer:
         a_wave(observer)
 
-    assert stream.getvalue() == "wave 3: 1 200 delivered, 0 owed, 2 dead\n"
+    assert stream.getvalue() == "wave 3: 1 200 delivered, 0 pending, 2 failed\n"
 
 
 def test_verbose_tells_the_phases() -> None:
@@ -41,7 +41,7 @@ def test_verbose_tells_the_phases() -> None:
         "wave 3: scan",
         "wave 3: 1 202 documents taken up",
         "wave 3: deliver",
-        "wave 3: 1 200 delivered, 0 owed, 2 dead",
+        "wave 3: 1 200 delivered, 0 pending, 2 failed",
     ]
 
 
@@ -74,7 +74,7 @@ def test_the_bar_adds_up() -> None:
     task = progress.tasks[0]
     assert task.description == "wave 3: deliver"
     assert (task.completed, task.total) == (1402, 1502)
-    assert task.fields["figures"] == "1 400 delivered, 100 owed, 2 dead, 140/s"
+    assert task.fields["figures"] == "1 400 delivered, 100 pending, 2 failed, 140/s"
 
 
 def test_a_message_above_the_bar_is_not_wrapped() -> None:

@@ -139,10 +139,11 @@ def test_run_tells_what_is_left_and_what_to_type(fake: Fake, state: Path, capsys
     """Counts, the newest few with their reasons, the commands that go on; the exit code is the run's."""
     fake(
         "ferryman.engine.wave",
-        run=lambda plan, **_: Summary(3, 2, dropped=1, error_doc=5),
+        run=lambda plan, **_: Summary(3, 2, 2, dropped=1, rejected=5),
     )
     fake(
-        "ferryman.ledger.account", docs=lambda root, status, limit, plan: [row("a b.txt", status, "not\nUTF-8")][:limit]
+        "ferryman.ledger.account",
+        deliveries=lambda root, status, limit, plan: [row("a b.txt", status, "not\nUTF-8")][:limit],
     )
 
     code = start(["run", "plan.py", "--state", "my state"])
@@ -150,21 +151,21 @@ def test_run_tells_what_is_left_and_what_to_type(fake: Fake, state: Path, capsys
     assert code == 3
     assert capsys.readouterr().out.splitlines() == [
         "2 waves: 2 delivered, 1 dropped",
-        "5 refused, the newest of them:",
+        "5 rejected, the newest of them:",
         "  a b.txt for index: not UTF-8",
-        "All refused: ferryman docs plan.py --state 'my state' --status error_doc",
-        "A document that changes is tried again by itself; all again: ferryman retry plan.py --state 'my state'",
+        "All rejected: ferryman deliveries plan.py --state 'my state' --status rejected",
+        "A document that changes is tried again by itself; to retry all: ferryman retry plan.py --state 'my state'",
     ]
 
 
-def test_run_tells_that_something_is_owed(fake: Fake, state: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """What is owed is no loss: the next run sends it."""
-    fake("ferryman.engine.wave", run=lambda plan, **_: Summary(exit=4, owed=7))
-    fake("ferryman.ledger.account", docs=lambda root, status, limit, plan: [])
+def test_run_tells_that_something_is_pending(fake: Fake, state: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What is pending is not lost: the next run sends it."""
+    fake("ferryman.engine.wave", run=lambda plan, **_: Summary(exit=4, pending=7))
+    fake("ferryman.ledger.account", deliveries=lambda root, status, limit, plan: [])
 
     assert start(["run", "plan.py"]) == 4
     out = capsys.readouterr().out.splitlines()
-    assert out[1:] == ["7 owed", "What is owed is sent by the next run: ferryman run plan.py"]
+    assert out[1:] == ["7 pending", "The next run sends what is pending: ferryman run plan.py"]
 
 
 def test_a_run_without_news_says_so(fake: Fake, state: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -427,7 +428,7 @@ STATUS = {
     "sources": {"files": {"documents": 3, "deleted": 0}},
     "destinations": {
         "index": {
-            "indexed": 2, "deleted": 0, "dropped": 0, "dead": 1, "error_doc": 0, "error": 0, "owed": 0, "unknown": 0,
+            "delivered": 2, "deleted": 0, "dropped": 0, "failed": 1, "rejected": 0, "pending": 0, "in_doubt": 0,
         }
     },
     "balanced": True,
@@ -446,15 +447,15 @@ def test_status_is_a_table_in_a_pipe(fake: Fake, state: Path, capsys: pytest.Cap
         "source  documents  deleted",
         "files           3        0",
         "",
-        "destination  indexed  deleted  dropped  dead  error_doc  error  owed  unknown",
-        "index              2        0        0     1          0      0     0        0",
+        "destination  delivered  deleted  dropped  failed  rejected  pending  in_doubt",
+        "index                2        0        0       1         0        0         0",
         "",
         "The last waves:",
         "wave  created              documents",
         "   1  2025-01-31 12:00:00          3",
         "",
-        "It adds up: every document is accounted for at every destination that its source reaches.",
-        "Which are dead, and why: ferryman docs plan.py --status dead",
+        "Balanced: every document is accounted for at every destination that its source reaches.",
+        "Which are failed, and why: ferryman deliveries plan.py --status failed",
     ]
 
 
@@ -466,84 +467,85 @@ def test_status_json_is_the_ledgers(fake: Fake, state: Path, capsys: pytest.Capt
     assert json.loads(capsys.readouterr().out) == STATUS
 
 
-def test_status_says_loudly_that_it_does_not_add_up(
+def test_status_says_loudly_that_it_is_not_balanced(
     fake: Fake, state: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """An unbalanced account is the one thing that nobody may miss."""
     fake("ferryman.ledger.account", status=lambda root, plan: STATUS | {"balanced": False}, waves=lambda root, plan: [])
 
     assert start(["status", "plan.py"]) == 0
-    assert "IT DOES NOT ADD UP" in capsys.readouterr().out
+    assert "NOT BALANCED" in capsys.readouterr().out
 
 
-def test_docs_hands_its_filters_on(fake: Fake, state: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_deliveries_hands_its_filters_on(fake: Fake, state: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Status in any case; only filters that were given; JSON holds the ledger's columns, times as ISO 8601."""
     got: dict[str, Any] = {}
 
-    def docs(root: Path, **filters: Any) -> list[dict[str, Any]]:
+    def deliveries(root: Path, **filters: Any) -> list[dict[str, Any]]:
         del filters["plan"]
         got.update(filters, root=root)
         return [row("a.txt", "ERROR_DOC")]
 
-    fake("ferryman.ledger.account", docs=docs)
+    fake("ferryman.ledger.account", deliveries=deliveries)
 
-    assert (
-        start(["docs", "plan.py", "--status", "Error_Doc", "--destination", "index", "--source", "files", "--json"])
-        == 0
-    )
-    assert got == {"root": state, "status": "ERROR_DOC", "destination": "index", "source": "files", "limit": None}
+    options = ["--status", "Error_Doc", "--destination", "index", "--source", "files", "--json"]
+    assert start(["deliveries", "plan.py", *options]) == 0
+    assert got == {"root": state, "status": "Error_Doc", "destination": "index", "source": "files", "limit": None}
     (shown,) = json.loads(capsys.readouterr().out)
     assert (shown["document"], shown["created"]) == ("a.txt", "2025-01-31T12:00:00.123456+00:00")
 
 
-def test_docs_are_whole_lines_in_a_pipe(fake: Fake, state: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_deliveries_are_whole_lines_in_a_pipe(fake: Fake, state: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A long id or message is neither wrapped nor shortened."""
     long = "folder/" * 40 + "a.txt"
     fake(
-        "ferryman.ledger.account", docs=lambda root, limit, plan: [row(long, "DEAD", "why " * 60), row("b", "INDEXED")]
+        "ferryman.ledger.account",
+        deliveries=lambda root, limit, plan: [row(long, "DEAD", "why " * 60), row("b", "INDEXED")],
     )
 
-    assert start(["docs", "plan.py"]) == 0
+    assert start(["deliveries", "plan.py"]) == 0
     heading, first, second = capsys.readouterr().out.splitlines()
     assert heading.split() == ["document", "source", "destination", "status", "attempt", "wave", "message"]
     assert first.startswith(long)
     assert first.endswith("why why")
-    assert second.split() == ["b", "files", "index", "INDEXED", "1", "1"]
+    assert second.split() == ["b", "files", "index", "delivered", "1", "1"]
 
 
-def test_docs_show_the_newest_and_say_that_there_are_more(
+def test_deliveries_show_the_newest_and_say_that_there_are_more(
     fake: Fake, state: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a terminal 50 at once; a pipe and a script get all; --limit sets the number for each."""
     limits: list[int | None] = []
 
-    def docs(root: Path, limit: int | None, plan: Any) -> list[dict[str, Any]]:
+    def deliveries(root: Path, limit: int | None, plan: Any) -> list[dict[str, Any]]:
         limits.append(limit)
         return [row(str(n), "INDEXED") for n in range(60)][:limit]
 
-    fake("ferryman.ledger.account", docs=docs)
+    fake("ferryman.ledger.account", deliveries=deliveries)
 
-    assert start(["docs", "plan.py"]) == 0
+    assert start(["deliveries", "plan.py"]) == 0
     assert len(capsys.readouterr().out.splitlines()) == 61
-    assert start(["docs", "plan.py", "--json", "--limit", "7"]) == 0
+    assert start(["deliveries", "plan.py", "--json", "--limit", "7"]) == 0
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    assert start(["docs", "plan.py"]) == 0
+    assert start(["deliveries", "plan.py"]) == 0
     captured = capsys.readouterr()
-    assert captured.out.count("INDEXED") == 7 + 50
+    assert captured.out.count("delivered") == 7 + 50
     assert captured.err == "These are the 50 newest; --limit shows more.\n"
     assert limits == [None, 7, 51]
 
 
 def test_copies_are_told_apart_by_their_route(fake: Fake, state: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A column that is there only where it says something."""
-    fake("ferryman.ledger.account", docs=lambda root, **_: [row("a", "INDEXED", route="left"), row("a", "INDEXED")])
+    fake(
+        "ferryman.ledger.account", deliveries=lambda root, **_: [row("a", "INDEXED", route="left"), row("a", "INDEXED")]
+    )
 
-    assert start(["docs", "plan.py"]) == 0
+    assert start(["deliveries", "plan.py"]) == 0
 
     heading, first, second = capsys.readouterr().out.splitlines()
     assert heading.split()[:4] == ["document", "source", "destination", "route"]
     assert first.split()[3] == "left"
-    assert second.split()[3] == "INDEXED"
+    assert second.split()[3] == "delivered"
 
 
 def test_history_tells_every_event(fake: Fake, state: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -573,7 +575,7 @@ class Retried(NamedTuple):
         (Retried(None), "What matches is due now. Next: ferryman run plan.py"),
         (
             Retried(None, queued=True),
-            "The request is queued: the run that holds the state takes it up, or the next one: ferryman run plan.py",
+            "Queued: the current run, or the next one, will apply it: ferryman run plan.py",
         ),
     ],
 )
@@ -611,7 +613,7 @@ def test_retry_says_what_comes_of_it(
     )
     assert got == {
         "state": state.parent,
-        "status": "DEAD",
+        "status": "dead",
         "document": "a.txt",
         "destination": "index",
         "source": "files",
@@ -703,6 +705,9 @@ def test_settings_of_spark_are_key_and_value() -> None:
 
 
 def test_a_status_is_known_in_any_case() -> None:
-    """Dashes will do, too."""
-    assert status_name("error-doc") == "ERROR_DOC"
+    """By the word that is shown or by the name that is stored; dashes will do, too."""
+    for text in ("error-doc", "ERROR_DOC", "Rejected", "in-doubt"):
+        assert status_name(text) == text
     assert status_name(None) is None
+    with pytest.raises(UsageError, match="choose one of delivered"):
+        status_name("deadd")

@@ -20,7 +20,19 @@ def test_help_is_there_at_once() -> None:
     """`ferryman --help` loads nothing that takes its time: it is there in a quarter of a second."""
     out, loaded = told_and_loaded("--help")
 
-    for verb in ("init", "demo", "run", "preview", "status", "docs", "history", "retry", "search", "fsck", "plan"):
+    for verb in (
+        "init",
+        "demo",
+        "run",
+        "preview",
+        "status",
+        "deliveries",
+        "history",
+        "retry",
+        "search",
+        "fsck",
+        "plan",
+    ):
         assert f"\n  {verb} " in out
     assert not {"pyspark", "pandas", "pyarrow", "duckdb", "deltalake", "sqlalchemy", "rich"} & loaded
 
@@ -47,8 +59,11 @@ def test_the_version_is_the_packages(ferryman: Ferryman) -> None:
         (["run", "plan.py", "--wait", "soon"], "error: --wait soon: give seconds"),
         (["run", "plan.py", "--every", "0"], "error: --every 0: give a time above 0"),
         (["run", "plan.py", "--conf", "spark.ui.enabled"], "error: --conf spark.ui.enabled: give KEY=VALUE"),
-        (["docs", "plan.py", "--status", "deadd"], "error: --status deadd: choose one of force, "),
-        (["docs", "plan.py", "--destination", "indx"], "error: --destination indx: plan small has files, index, words"),
+        (["deliveries", "plan.py", "--status", "deadd"], "error: --status deadd: choose one of delivered, "),
+        (
+            ["deliveries", "plan.py", "--destination", "indx"],
+            "error: --destination indx: plan small has files, index, words",
+        ),
         (["run", "nowhere.py"], "error: nowhere.py: there is no such file"),
         (["fsck", "plan.py"], "there is no state here"),
     ],
@@ -160,7 +175,7 @@ def test_status_before_the_first_run_is_all_zero(ferryman: Ferryman, plan_file: 
 
     assert done.code == 0
     assert "nothing has run" in done.err
-    zeros = dict.fromkeys(("indexed", "deleted", "dropped", "dead", "error_doc", "error", "owed", "unknown"), 0)
+    zeros = dict.fromkeys(("delivered", "deleted", "dropped", "failed", "rejected", "pending", "in_doubt"), 0)
     assert json.loads(done.out) == {
         "plan": "small",
         "version": 2,
@@ -172,7 +187,7 @@ def test_status_before_the_first_run_is_all_zero(ferryman: Ferryman, plan_file: 
     assert sorted(p.name for p in plan_file.parent.iterdir()) == ["plan.py"]
 
 
-@pytest.mark.parametrize("verb", [["status"], ["docs"], ["fsck"], ["retry"], ["history"], ["plan", "check"]])
+@pytest.mark.parametrize("verb", [["status"], ["deliveries"], ["fsck"], ["retry"], ["history"], ["plan", "check"]])
 def test_what_only_asks_is_quick(plan_file: Path, verb: list[str]) -> None:
     """These verbs load neither Spark nor pandas, which would take seconds."""
     args = [*verb, str(plan_file), *(["a.txt"] if verb == ["history"] else [])]
@@ -184,7 +199,7 @@ def test_what_only_asks_is_quick(plan_file: Path, verb: list[str]) -> None:
 
 def test_docs_before_the_first_run_are_none(ferryman: Ferryman, plan_file: Path) -> None:
     """No state is no error; no state directory is made by looking."""
-    done = ferryman("docs", plan_file, "--status", "DEAD", "--json", "--state", "elsewhere")
+    done = ferryman("deliveries", plan_file, "--status", "DEAD", "--json", "--state", "elsewhere")
 
     assert (done.code, json.loads(done.out)) == (0, [])
     assert str(plan_file.parent / "elsewhere" / "small-v2") in done.err
@@ -197,7 +212,7 @@ def test_history_of_an_unknown_document_is_an_error(ferryman: Ferryman, plan_fil
     assert done.code == 2
     assert json.loads(done.out) == []
     assert done.err.startswith("error: no.txt: the state ")
-    assert f"ferryman docs {plan_file}" in done.err
+    assert f"ferryman deliveries {plan_file}" in done.err
 
 
 # --- init ---------------------------------------------------------------------------------------------------------

@@ -61,7 +61,7 @@ def work(job: Job) -> None:
         run(plan, root)
         check(plan, root, job)
     elif job.verb == "retry":
-        commands.retry(plan, state=root / "state", status="dead", why="a test says so")
+        commands.retry(plan, state=root / "state", status="failed", why="a test says so")
     elif job.verb == "late":
         check_late(plan, root, job)
     else:
@@ -113,7 +113,7 @@ def run_shape(job: Job, plan: Any, *, fork: bool = False) -> wave.Summary:
     with State.take(where, plan) as state, driving.followed(state, False):
         summary = Run(state, runner, Spoken(), wait=5, wave_bytes=shape.wave_bytes).go()
     if last:
-        assert summary.exit == (3 if summary.unknown else shape.left), summary
+        assert summary.exit == (3 if summary.in_doubt else shape.left), summary
     return summary
 
 
@@ -123,7 +123,8 @@ def check_shape(job: Job, plan: Any, summary: wave.Summary | None) -> None:
     where = state_root(plan, root / "state")
     invariants.check(where, plan, summary)
     unknown = {
-        (d["destination"], d["operation"], d["document"], d["route"]) for d in account.docs(where, status="indexing")
+        (d["destination"], d["operation"], d["document"], d["route"])
+        for d in account.deliveries(where, status="in_doubt")
     }
     shapes.check(root, job.shape, job.guarantee, unknown, invariants.rows(where, "ledger"), job.killed)
     stray = [p for p in (root / "state").rglob("*") if p.name.startswith(".tmp")]
@@ -142,7 +143,7 @@ def check_late(plan: Any, root: Path, job: Job) -> None:
     from tests.crash.test_late_workers import check
 
     where = state_root(plan, root / "state")
-    check(root, job.guarantee, account.status(where, plan), account.docs(where, status="indexing"))
+    check(root, job.guarantee, account.status(where, plan), account.deliveries(where, status="in_doubt"))
     assert fsck(where) == []
 
 
@@ -152,7 +153,7 @@ def check(plan: Any, root: Path, job: Job) -> None:
     if job.shape == "server":
         targets.check(status)
     else:
-        scenario.check(root, job.shape, job.guarantee, status, account.docs(where, status="indexing"))
+        scenario.check(root, job.shape, job.guarantee, status, account.deliveries(where, status="in_doubt"))
     left = account.left_over(where, plan)
     for name in ("dead", "error_doc", "owed", "unknown"):
         assert left[name] == status["destinations"]["log"][name], (left, status)

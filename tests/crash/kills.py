@@ -72,7 +72,7 @@ class Killed:
         told = subprocess.run(self.command("status", "--json"), capture_output=True, check=True)
         status = json.loads(told.stdout)
         assert status["balanced"]
-        assert status["destinations"]["log"]["indexed"] == self.documents
+        assert status["destinations"]["log"]["delivered"] == self.documents
 
     def _start(self) -> subprocess.Popen[bytes]:
         options = ["--master", "local[2]", "--conf", "spark.driver.memory=512m"]

@@ -163,12 +163,14 @@ def check(root: Path, shape: str, guarantee: str, status: dict[str, Any], unknow
     counts = status["destinations"]["log"]
     current = second_corpus() if shape == "second" else first_corpus()
     gone = len(first_corpus().keys() - current.keys()) if shape == "second" else 0
-    assert counts["owed"] == 0, counts
-    assert counts["error_doc"] == 1, counts
-    assert counts["dead"] == 1 or (counts["unknown"] and (guarantee == "at-most-once")), counts
-    assert counts["indexed"] + counts["deleted"] + counts["unknown"] + counts["dead"] == len(current) - 1 + gone, counts
+    assert counts["pending"] == 0, counts
+    assert counts["rejected"] == 1, counts
+    assert counts["failed"] == 1 or (counts["in_doubt"] and (guarantee == "at-most-once")), counts
+    assert counts["delivered"] + counts["deleted"] + counts["in_doubt"] + counts["failed"] == len(current) - 1 + gone, (
+        counts
+    )
     if guarantee != "at-most-once":
-        assert counts["unknown"] == 0, counts
+        assert counts["in_doubt"] == 0, counts
 
 
 def _in_order(lines: list[dict[str, Any]]) -> None:

@@ -136,4 +136,4 @@ def check(status: dict[str, Any]) -> None:
     first, second = scenario.first_corpus(), scenario.second_corpus()
     counts = {kind: n for kind, n in status["destinations"]["log"].items() if n}
     gone = len(first.keys() - second)
-    assert counts == {"indexed": len(wanted()), "deleted": gone, "error_doc": 1, "dead": 1}, counts
+    assert counts == {"delivered": len(wanted()), "deleted": gone, "rejected": 1, "failed": 1}, counts

@@ -89,8 +89,8 @@ def test_changed_deleted_and_unindexable(
     library.rows[6] = ("row-6", "changed", 1)
     del library.rows[7]
     summary = library.run()
-    assert (summary.exit, summary.dead, summary.owed) == (3, 1, 0)
-    assert library.status() == {"indexed": 85, "deleted": 2, "dead": 1}
+    assert (summary.exit, summary.failed, summary.pending) == (3, 1, 0)
+    assert library.status() == {"delivered": 85, "deleted": 2, "failed": 1}
     after = index.documents()
     assert documents.keys() - after.keys() == {"file/play-04.txt", "row-7"}
     assert after["file/play-03.txt"]["text"] == "1600\nchanged"
@@ -102,6 +102,6 @@ def test_changed_deleted_and_unindexable(
     library.write(5, "1595\na year again")
     summary = library.run()
     assert (summary.exit, summary.delivered) == (0, 1)
-    assert library.status() == {"indexed": 86, "deleted": 2}
+    assert library.status() == {"delivered": 86, "deleted": 2}
     assert index.documents()["file/play-05.txt"]["text"] == "1595\na year again"
     assert library.run().waves == 0

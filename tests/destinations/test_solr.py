@@ -372,7 +372,7 @@ def test_the_server_is_killed_in_the_middle_of_a_run(solr: SolrServer, guarded: 
     summary = trial.run(wait=120, observer=watch)
     assert watch.back is not None
     watch.back.result()
-    assert (summary.exit, trial.counts()) == (3, {"indexed": 43, "dead": 1})
+    assert (summary.exit, trial.counts()) == (3, {"delivered": 43, "failed": 1})
     assert there(solr, guarded).keys() == {f"doc-{i:02}" for i in range(44) if i != 7}
     trial.put("doc-03", text="changed")
     trial.drop("doc-04", "doc-07")

@@ -447,9 +447,9 @@ def through(trial: Trial, receiver: Receiver, **policy: Any) -> dict[str, int]:
 def test_at_most_once_a_broken_connection_leaves_one_unknown(trial: Trial, receiver: Receiver) -> None:
     """The one that was in flight, and it is not sent again; all others arrive once."""
     receiver.answer = lambda request: Reply(how="nothing" if request.ids == ["doc-4"] else "whole")
-    assert through(trial, receiver) == {"indexed": 9, "unknown": 1}
+    assert through(trial, receiver) == {"delivered": 9, "in_doubt": 1}
     assert sorted(receiver.ids) == [f"doc-{i}" for i in range(10)], "sent twice, or not at all"
-    [unknown] = trial.docs(status="indexing")
+    [unknown] = trial.docs(status="in_doubt")
     assert unknown["document"] == "doc-4"
     assert "it was sent, but" in unknown["message"]
 
@@ -466,7 +466,7 @@ def test_at_most_once_what_was_not_taken_is_sent_again(trial: Trial, receiver: R
         return Reply()
 
     receiver.answer = answer
-    assert through(trial, receiver, attempts=1) == {"indexed": 10}
+    assert through(trial, receiver, attempts=1) == {"delivered": 10}
     keys = Counter(request.headers["idempotency-key"] for request in receiver.requests)
     assert sorted(keys.values()) == [1] * 9 + [2]
 
@@ -478,10 +478,10 @@ def test_a_receiver_that_is_away(trial: Trial, receiver: Receiver) -> None:
     trial.put("a", "b")
     trial.build(out=Webhook(receiver.url))  # type: ignore[arg-type]
     assert trial.run(wait=0).exit == 4
-    assert trial.counts() == {"owed": 2}
+    assert trial.counts() == {"pending": 2}
     receiver.start()
     trial.run(wait=20)
-    assert trial.counts() == {"indexed": 2}
+    assert trial.counts() == {"delivered": 2}
     assert sorted(receiver.ids) == ["a", "b"]
 
 
@@ -497,7 +497,7 @@ def test_at_least_once_the_same_key_comes_again(trial: Trial, receiver: Receiver
         return Reply()
 
     receiver.answer = answer
-    assert through(trial, receiver, guarantee="at-least-once") == {"indexed": 10}
+    assert through(trial, receiver, guarantee="at-least-once") == {"delivered": 10}
     keys = Counter(request.headers["idempotency-key"] for request in receiver.requests)
     assert len(keys) == 10
     assert Counter(receiver.ids) >= Counter(f"doc-{i}" for i in range(10))
@@ -506,7 +506,7 @@ def test_at_least_once_the_same_key_comes_again(trial: Trial, receiver: Receiver
 def test_one_bad_document_of_a_request(trial: Trial, receiver: Receiver) -> None:
     """Under at-least-once it is found by halving; the others arrive."""
     receiver.answer = lambda request: Reply(422 if "doc-7" in request.ids else 200)
-    assert through(trial, receiver, guarantee="at-least-once", batch=10) == {"indexed": 9, "dead": 1}
-    [dead] = trial.docs(status="dead")
+    assert through(trial, receiver, guarantee="at-least-once", batch=10) == {"delivered": 9, "failed": 1}
+    [dead] = trial.docs(status="failed")
     assert dead["document"] == "doc-7"
     assert "answered 422 Unprocessable" in dead["message"]

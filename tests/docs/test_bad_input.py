@@ -13,7 +13,7 @@ def test_every_bad_file_has_an_end_and_the_run_goes_on() -> None:
 
     assert outcomes.keys() == {case.id for case in CASES}
     assert summary.delivered == sum(status == "INDEXED" for status, _ in outcomes.values())
-    assert summary.owed == 0
+    assert summary.pending == 0
 
 
 def test_messages_are_for_people() -> None:

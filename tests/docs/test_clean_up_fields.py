@@ -35,7 +35,7 @@ def test_the_books_come_out_as_shown(place: Path) -> None:
 
     [shown] = re.findall(r"^```json\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
     assert {d.id: d.fields for d in Memory.of("cards")} == json.loads(shown)
-    rows = account.docs(state_root(plan, place))
+    rows = account.deliveries(state_root(plan, place))
     ended = [f"{r['status']}  {r['message']}" for r in rows if r["status"] != "INDEXED"]
     assert sorted(ended) == REFUSED.splitlines()
 

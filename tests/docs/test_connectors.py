@@ -67,7 +67,7 @@ def test_the_solr_page_is_true(
     exec(plan_code.replace(here, collection).replace('doc["title"] =', 'doc["words"] = "many" #'), again)
     (place / "corpus" / "henryv.txt").write_text("Henry V, changed")
     run_plan(again["plan"], place / "state")
-    [dead] = account.docs(state_root(again["plan"], place / "state"), plan=again["plan"], status="dead")
+    [dead] = account.deliveries(state_root(again["plan"], place / "state"), plan=again["plan"], status="failed")
     assert "  ".join(dead[name] for name in ("document", "destination", "status", "message")) == refused.strip()
 
     exec(guarded, made)

@@ -72,7 +72,7 @@ def test_the_second_plan_of_the_readme_brings_files_into_opensearch(
 
     summary = run_plan(made["plan"], tmp_path / "state")
 
-    assert (summary.exit, summary.delivered, summary.error_doc) == (3, 1, 1)
+    assert (summary.exit, summary.delivered, summary.rejected) == (3, 1, 1)
     [document] = index.documents().values()
     assert document["title"] == "Henry V"
     assert "Muse of fire" in document["text"]

@@ -70,7 +70,7 @@ def test_whatever_a_step_raises_is_an_error_of_its_document(trial: Trial, error:
     trial.build(step, attempts=1)
     trial.put("a", "b", "c")
     assert trial.run().exit == 3
-    assert [(d["document"], d["status"]) for d in trial.docs(status="dead")] == [("b", "DEAD")]
+    assert [(d["document"], d["status"]) for d in trial.docs(status="failed")] == [("b", "DEAD")]
     assert sorted(line["id"] for line in trial.out.lines()) == ["a", "c"]
 
 

@@ -55,7 +55,7 @@ def test_a_changed_document_goes_to_all_its_destinations(net: Network) -> None:
     net.put("a", text="two")
     assert net.run().exit == 0
     for name in was:
-        assert net.counts(name) == {"indexed": 1}, name
+        assert net.counts(name) == {"delivered": 1}, name
         assert net.out(name).lines()[-1]["text"] == "two"
 
 

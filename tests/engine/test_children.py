@@ -386,7 +386,7 @@ def test_a_new_version_supersedes_what_is_owed_of_the_old(net: Network) -> None:
     end(net.source().step("words", words).step("late", failing(9, "a#x", "a#y")), net, backoff=NOT_SOON_S)
     net.put("a", text="x y z")
     net.run(wait=0)
-    assert net.counts("out") == {"indexed": 1, "owed": 2, "error": 2}
+    assert net.counts("out") == {"delivered": 1, "pending": 2}
     net.put("a", text="z")
     assert net.run(wait=0).exit == 0
     assert net.events("a#x", "out") == ["ERROR", "DROPPED"]
@@ -523,7 +523,7 @@ def test_a_family_is_done_when_all_its_members_are(net: Network) -> None:
     end(net.source().step("letters", letters).step("late", failing(1, "a#1")), net, backoff=NOT_SOON_S)
     net.put("a", text="xyz")
     summary = net.run(wait=0)
-    assert (summary.exit, summary.delivered, summary.owed) == (4, 3, 1)
+    assert (summary.exit, summary.delivered, summary.pending) == (4, 3, 1)
     assert account.status(net.root, net.plan)["balanced"]
     net.retry()
     assert net.run().exit == 0
@@ -612,7 +612,7 @@ def test_a_delete_that_was_refused_is_not_forgotten(net: Network, later: str | N
     net.run()
     net.out("out").answer = refuse_deletes
     net.put("a", text="x")
-    assert net.run().dead == 1
+    assert net.run().failed == 1
     net.out("out").answer = None
     net.drop("a")
     if later:

@@ -34,7 +34,7 @@ class Two:
 
     def of(self, source: str) -> dict[str, str]:
         """Document -> status now."""
-        rows = account.docs(state_root(self.plan, self.state), source=source, plan=self.plan)
+        rows = account.deliveries(state_root(self.plan, self.state), source=source, plan=self.plan)
         return {row["document"]: row["status"] for row in rows}
 
 
@@ -53,16 +53,16 @@ def test_of_two_new_ones_the_later_source_is_refused(two: Two) -> None:
     two.left += [doc("a"), doc("b")]
     two.right += [doc("b", "two"), doc("c")]
     summary = two.run()
-    assert (summary.delivered, summary.error_doc, summary.exit) == (3, 1, 3)
+    assert (summary.delivered, summary.rejected, summary.exit) == (3, 1, 3)
     assert two.of("left") == {"a": "INDEXED", "b": "INDEXED"}
     assert two.of("right") == {"b": "ERROR_DOC", "c": "INDEXED"}
-    [row] = account.docs(state_root(two.plan, two.state), status="error_doc", plan=two.plan)
+    [row] = account.deliveries(state_root(two.plan, two.state), status="rejected", plan=two.plan)
     assert row["message"].startswith(
         "its id is taken: source left brings a document of this id to the same destination"
     )
     assert two.out.counted() == {"a": 1, "b": 1, "c": 1}
     again = two.run()
-    assert (again.waves, again.error_doc) == (0, 1)
+    assert (again.waves, again.rejected) == (0, 1)
 
 
 @pytest.mark.rule("doc.clash")
@@ -101,7 +101,7 @@ def test_a_retry_of_a_clash_ends_as_it_did(two: Two) -> None:
     state = state_root(two.plan, two.state)
     for force in (False, True):
         commands.retry(two.plan, state=two.state, source="right", force=force)
-        assert (two.run().error_doc, two.run().waves) == (1, 0)
+        assert (two.run().rejected, two.run().waves) == (1, 0)
     told = [e["status"] for e in account.history(state, "b", two.plan) if e["source"] == "right"]
     assert told == ["ERROR_DOC", "RESTART", "ERROR_DOC", "FORCE", "ERROR_DOC"]
     assert two.out.counted() == {"b": 1}

@@ -69,11 +69,11 @@ def test_what_changes_in_one_changes_in_the_other(database: Database, place: Pat
     database.query("UPDATE articles SET body = 'unfit', at = 2 WHERE id = 9")
     database.query("DELETE FROM articles WHERE id = 8")
     summary = run_plan(plan(database, **source), place)
-    assert (summary.exit, summary.delivered, summary.dead) == (3, 2, 1)
+    assert (summary.exit, summary.delivered, summary.failed) == (3, 2, 1)
     assert texts(database) == expected(database) | {"9": "article 9"}
     counts = account.status(state_root(made, place), made)["destinations"]["index"]
-    assert (counts["indexed"], counts["deleted"], counts["dead"]) == (ROWS - 2, 1, 1)
-    [dead] = account.docs(state_root(made, place), status="dead")
+    assert (counts["delivered"], counts["deleted"], counts["failed"]) == (ROWS - 2, 1, 1)
+    [dead] = account.deliveries(state_root(made, place), status="failed")
     assert "fit" in dead["message"]
 
 
@@ -92,7 +92,7 @@ def test_a_connection_lost_in_the_commit_loses_and_doubles_nothing(
         assert proxy.broken == 2
     assert summary.exit == 0, summary
     assert texts(database) == expected(database)
-    assert {d["attempt"] for d in account.docs(state_root(made, place))} == {1}
+    assert {d["attempt"] for d in account.deliveries(state_root(made, place))} == {1}
 
 
 def test_a_server_that_restarts_in_the_middle_of_a_wave(database: Database, place: Path) -> None:

@@ -134,7 +134,7 @@ def test_a_transient_outcome_is_tried_again_until_the_last(place: Path, guarante
     assert [line["attempt"] for line in trial.out.lines() if line["id"] == "a"] == [1, 2, 3]
     assert trial.out.counted() == {"b": 1}
     trial.run()
-    assert trial.counts() == {"indexed": 1, "dead": 1}
+    assert trial.counts() == {"delivered": 1, "failed": 1}
 
 
 MISSING: dict[str, Callable[[Delivery], Any]] = {
@@ -172,18 +172,18 @@ class Odd(Recorder):
 
 
 ODD: dict[str, tuple[Callable[[list[Delivery]], Any], dict[str, int]]] = {
-    "a generator": (lambda chunk: (Outcome.ok() for _ in chunk), {"indexed": 3}),
-    "a tuple": (lambda chunk: tuple(Outcome.ok() for _ in chunk), {"indexed": 3}),
-    "nothing": (lambda chunk: None, {"dead": 3}),
-    "an empty list": (lambda chunk: [], {"dead": 3}),
-    "truths": (lambda chunk: [True] * len(chunk), {"dead": 3}),
-    "words": (lambda chunk: ["ok"] * len(chunk), {"dead": 3}),
-    "more than was asked": (lambda chunk: [Outcome.ok()] * (len(chunk) + 2), {"indexed": 3}),
-    "a reason that is an exception": (lambda chunk: [Outcome.permanent(ValueError("x"))] * len(chunk), {"dead": 3}),  # type: ignore[arg-type]
-    "no reason": (lambda chunk: [Outcome.permanent(None)] * len(chunk), {"dead": 3}),  # type: ignore[arg-type]
-    "a reason that is no text": (lambda chunk: [Outcome.permanent("caf\udce9")] * len(chunk), {"dead": 3}),
-    "a reason of a megabyte": (lambda chunk: [Outcome.permanent("x" * KIB * KIB)] * len(chunk), {"dead": 3}),
-    "a kind of its own": (lambda chunk: [Outcome("maybe", "who knows")] * len(chunk), {"dead": 3}),
+    "a generator": (lambda chunk: (Outcome.ok() for _ in chunk), {"delivered": 3}),
+    "a tuple": (lambda chunk: tuple(Outcome.ok() for _ in chunk), {"delivered": 3}),
+    "nothing": (lambda chunk: None, {"failed": 3}),
+    "an empty list": (lambda chunk: [], {"failed": 3}),
+    "truths": (lambda chunk: [True] * len(chunk), {"failed": 3}),
+    "words": (lambda chunk: ["ok"] * len(chunk), {"failed": 3}),
+    "more than was asked": (lambda chunk: [Outcome.ok()] * (len(chunk) + 2), {"delivered": 3}),
+    "a reason that is an exception": (lambda chunk: [Outcome.permanent(ValueError("x"))] * len(chunk), {"failed": 3}),  # type: ignore[arg-type]
+    "no reason": (lambda chunk: [Outcome.permanent(None)] * len(chunk), {"failed": 3}),  # type: ignore[arg-type]
+    "a reason that is no text": (lambda chunk: [Outcome.permanent("caf\udce9")] * len(chunk), {"failed": 3}),
+    "a reason of a megabyte": (lambda chunk: [Outcome.permanent("x" * KIB * KIB)] * len(chunk), {"failed": 3}),
+    "a kind of its own": (lambda chunk: [Outcome("maybe", "who knows")] * len(chunk), {"failed": 3}),
 }
 
 
@@ -224,7 +224,7 @@ def test_a_chunk_that_raises_is_halved_until_the_bad_row_stands_alone(
     trial.put(*ids)
     trial.run()
     assert out.counted() == dict.fromkeys(sorted(set(ids) - set(bad)), 1)
-    assert trial.counts() == {"indexed": 8 - len(bad), "dead": len(bad)}
+    assert trial.counts() == {"delivered": 8 - len(bad), "failed": len(bad)}
     assert "ValueError: cannot take" in trial.history(bad[0])[0]["message"]
     assert len(sizes(out)) <= 1 + 2 * 3 * len(bad)
     assert sizes(out)[0] == 8
@@ -237,7 +237,7 @@ def test_a_permanent_error_for_a_chunk_ends_only_the_row_that_it_is_about(place:
     trial.put(*(f"d{i}" for i in range(4)))
     trial.run()
     assert trial.statuses("d1") == ["DEAD"]
-    assert trial.counts() == {"indexed": 3, "dead": 1}
+    assert trial.counts() == {"delivered": 3, "failed": 1}
 
 
 @pytest.mark.rule("destination.at-most-once")
@@ -249,8 +249,8 @@ def test_under_at_most_once_a_chunk_that_raises_is_unknown(place: Path, error: t
     trial.put(*(f"d{i}" for i in range(8)))
     trial.run()
     assert sizes(out) == [4, 4]
-    assert trial.counts() == {"indexed": 4, "unknown": 4}
-    assert "cannot take d1" in trial.docs(status="indexing")[0]["message"]
+    assert trial.counts() == {"delivered": 4, "in_doubt": 4}
+    assert "cannot take d1" in trial.docs(status="in_doubt")[0]["message"]
     trial.run()
     assert sizes(out) == [4, 4]
 
@@ -265,7 +265,7 @@ def test_a_destination_that_ends_the_program_harms_only_itself(place: Path, end:
         trial.run()
     except BaseException as e:
         pytest.fail(f"the run was ended by {e!r}")
-    assert trial.counts() == {"indexed": 1, "dead": 1}
+    assert trial.counts() == {"delivered": 1, "failed": 1}
 
 
 # --- the whole destination ------------------------------------------------------------------------------
@@ -303,8 +303,8 @@ def test_a_destination_that_is_down_costs_no_attempt(place: Path, guarantee: str
     trial.put("a", "b", "c", "d")
     watch = Watch()
     summary = trial.run(wait=0, observer=watch)
-    assert (summary.exit, summary.owed, summary.dead) == (4, 4, 0)
-    assert trial.counts() == {"owed": 4}
+    assert (summary.exit, summary.pending, summary.failed) == (4, 4, 0)
+    assert trial.counts() == {"pending": 4}
     assert {r["attempt"] for r in rows(trial.root, "outbox")} == {0}
     assert len(out.calls()) <= 1, "after the first chunk it is left alone"
     why = "refused" if where == "check" else "no shard is there"
@@ -332,9 +332,9 @@ def test_what_it_raises_may_speak_for_the_whole_destination(place: Path, error: 
     trial = Trial(place).build(out=out)
     trial.put("a", "b", "c", "d")
     summary = trial.run(wait=0)
-    assert (summary.exit, summary.owed) == (4, 4)
+    assert (summary.exit, summary.pending) == (4, 4)
     assert sizes(out) == ([4] if where == "write" else [])
-    assert trial.counts() == {"owed": 4}
+    assert trial.counts() == {"pending": 4}
 
 
 @pytest.mark.parametrize("where", ["check", "open", "write", "outcome"])
@@ -358,7 +358,7 @@ def test_a_destination_that_is_wrong_is_named_and_the_others_go_on(place: Path, 
         plan.source(name, Memory(documents)).destination(f"to-{name}", out)
     watch = Watch()
     summary = run_plan(plan, place / "state", observer=watch)
-    assert (summary.exit, summary.owed, summary.dead) == (4, 3, 0)
+    assert (summary.exit, summary.pending, summary.failed) == (4, 3, 0)
     assert right.counted() == dict.fromkeys(["right0", "right1", "right2"], 1)
     told = [m for m in watch.messages if "there is no such index" in m]
     assert any(m.startswith("destination to-wrong: ") and "mend it and run again" in m for m in told)
@@ -393,7 +393,7 @@ def test_whatever_a_destination_says_can_be_told(trial: Trial, where: str, says:
     trial.put("a")
     watch = Watch()
     summary = trial.run(wait=0, observer=watch)
-    assert (summary.exit, summary.owed) == (4, 1)
+    assert (summary.exit, summary.pending) == (4, 1)
     assert any(told in m for m in watch.messages), watch.messages
     assert all(m.encode() for m in watch.messages)
 
@@ -460,7 +460,7 @@ def test_a_destination_that_hangs_is_given_up(place: Path, guarantee: str) -> No
     assert len(healthy.counted()) == 600
     assert summary.exit == 4
     lanes = 1  # of two slots one is left for the other destination
-    assert (summary.owed, summary.unknown) == (
+    assert (summary.pending, summary.in_doubt) == (
         (600, 0) if guarantee == "at-least-once" else (600 - 50 * lanes, 50 * lanes)
     )
 
@@ -475,7 +475,7 @@ def test_a_destination_that_hangs_delays_no_other_on_spark(place: Path, spark: A
     took = time.monotonic() - began
     assert len(healthy.counted()) == 600
     assert seconds < took - 1, "done before the hanging one was given up"
-    assert (summary.exit, summary.owed) == (4, 600)
+    assert (summary.exit, summary.pending) == (4, 600)
 
 
 def _warm(place: Path) -> Plan:
@@ -492,7 +492,7 @@ def test_a_check_that_hangs_is_given_up(place: Path) -> None:
     began = time.monotonic()
     summary = trial.run(wait=0, send_timeout_s=0.3)
     assert time.monotonic() - began < 20
-    assert (summary.exit, summary.owed) == (4, 1)
+    assert (summary.exit, summary.pending) == (4, 1)
     assert any("no answer within 0.3 s" in m for m in summary.messages)
 
 
@@ -517,7 +517,7 @@ def test_a_newer_version_waits_for_the_older_one(trial: Trial) -> None:
     trial.run(wait=0)
     told = [(line["text"], line["attempt"], line["said"]) for line in trial.out.lines()]
     assert told == [("one", 1, "transient"), ("one", 2, "ok"), ("two", 1, "ok")]
-    assert trial.counts() == {"indexed": 1}
+    assert trial.counts() == {"delivered": 1}
 
 
 @pytest.mark.rule("delete.undelivered", "delete.order")
@@ -540,7 +540,7 @@ def test_a_dead_or_parked_older_version_holds_nothing(trial: Trial) -> None:
     trial.run()
     trial.put("a", text="two")
     assert trial.run().exit == 0
-    assert trial.counts() == {"indexed": 1}
+    assert trial.counts() == {"delivered": 1}
 
 
 def test_order_holds_while_the_destination_is_down(trial: Trial) -> None:
@@ -551,13 +551,13 @@ def test_order_holds_while_the_destination_is_down(trial: Trial) -> None:
     for text in ("one", "two", "three"):
         trial.put("a", "b", text=text)
         trial.run(wait=0)
-    assert trial.counts()["owed"] == 6
+    assert trial.counts()["pending"] == 6
     flag.unlink()
     trial.out.forget()
     trial.run()
     for id in "ab":
         assert [line["text"] for line in trial.out.lines() if line["id"] == id] == ["one", "two", "three"]
-    assert trial.counts() == {"indexed": 2}
+    assert trial.counts() == {"delivered": 2}
 
 
 def test_order_holds_after_the_outbox_was_merged(trial: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -575,7 +575,7 @@ def test_order_holds_after_the_outbox_was_merged(trial: Trial, monkeypatch: pyte
     trial.build(answer=lambda d: Outcome.ok() if d.attempt > 2 else Outcome.transient("busy"), attempts=9)
     trial.run()
     assert in_order(trial.out)
-    assert trial.counts() == {"indexed": 2}
+    assert trial.counts() == {"delivered": 2}
 
 
 def three_versions_wait(place: Path, flag: Path, documents: int, slots: int) -> Trial:
@@ -598,7 +598,7 @@ def test_order_holds_over_several_lanes(place: Path, slots: int) -> None:
     trial.run(runner=InProcess(slots=slots))
     assert in_order(trial.out)
     assert len(trial.out.lines()) == 1800
-    assert trial.counts() == {"indexed": 600}
+    assert trial.counts() == {"delivered": 600}
 
 
 @pytest.mark.parametrize("slots", [1, 2])
@@ -615,7 +615,7 @@ def test_order_holds_when_waiting_files_were_merged(place: Path, monkeypatch: py
     trial.run(runner=InProcess(slots=slots))
     assert in_order(trial.out)
     assert len(trial.out.lines()) == 160
-    assert trial.counts() == {"indexed": 40}
+    assert trial.counts() == {"delivered": 40}
 
 
 # --- lanes and pace -------------------------------------------------------------------------------------
@@ -672,7 +672,7 @@ def test_a_destination_without_any_time_is_no_endless_run(trial: Trial) -> None:
     """A budget in which nothing can be sent: the run ends, its rows are owed."""
     trial.put("a")
     summary = trial.run(pace_s=-1, wait=0)
-    assert (summary.exit, summary.owed) == (4, 1)
+    assert (summary.exit, summary.pending) == (4, 1)
     assert trial.run().exit == 0
 
 
@@ -687,9 +687,9 @@ def test_a_destination_that_refuses_everything_is_stopped(trial: Trial) -> None:
     summary = trial.run()
     assert summary.exit == 4
     counts = trial.counts()
-    assert counts["indexed"] == 1
-    assert counts["dead"] >= 1000
-    assert counts["owed"] == 5999 - counts["dead"] > 0
+    assert counts["delivered"] == 1
+    assert counts["failed"] >= 1000
+    assert counts["pending"] == 5999 - counts["failed"] > 0
     [message] = [m for m in summary.messages if "refused every row" in m]
     assert message.startswith(
         "destination out: it refused every row of 5 chunks in a row: no such index (once it is mended, "

@@ -68,7 +68,7 @@ def test_text_is_raw_decoded(trial: Trial) -> None:
     trial.put("good")
     trial.documents.append({"id": "bad", "raw": b"0123456\xff8"})
     assert trial.run().exit == 3
-    assert trial.counts() == {"indexed": 1, "error_doc": 1}
+    assert trial.counts() == {"delivered": 1, "rejected": 1}
     assert trial.history("bad")[0]["message"].startswith("bad: not utf-8 text: byte 7 (0xff)")
 
 

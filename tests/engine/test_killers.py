@@ -78,8 +78,8 @@ def test_a_document_that_kills_its_step_is_named(
     net.plan.step("deadly", killing(how, *ids), after="docs")
     net.plan.destination("out", net.out("out"), after="deadly")
     summary = run(net, failures)
-    assert (summary.exit, summary.delivered, summary.error_doc) == (3, len(IDS) - len(ids), len(ids))
-    bad = account.docs(net.root, status="error_doc", plan=net.plan)
+    assert (summary.exit, summary.delivered, summary.rejected) == (3, len(IDS) - len(ids), len(ids))
+    bad = account.deliveries(net.root, status="rejected", plan=net.plan)
     assert {row["document"]: row["message"] for row in bad} == dict.fromkeys(
         ids, f"step deadly: PermanentError: it ended its process in each of 3 tries: {says}"
     )
@@ -93,7 +93,7 @@ def test_a_step_that_kills_takes_only_its_own_branch(net: Network) -> None:
     twice = net.plan.route("twice", Duplicate(), after="docs")
     twice.step("deadly", killing(segfault, "d05")).destination("one", net.out("one"))
     twice.destination("two", net.out("two"))
-    assert run(net).error_doc == 1
+    assert run(net).rejected == 1
     assert len(net.arrived("one")) == len(IDS) - 1
     assert len(net.arrived("two")) == len(IDS)
 
@@ -112,8 +112,8 @@ def test_a_child_that_kills_takes_not_its_family(net: Network) -> None:
         "out", net.out("out")
     )
     summary = run(net)
-    assert (summary.delivered, summary.error_doc) == (3 * len(IDS) - 1 - 3, 2)
-    bad = account.docs(net.root, status="error_doc", plan=net.plan)
+    assert (summary.delivered, summary.rejected) == (3 * len(IDS) - 1 - 3, 2)
+    bad = account.deliveries(net.root, status="rejected", plan=net.plan)
     assert {row["document"]: row["message"].split(":")[0] for row in bad} == {
         "d01#y": "step deadly",
         "d03": "step split",
@@ -193,8 +193,8 @@ def test_a_document_may_kill_while_it_is_read(place: Path) -> None:
     net = Network(place)
     net.plan.source("docs", Reading([{"id": id} for id in IDS])).destination("out", net.out("out"))
     summary = run(net)
-    assert (summary.exit, summary.delivered, summary.error_doc) == (3, len(IDS) - 1, 1)
-    [bad] = account.docs(net.root, status="error_doc", plan=net.plan)
+    assert (summary.exit, summary.delivered, summary.rejected) == (3, len(IDS) - 1, 1)
+    [bad] = account.deliveries(net.root, status="rejected", plan=net.plan)
     assert bad["message"] == "reading it: PermanentError: it ended its process in each of 3 tries: signal 11 (SIGSEGV)"
 
 
@@ -209,7 +209,7 @@ def test_a_call_that_hangs_is_interrupted(net: Network) -> None:
 
     net.plan.step("slow", slow, timeout=0.2, after="docs").destination("out", net.out("out"), attempts=2, backoff=0)
     summary = run(net)
-    assert (summary.delivered, summary.dead) == (len(IDS) - 1, 1)
+    assert (summary.delivered, summary.failed) == (len(IDS) - 1, 1)
     [first, last] = account.history(net.root, "d02", net.plan)
     assert first["message"] == "step slow: TransientError: step slow took longer than timeout=0.2 s"
     assert (first["status"], last["status"]) == ("ERROR", "DEAD")
@@ -229,7 +229,7 @@ def test_a_call_that_hangs_in_c_loses_its_process(net: Network, monkeypatch: pyt
 
     net.plan.step("stuck", stuck, timeout=0.2, after="docs").destination("out", net.out("out"), attempts=2)
     summary = run(net)
-    assert (summary.delivered, summary.error_doc) == (len(IDS) - 1, 1)
+    assert (summary.delivered, summary.rejected) == (len(IDS) - 1, 1)
     [bad] = account.history(net.root, "d02", net.plan)
     assert bad["message"].startswith("step stuck: PermanentError: it ended its process in each of 2 tries: ")
     assert "took longer than timeout=0.2 s and could not be interrupted" in bad["message"]
@@ -254,7 +254,7 @@ def test_errors_in_careful_mode_are_errors_as_ever(net: Network) -> None:
 
     net.plan.step("step", step, after="docs").destination("out", net.out("out"), attempts=2, backoff=0)
     summary = run(net)
-    assert (summary.delivered, summary.dead, summary.error_doc) == (len(IDS) - 2, 1, 1)
+    assert (summary.delivered, summary.failed, summary.rejected) == (len(IDS) - 2, 1, 1)
     assert account.history(net.root, "d01", net.plan)[0]["message"] == "step step: Odd: odd"
     assert net.events("d02", "out") == ["ERROR", "INDEXED"]
 
@@ -278,8 +278,8 @@ def test_a_row_that_kills_its_sender_is_named(net: Network, ids: tuple[str, ...]
     net.out("out").before = kills(*ids)
     net.plan.destination("out", net.out("out"), after="docs", batch=10)
     summary = run(net, failures)
-    assert (summary.exit, summary.delivered, summary.error_doc) == (3, len(IDS) - len(ids), len(ids))
-    bad = account.docs(net.root, status="error_doc", plan=net.plan)
+    assert (summary.exit, summary.delivered, summary.rejected) == (3, len(IDS) - len(ids), len(ids))
+    bad = account.deliveries(net.root, status="rejected", plan=net.plan)
     assert {row["document"]: row["message"] for row in bad} == dict.fromkeys(
         ids, "it ended its sender's process in each of 3 tries: signal 11 (SIGSEGV)"
     )
@@ -293,7 +293,7 @@ def test_under_at_most_once_its_chunk_is_unknown(net: Network) -> None:
     net.out("out").before = kills("d07")
     net.plan.destination("out", net.out("out"), after="docs", batch=10, guarantee="at-most-once")
     summary = run(net)
-    assert (summary.exit, summary.unknown, summary.delivered) == (3, 10, 30)
+    assert (summary.exit, summary.in_doubt, summary.delivered) == (3, 10, 30)
     assert set(net.arrived("out").values()) == {1}
 
 
@@ -303,7 +303,7 @@ def test_a_sender_that_dies_delays_no_other_destination(net: Network) -> None:
     twice.destination("bad", net.out("bad"), attempts=1)
     twice.destination("good", net.out("good"))
     summary = run(net)
-    assert (summary.delivered, summary.error_doc) == (len(IDS), len(IDS))
+    assert (summary.delivered, summary.rejected) == (len(IDS), len(IDS))
 
 
 def test_a_destination_that_answers_is_heard_in_careful_mode(net: Network) -> None:
@@ -313,7 +313,7 @@ def test_a_destination_that_answers_is_heard_in_careful_mode(net: Network) -> No
     out.answer = moody
     net.plan.destination("out", out, after="docs", batch=10, attempts=2, backoff=0)
     summary = run(net)
-    assert (summary.dead, summary.error_doc) == (1, 1)
+    assert (summary.failed, summary.rejected) == (1, 1)
     assert summary.delivered == len(IDS) - 2
 
 
@@ -324,8 +324,8 @@ def test_a_destination_that_leaves_ends_no_worker_in_careful_mode(net: Network) 
     out.answer = leaving
     net.plan.destination("out", out, after="docs", batch=1, attempts=2, backoff=0)
     summary = run(net)
-    assert (summary.dead, summary.error_doc, summary.delivered) == (1, 1, len(IDS) - 2)
-    [bad] = account.docs(net.root, status="dead", plan=net.plan)
+    assert (summary.failed, summary.rejected, summary.delivered) == (1, 1, len(IDS) - 2)
+    [bad] = account.deliveries(net.root, status="failed", plan=net.plan)
     assert bad["message"] == "RuntimeError: it raised SystemExit: 3 (attempt 2, the last)"
 
 
@@ -345,7 +345,7 @@ def test_a_router_that_kills_when_it_is_opened_accuses_no_document(net: Network)
     net.plan.route("deadly", Deadly(), after="docs").destination("out", net.out("out"))
     with pytest.raises(EngineError):
         run(net, checked=False)
-    assert account.docs(net.root, plan=net.plan) == []
+    assert account.deliveries(net.root, plan=net.plan) == []
 
 
 def moody(delivery: Any) -> Outcome:

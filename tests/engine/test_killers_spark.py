@@ -71,8 +71,8 @@ def test_killers_are_named_and_all_else_is_delivered(place: Path, master: str, s
     bad = {"d013", "d101", *(["d120"] if stuck else [])}
     summary = json.loads(done.stdout.splitlines()[-1])
     assert summary["delivered"] == 400 - len(bad) - 1
-    assert summary["error_doc"] == len(bad) + 1
-    rows = json.loads(ferryman("docs", file, "--status", "error_doc", "--json").stdout)
+    assert summary["rejected"] == len(bad) + 1
+    rows = json.loads(ferryman("deliveries", file, "--status", "error_doc", "--json").stdout)
     said = {(row["document"], row["destination"]): row["message"] for row in rows}
     assert {document for document, destination in said if destination == "lines"} == bad
     assert said["d013", "lines"] == (

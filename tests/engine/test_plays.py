@@ -76,7 +76,7 @@ def test_counts_agree_and_a_failing_branch_is_alone(place: Path, runner: Any) ->
     assert events["comedies", "INDEXED", 2] == 6
     status = account.status(net.root, net.plan)
     for name in ("comedies", "history", "other"):
-        assert status["destinations"][name]["indexed"] + status["destinations"][name]["dropped"] == 2 * PLAYS
+        assert status["destinations"][name]["delivered"] + status["destinations"][name]["dropped"] == 2 * PLAYS
 
 
 def test_copies_are_delivered_by_the_branch_they_were_first_given(place: Path, runner: Any) -> None:

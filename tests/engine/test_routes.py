@@ -62,7 +62,7 @@ def test_a_document_takes_the_branch_that_its_field_names(net: Network) -> None:
     assert net.arrived("comedy") == {"a": 1}
     assert net.arrived("tragedy") == {"b": 1}
     assert net.arrived("other") == {"c": 1, "d": 1}
-    assert net.counts("comedy") == {"indexed": 1, "dropped": 3}
+    assert net.counts("comedy") == {"delivered": 1, "dropped": 3}
     assert net.events("a", "other") == ["DROPPED"]
     [event] = [e for e in account.history(net.root, "a", net.plan) if e["destination"] == "other"]
     assert event["message"] == "not its branch: router by-kind sent it to comedy"
@@ -79,8 +79,8 @@ def test_what_matches_no_branch_is_an_error_of_that_document(net: Network) -> No
     net.put("c", kind=["comedy"])
     net.put("d")
     summary = net.run()
-    assert (summary.exit, summary.delivered, summary.error_doc) == (3, 1, 9)
-    [event, *_] = account.docs(net.root, destination="comedy", status="error_doc", plan=net.plan)
+    assert (summary.exit, summary.delivered, summary.rejected) == (3, 1, 9)
+    [event, *_] = account.deliveries(net.root, destination="comedy", status="rejected", plan=net.plan)
     assert (
         "names none of the branches comedy, other, tragedy. Give ByField a mapping or a default=." in event["message"]
     )
@@ -145,7 +145,7 @@ def test_what_a_taken_branch_leads_to_as_well_is_not_dropped(net: Network) -> No
     net.plan.destination("all", net.out("all"), after=taps)
     net.put("a", kind="comedy")
     assert net.run().exit == 0
-    assert (net.events("a", "all"), net.counts("all")) == (["INDEXED"], {"indexed": 1})
+    assert (net.events("a", "all"), net.counts("all")) == (["INDEXED"], {"delivered": 1})
     assert (net.events("a", "comedy"), net.events("a", "tragedy")) == (["INDEXED"], ["DROPPED"])
 
 
@@ -231,7 +231,7 @@ def test_each_destination_has_its_own_number_of_attempts(net: Network) -> None:
     twice.destination("often", net.out("often"), attempts=3, backoff=0)
     net.put("a")
     summary = net.run()
-    assert (summary.exit, summary.dead, summary.delivered) == (3, 1, 1)
+    assert (summary.exit, summary.failed, summary.delivered) == (3, 1, 1)
     assert net.events("a", "once") == ["DEAD"]
     assert net.events("a", "often") == ["ERROR", "INDEXED"]
     assert net.retry(destination="once").count == 1
@@ -255,7 +255,7 @@ def test_a_tap_gets_the_document_as_it_is_there(net: Network) -> None:
     net.out("seen").answer = refuse_b
     net.put("a", "b")
     summary = net.run()
-    assert (summary.exit, summary.delivered, summary.dead) == (3, 3, 1)
+    assert (summary.exit, summary.delivered, summary.failed) == (3, 3, 1)
     assert {line["id"]: (line["fields"], line["text"]) for line in net.out("seen").lines()} == {
         "a": ({}, "one"),
         "b": ({}, "one"),
@@ -264,7 +264,7 @@ def test_a_tap_gets_the_document_as_it_is_there(net: Network) -> None:
         "a": {"later": True},
         "b": {"later": True},
     }
-    assert net.counts("seen") == {"indexed": 1, "dead": 1}
+    assert net.counts("seen") == {"delivered": 1, "failed": 1}
 
 
 def refuse_b(delivery: Any) -> Any:

@@ -72,7 +72,7 @@ def test_a_file_that_cannot_be_read_to_its_end_deletes_nothing(place: Path) -> N
     assert trial.out.counted() == {"b#line=2": 1, "b#line=3": 1}
     [told] = [m for m in summary.messages if "incomplete listing" in m]
     assert "a.gz: gzip data that cannot be unpacked" in told
-    assert trial.counts() == {"indexed": 20_003}
+    assert trial.counts() == {"delivered": 20_003}
 
 
 @pytest.mark.rule("rows.bad")
@@ -109,11 +109,11 @@ def test_a_row_whose_id_is_lost_is_not_taken_for_gone(place: Path) -> None:
 
     (folder / "f").write_text('{"id": "x"}\n{"id: "y"}\n')
     assert trial.run().exit == 4
-    assert trial.counts() == {"indexed": 3, "error_doc": 1}
+    assert trial.counts() == {"delivered": 3, "rejected": 1}
 
     (folder / "f").write_text('{"id": "x"}\n{"id": "y", "mended": true}\n')
     assert trial.run().exit == 0
-    assert trial.counts() == {"indexed": 2, "deleted": 1}
+    assert trial.counts() == {"delivered": 2, "deleted": 1}
 
 
 def test_a_row_that_moves_to_another_file_stays_the_same(place: Path) -> None:

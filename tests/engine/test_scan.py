@@ -182,7 +182,7 @@ def test_what_returns_is_a_new_revision(trial: Trial) -> None:
     assert [e["revision"] for e in trial.history("a")] == [1, 2, 3]
     trial.drop("a")
     assert seen(trial) == {"-a": 1}
-    assert trial.counts() == {"indexed": 1, "deleted": 1}
+    assert trial.counts() == {"delivered": 1, "deleted": 1}
 
 
 @pytest.mark.rule("delete.guard")
@@ -284,7 +284,7 @@ def test_a_listing_that_breaks_while_a_step_error_is_owed_ends(trial: Trial) -> 
     trial.retry(document="d")
     summary = trial.run(wait=0)
     assert summary.exit == 4
-    assert trial.counts() == {"indexed": 3, "owed": 1}
+    assert trial.counts() == {"delivered": 3, "pending": 1}
 
 
 def test_a_source_that_is_not_there_is_a_mistake(place: Path) -> None:
@@ -293,7 +293,7 @@ def test_a_source_that_is_not_there_is_a_mistake(place: Path) -> None:
     folder.rename(place / "elsewhere")
     with pytest.raises(UsageError):
         trial.run(checked=False)
-    assert trial.counts() == {"indexed": 4}
+    assert trial.counts() == {"delivered": 4}
 
 
 # --- duplicates -----------------------------------------------------------------------------------------
@@ -438,12 +438,12 @@ def test_a_document_that_cannot_be_read_now_is_tried_again(place: Path) -> None:
     mood.write_text("raise not now")
     trial = Trial(place).build(source=Moody(mood), attempts=2)
     summary = trial.run()
-    assert (summary.exit, summary.dead) == (3, 1)
+    assert (summary.exit, summary.failed) == (3, 1)
     assert trial.statuses("moody") == ["ERROR", "DEAD"]
     assert "reading it" in trial.history("moody")[0]["message"]
     mood.write_text("content")
     trial.run()
-    assert trial.counts() == {"indexed": 1}
+    assert trial.counts() == {"delivered": 1}
 
 
 def test_a_dead_unreadable_document_is_not_read_to_death(place: Path) -> None:
@@ -515,7 +515,7 @@ def test_a_step_error_names_step_type_and_message(trial: Trial) -> None:
     trial.put("a", "c")
     trial.put("b", text="fail: no such word")
     assert trial.run(wait=0).exit == 4
-    assert trial.counts() == {"indexed": 2, "owed": 1, "error": 1}
+    assert trial.counts() == {"delivered": 2, "pending": 1}
     [event] = trial.history("b")
     assert event["status"] == "ERROR"
     assert event["message"] == "step fragile: LookupError: fail: no such word"
@@ -534,7 +534,7 @@ def test_a_step_error_is_tried_again_when_due_and_dead_at_the_end(place: Path) -
     assert [e["attempt"] for e in trial.history("a")] == [1, 2, 3]
     assert "(attempt 3, the last)" in trial.history("a")[-1]["message"]
     assert sorted(calls.read_text().splitlines()) == ["counted a"] * 3 + ["counted b"]
-    assert trial.counts() == {"indexed": 1, "dead": 1}
+    assert trial.counts() == {"delivered": 1, "failed": 1}
     trial.run()
     assert len(trial.history("a")) == 3, "dead is not tried again by itself"
 
@@ -590,7 +590,7 @@ def test_a_step_error_is_superseded_by_a_newer_version(trial: Trial) -> None:
     events = trial.history("a")
     assert [(e["revision"], e["status"]) for e in events] == [(1, "ERROR"), (1, "DROPPED"), (2, "INDEXED")]
     assert "superseded" in events[1]["message"]
-    assert trial.counts() == {"indexed": 1}
+    assert trial.counts() == {"delivered": 1}
 
 
 def test_a_step_error_is_superseded_by_a_delete(trial: Trial) -> None:
@@ -602,7 +602,7 @@ def test_a_step_error_is_superseded_by_a_delete(trial: Trial) -> None:
     trial.drop("a")
     assert trial.run(wait=0).exit == 0
     assert trial.statuses("a") == ["ERROR", "DROPPED"]
-    assert trial.counts() == {"indexed": 1}
+    assert trial.counts() == {"delivered": 1}
     assert trial.out.counted() == {"b": 1}
 
 
@@ -614,7 +614,7 @@ def test_a_failing_new_version_leaves_the_old_one_where_it_is(trial: Trial) -> N
     trial.run()
     trial.put("a", text="fail")
     trial.run()
-    assert trial.counts() == {"dead": 1}
+    assert trial.counts() == {"failed": 1}
     assert trial.out.counted() == {"a": 1}
     trial.drop("a")
     trial.run()
@@ -636,10 +636,10 @@ def renamed(doc: Document) -> Document:
 
 
 RETURNS: dict[str, tuple[Any, dict[str, int], str]] = {
-    "nothing": (lambda doc: None, {"dropped": 1, "indexed": 1}, "dropped by step"),
-    "a number": (lambda doc: 42, {"error_doc": 1, "indexed": 1}, "returned a int"),
-    "another document": (another, {"error_doc": 1, "indexed": 1}, "another id, 'another'"),
-    "the class": (lambda doc: Document, {"error_doc": 1, "indexed": 1}, "not the document, None, or an iterable"),
+    "nothing": (lambda doc: None, {"dropped": 1, "delivered": 1}, "dropped by step"),
+    "a number": (lambda doc: 42, {"rejected": 1, "delivered": 1}, "returned a int"),
+    "another document": (another, {"rejected": 1, "delivered": 1}, "another id, 'another'"),
+    "the class": (lambda doc: Document, {"rejected": 1, "delivered": 1}, "not the document, None, or an iterable"),
 }
 
 
@@ -713,7 +713,7 @@ def test_whatever_a_step_raises_harms_only_its_document(trial: Trial, what: str)
         trial.run()
     except SystemExit:
         pytest.fail("the run was ended")
-    assert trial.counts() == {"indexed": 2, "dead": 1}
+    assert trial.counts() == {"delivered": 2, "failed": 1}
 
 
 def setting(value: Any) -> Callable[[Document], Document]:
@@ -748,7 +748,7 @@ def test_whatever_a_step_leaves_in_a_document_harms_only_this_one(trial: Trial, 
     trial.put("a", "b", "c")
     trial.run()
     counts = trial.counts()
-    assert counts["indexed"] in (2, 3)
+    assert counts["delivered"] in (2, 3)
     assert sum(counts.values()) == 3
 
 
@@ -768,7 +768,7 @@ def test_a_step_that_takes_too_long_is_interrupted(trial: Trial) -> None:
     began = time.monotonic()
     summary = run_plan(plan, trial.state)
     assert time.monotonic() - began < 15
-    assert (summary.exit, summary.delivered, summary.dead) == (3, 1, 1)
+    assert (summary.exit, summary.delivered, summary.failed) == (3, 1, 1)
     trial._plan = plan
     assert "step sleepy took longer than timeout=0.2 s" in trial.history("a")[0]["message"]
 
@@ -806,4 +806,4 @@ def test_a_source_that_cannot_be_asked_deletes_nothing(trial: Trial) -> None:
     assert summary.messages == [
         "source docs: incomplete listing, nothing of it is deleted: the database closed the connection"
     ]
-    assert trial.counts() == {"indexed": 1}
+    assert trial.counts() == {"delivered": 1}

@@ -62,7 +62,7 @@ def test_only_what_changed_is_sent(net: Network) -> None:
     net.put("d", text="a new b=2 d")
     assert net.run().exit == 0
     assert sent(net) == ["-d#c", "d#b", "d#new"]
-    assert net.counts("out") == {"indexed": 4, "deleted": 1}
+    assert net.counts("out") == {"delivered": 4, "deleted": 1}
     last = account.history(net.root, "d#a", net.plan)[-1]
     assert (last["status"], last["message"], last["revision"]) == ("INDEXED", "unchanged: it is there as it is", 2)
     net.run()
@@ -145,7 +145,7 @@ def test_where_a_destination_keeps_what_is_gone_it_is_still_there(net: Network) 
     net.put("d", text="a b")
     net.run()
     assert sent(net) == []
-    assert net.counts("out") == {"indexed": 2}
+    assert net.counts("out") == {"delivered": 2}
 
 
 @pytest.mark.rule("child.unchanged")
@@ -181,7 +181,7 @@ def test_a_step_that_failed_sends_what_it_owes(net: Network) -> None:
     net.put("d", text="a b new")
     assert net.run().exit == 0
     assert sent(net) == ["d#a", "d#new"]
-    assert net.counts("out") == {"indexed": 3}
+    assert net.counts("out") == {"delivered": 3}
 
 
 def test_in_careful_mode_too(net: Network) -> None:

@@ -54,14 +54,14 @@ def unreachable() -> None:
 
 
 SITUATIONS: dict[str, tuple[str, dict[str, int]]] = {
-    "delivered": ("fine", {"indexed": 1}),
-    "the destination has something newer": ("stale", {"indexed": 1}),
+    "delivered": ("fine", {"delivered": 1}),
+    "the destination has something newer": ("stale", {"delivered": 1}),
     "dropped by a step": ("drop", {"dropped": 1}),
     "dropped with a reason": ("drop with a reason", {"dropped": 1}),
-    "refused by the destination": ("refuse", {"dead": 1}),
-    "failed, to be tried again": ("fail", {"owed": 1, "error": 1}),
-    "a step failed, to be tried again": ("break", {"owed": 1, "error": 1}),
-    "the destination is down": ("down", {"owed": 1}),
+    "refused by the destination": ("refuse", {"failed": 1}),
+    "failed, to be tried again": ("fail", {"pending": 1}),
+    "a step failed, to be tried again": ("break", {"pending": 1}),
+    "the destination is down": ("down", {"pending": 1}),
 }
 
 
@@ -85,7 +85,7 @@ def test_all_situations_together(trial: Trial) -> None:
             trial.put(situation, text=text)
     trial.documents.append({"id": "bad", "field": 1j})
     assert trial.run(wait=0).exit == 4
-    assert trial.counts() == {"indexed": 2, "dropped": 2, "dead": 1, "error_doc": 1, "owed": 2, "error": 2}
+    assert trial.counts() == {"delivered": 2, "dropped": 2, "failed": 1, "rejected": 1, "pending": 2}
 
 
 def test_deletes_are_counted_apart(trial: Trial) -> None:
@@ -94,11 +94,11 @@ def test_deletes_are_counted_apart(trial: Trial) -> None:
     trial.run()
     trial.drop("a")
     trial.run()
-    assert trial.counts() == {"indexed": 2, "deleted": 1}
+    assert trial.counts() == {"delivered": 2, "deleted": 1}
     assert trial.status()["sources"] == {"docs": {"documents": 2, "deleted": 1}}
     trial.put("a")
     trial.run()
-    assert trial.counts() == {"indexed": 3}
+    assert trial.counts() == {"delivered": 3}
     assert trial.status()["sources"] == {"docs": {"documents": 3, "deleted": 0}}
 
 
@@ -134,7 +134,7 @@ def test_a_destination_that_keeps_what_is_gone(trial: Trial) -> None:
     trial.run()
     trial.drop("a")
     trial.run()
-    assert trial.counts() == {"indexed": 1, "dropped": 1}
+    assert trial.counts() == {"delivered": 1, "dropped": 1}
     assert "keeps" in trial.history("a")[-1]["message"]
     assert trial.out.counted() == {"a": 1, "b": 1}
 
@@ -145,17 +145,17 @@ def test_a_new_version_replaces_the_old_one_in_the_counts(trial: Trial) -> None:
     trial.put("a", text="refuse")
     trial.put("b", text="fail")
     trial.run(wait=0)
-    assert trial.counts() == {"dead": 1, "owed": 1, "error": 1}
+    assert trial.counts() == {"failed": 1, "pending": 1}
     trial.put("a", "b", text="fine")
     trial.out.refuse = unreachable
     trial.build(backoff=NOT_SOON_S)
     trial.run(wait=0)
-    assert trial.counts() == {"owed": 3, "error": 1}, "two versions of b, and a"
+    assert trial.counts() == {"pending": 3}, "two versions of b, and a"
     assert [d["status"] for d in trial.docs()] == ["BATCHED", "BATCHED"]
     trial.out.refuse = None
     trial.build(answer=lambda d: Outcome.ok())
     trial.run()
-    assert trial.counts() == {"indexed": 2}
+    assert trial.counts() == {"delivered": 2}
     assert trial.statuses("b") == ["ERROR", "INDEXED", "INDEXED"]
 
 
@@ -165,8 +165,8 @@ def test_unknown_is_counted_and_no_end(place: Path) -> None:
     trial.put("a", text="silent")
     trial.put("b")
     assert trial.run().exit == 3
-    assert trial.counts() == {"indexed": 1, "unknown": 1}
-    [row] = trial.docs(status="indexing")
+    assert trial.counts() == {"delivered": 1, "in_doubt": 1}
+    [row] = trial.docs(status="in_doubt")
     assert row["document"] == "a"
     assert row["message"].startswith("unknown: ")
 
@@ -183,7 +183,7 @@ def test_a_committed_wave_counts_before_it_is_settled(trial: Trial) -> None:
     with pytest.raises(Interrupted):
         trial.run(observer=Until(1, "deliver"), checked=False)
     status = trial.status()
-    assert trial.counts() == {"owed": 2, "dropped": 1, "error_doc": 1}
+    assert trial.counts() == {"pending": 2, "dropped": 1, "rejected": 1}
     assert status["balanced"]
     assert status["waves"] == 1
     assert status["sources"] == {"docs": {"documents": 4, "deleted": 0}}
@@ -207,14 +207,14 @@ def test_a_second_wave_that_is_not_settled(trial: Trial, phase: str) -> None:
     trial.drop("b")
     with pytest.raises(Interrupted):
         trial.run(observer=Until(2, phase), checked=False)
-    assert trial.counts() == {"indexed": 1, "owed": 2}
+    assert trial.counts() == {"delivered": 1, "pending": 2}
     assert trial.status()["balanced"]
     assert trial.statuses("a") == ["INDEXED", "BATCHED"]
     assert [(d["operation"], d["status"]) for d in trial.docs() if d["document"] == "b"] == [("delete", "BATCHED")]
     left = account.left_over(trial.root, trial.plan)
-    assert left == {"dead": 0, "error_doc": 0, "unknown": 0, "owed": 2}
+    assert left == {"failed": 0, "rejected": 0, "in_doubt": 0, "pending": 2}
     trial.run()
-    assert trial.counts() == {"indexed": 2, "deleted": 1}
+    assert trial.counts() == {"delivered": 2, "deleted": 1}
 
 
 def test_a_wave_that_is_not_committed_does_not_count(trial: Trial) -> None:
@@ -224,7 +224,7 @@ def test_a_wave_that_is_not_committed_does_not_count(trial: Trial) -> None:
     trial.put("a", "b", text="two")
     with pytest.raises(Interrupted):
         trial.run(observer=Until(2, "commit"), checked=False)
-    assert trial.counts() == {"indexed": 1}
+    assert trial.counts() == {"delivered": 1}
     assert trial.statuses("b") == []
     assert trial.status()["waves"] == 1
     trial.run()
@@ -310,7 +310,7 @@ def test_documents_are_listed_by_what_is_asked(
 ) -> None:
     """Filters narrow it down together."""
     trial, plan = two_ways
-    rows = account.docs(trial.root, plan=plan, **filters)  # type: ignore[arg-type]
+    rows = account.deliveries(trial.root, plan=plan, **filters)  # type: ignore[arg-type]
     assert {(r["source"], r["document"]) for r in rows} == found
     assert len(rows) == len(found)
 
@@ -423,5 +423,5 @@ def test_questions_about_a_million_documents_get_by_with_their_memory(tmp_path: 
     run_plan(plan, tmp_path, wait=0, checked=False)
     assert commands.retry(plan, state=tmp_path).count == 10_000
     root = state_root(plan, tmp_path)
-    assert len(account.docs(root, plan=plan)) == 1_000_000
-    assert len(account.docs(root, status="restart", limit=20_000, plan=plan)) == 10_000
+    assert len(account.deliveries(root, plan=plan)) == 1_000_000
+    assert len(account.deliveries(root, status="restart", limit=20_000, plan=plan)) == 10_000

@@ -44,7 +44,7 @@ def mixed(trial: Trial) -> Trial:
     trial.put("fine", "dead1", "dead2", "late1", "late2")
     trial.documents.append({"id": "bad", "raw": b"\xff"})
     assert trial.run(wait=0).exit == 4
-    assert trial.counts() == {"indexed": 1, "dead": 2, "error_doc": 1, "owed": 2, "error": 2}
+    assert trial.counts() == {"delivered": 1, "failed": 2, "rejected": 1, "pending": 2}
     trial.out.forget()
     trial.out.answer = lambda d: Outcome.ok()
     return trial
@@ -94,14 +94,14 @@ def test_the_filters_narrow_it_down(mixed: Trial, filters: dict[str, Any], ids: 
 def test_parked_and_waiting_rows_become_due_with_attempts_from_zero(mixed: Trial) -> None:
     """The same deliveries, by the same hashes, as a first attempt."""
     before = {r["document"]: (r["delivery_hash"], r["first_sequence"]) for r in table_rows(mixed.root, "outbox")}
-    mixed.retry(status="dead")
+    mixed.retry(status="failed")
     mixed.retry(status="error")
     waiting = table_rows(mixed.root, "outbox")
     assert {(r["attempt"], r["due"]) for r in waiting} == {(0, 0)}
     assert {r["document"]: (r["delivery_hash"], r["first_sequence"]) for r in waiting} == before
-    assert mixed.counts() == {"indexed": 1, "error_doc": 1, "owed": 4}
+    assert mixed.counts() == {"delivered": 1, "rejected": 1, "pending": 4}
     mixed.run()
-    assert mixed.counts() == {"indexed": 5, "error_doc": 1}
+    assert mixed.counts() == {"delivered": 5, "rejected": 1}
     assert attempts(mixed) == dict.fromkeys(["dead1", "dead2", "late1", "late2"], 1)
     assert {line["id"]: line["hash"] for line in mixed.out.lines()} == {i: h for i, (h, _) in before.items()}
     assert mixed.statuses("dead1") == ["DEAD", "RESTART", "INDEXED"]
@@ -124,7 +124,7 @@ def test_only_what_was_chosen_becomes_due(mixed: Trial) -> None:
 def test_a_bad_document_is_read_again(mixed: Trial) -> None:
     """The same revision: if it can be read now, its delivery is the one that was refused."""
     refused = mixed.history("bad")[0]
-    mixed.retry(status="error_doc")
+    mixed.retry(status="rejected")
     mixed.run(wait=0)
     assert mixed.statuses("bad") == ["ERROR_DOC", "RESTART", "ERROR_DOC"]
     assert {e["delivery_hash"] for e in mixed.history("bad")} == {refused["delivery_hash"]}
@@ -144,12 +144,12 @@ def test_a_dead_step_error_is_fed_again(trial: Trial) -> None:
 
     trial.build(fragile)
     trial.put("a")
-    assert trial.run().dead == 1
+    assert trial.run().failed == 1
     broken.unlink()
-    assert trial.run().dead == 1, "not by itself"
+    assert trial.run().failed == 1, "not by itself"
     assert trial.retry() == Retried(1, False)
     trial.run()
-    assert trial.counts() == {"indexed": 1}
+    assert trial.counts() == {"delivered": 1}
     assert trial.statuses("a") == ["ERROR", "ERROR", "DEAD", "RESTART", "INDEXED"]
 
 
@@ -171,10 +171,10 @@ def test_who_when_and_why_are_written_down(mixed: Trial) -> None:
 
 def test_retrying_again_before_anything_was_sent_says_nothing_new(mixed: Trial) -> None:
     """A RESTART that waits is no failure."""
-    assert mixed.retry(status="dead").count == 2
-    assert mixed.retry(status="dead").count == 0
+    assert mixed.retry(status="failed").count == 2
+    assert mixed.retry(status="failed").count == 0
     mixed.run(wait=0)
-    assert mixed.counts()["indexed"] == 3
+    assert mixed.counts()["delivered"] == 3
 
 
 def test_deletes_that_failed_are_sent_again(trial: Trial) -> None:
@@ -184,11 +184,11 @@ def test_deletes_that_failed_are_sent_again(trial: Trial) -> None:
     trial.run()
     trial.drop("a")
     trial.run()
-    assert trial.counts() == {"indexed": 1, "dead": 1}
+    assert trial.counts() == {"delivered": 1, "failed": 1}
     trial.out.answer = lambda d: Outcome.ok()
     assert trial.retry().count == 1
     trial.run()
-    assert trial.counts() == {"indexed": 1, "deleted": 1}
+    assert trial.counts() == {"delivered": 1, "deleted": 1}
 
 
 # --- retry --force --------------------------------------------------------------------------------------
@@ -199,7 +199,7 @@ def test_force_makes_a_new_revision(mixed: Trial) -> None:
     """Unchanged, and read again all the same: a new hash, a higher sequence."""
     before = mixed.history("fine")[0]
     assert mixed.retry(document="fine", force=True) == Retried(1, False)
-    assert mixed.counts()["owed"] == 3, "what a person asked for is owed"
+    assert mixed.counts()["pending"] == 3, "what a person asked for is owed"
     mixed.run(wait=0)
     after = mixed.history("fine")[-1]
     assert (before["revision"], after["revision"]) == (1, 2)
@@ -211,10 +211,10 @@ def test_force_makes_a_new_revision(mixed: Trial) -> None:
 
 def test_force_reads_a_dead_and_a_bad_document_again(mixed: Trial) -> None:
     """As new revisions; the old ones are history."""
-    assert mixed.retry(status="dead", force=True).count == 2
-    assert mixed.retry(status="error_doc", force=True).count == 1
+    assert mixed.retry(status="failed", force=True).count == 2
+    assert mixed.retry(status="rejected", force=True).count == 1
     mixed.run(wait=0)
-    assert mixed.counts() == {"indexed": 3, "error_doc": 1, "owed": 2, "error": 2}
+    assert mixed.counts() == {"delivered": 3, "rejected": 1, "pending": 2}
     assert [e["revision"] for e in mixed.history("dead1")][-1] == 2
     assert [e["revision"] for e in mixed.history("bad")][-1] == 2
 
@@ -237,7 +237,7 @@ def test_force_over_everything(trial: Trial) -> None:
     trial.retry(force=True)
     trial.run()
     assert sorted(trial.out.arrived()) == ["a", "b"]
-    assert trial.counts() == {"indexed": 2, "deleted": 1}
+    assert trial.counts() == {"delivered": 2, "deleted": 1}
 
 
 def test_a_forced_document_that_vanishes_is_deleted(trial: Trial) -> None:
@@ -247,7 +247,7 @@ def test_a_forced_document_that_vanishes_is_deleted(trial: Trial) -> None:
     trial.retry(document="a", force=True)
     trial.drop("a")
     trial.run()
-    assert trial.counts() == {"indexed": 1, "deleted": 1}
+    assert trial.counts() == {"delivered": 1, "deleted": 1}
     assert trial.out.counted()["-a"] == 1
 
 
@@ -268,11 +268,11 @@ def test_force_on_a_waiting_delivery_leaves_it_one_end(mixed: Trial) -> None:
 def test_a_word_while_a_run_holds_the_state_is_queued(mixed: Trial) -> None:
     """And taken up by the next wave, told with who said it."""
     with mixed.take():
-        assert mixed.retry(status="dead", why="now") == Retried(None, True)
+        assert mixed.retry(status="failed", why="now") == Retried(None, True)
         assert mixed.retry(document="fine", force=True) == Retried(None, True)
     watch = Watch()
     mixed.run(observer=watch, wait=0)
-    assert mixed.counts() == {"indexed": 3, "error_doc": 1, "owed": 2, "error": 2}
+    assert mixed.counts() == {"delivered": 3, "rejected": 1, "pending": 2}
     taken = [m for m in watch.messages if m.startswith("took up `retry")]
     assert [m.rpartition(": ")[2] for m in taken] == ["2 deliveries", "1 deliveries"]
     assert list(State(mixed.root, mixed.plan).commands.iterdir()) == []
@@ -285,7 +285,7 @@ def test_a_run_that_goes_on_takes_up_what_is_queued(mixed: Trial) -> None:
     def speak(_pause: float) -> None:
         if mixed.out.lines():
             raise Interrupted
-        assert mixed.retry(status="dead").queued
+        assert mixed.retry(status="failed").queued
 
     with pytest.raises(Interrupted):
         mixed.run(every=0, sleep=speak, wait=0)
@@ -298,15 +298,15 @@ def test_a_word_after_a_kill_waits_for_the_recovery(mixed: Trial) -> None:
     mixed.put("new")
     with pytest.raises(Interrupted):
         mixed.run(observer=Until(2, "settle"), checked=False, wait=0)
-    assert mixed.retry(status="dead") == Retried(None, True)
+    assert mixed.retry(status="failed") == Retried(None, True)
     mixed.run(wait=0)
-    assert mixed.counts() == {"indexed": 4, "error_doc": 1, "owed": 2, "error": 2}
+    assert mixed.counts() == {"delivered": 4, "rejected": 1, "pending": 2}
 
 
 def test_a_word_that_is_taken_up_twice_does_no_harm(mixed: Trial) -> None:
     """Killed after its wave was settled and before its file was removed."""
     with mixed.take():
-        mixed.retry(status="dead")
+        mixed.retry(status="failed")
     with mixed.take() as state:
         [command] = commands.waiting(state)
         path = state.commands / command.file
@@ -314,7 +314,7 @@ def test_a_word_that_is_taken_up_twice_does_no_harm(mixed: Trial) -> None:
         assert commands.apply(state, command) == 2
         path.write_bytes(data)
     mixed.run(wait=0)
-    assert mixed.counts() == {"indexed": 3, "error_doc": 1, "owed": 2, "error": 2}
+    assert mixed.counts() == {"delivered": 3, "rejected": 1, "pending": 2}
     assert mixed.statuses("dead1") == ["DEAD", "RESTART", "INDEXED"]
 
 
@@ -341,7 +341,7 @@ def test_a_word_that_is_killed_between_its_waves_is_said_to_the_rest(
         if document["id"] == "bad":
             document["raw"] = b"good"
     mixed.run(wait=0)
-    assert mixed.counts() == {"indexed": 6}
+    assert mixed.counts() == {"delivered": 6}
 
 
 # --- mistakes -------------------------------------------------------------------------------------------
@@ -363,7 +363,7 @@ def test_a_status_must_be_one(mixed: Trial) -> None:
 
 def test_a_word_leaves_no_file_behind(mixed: Trial) -> None:
     """The outbox file that was replaced is removed; the next run has nothing to recover."""
-    mixed.retry(status="dead")
+    mixed.retry(status="failed")
     watch = Watch()
     mixed.run(observer=watch, wait=0)
     assert not any("recovered" in m for m in watch.messages)

@@ -30,7 +30,7 @@ def lost(trial: Trial) -> Trial:
     trial.out.before = no_answer
     trial.put("fine", "lost1", "lost2")
     assert trial.run().exit == 3
-    assert trial.counts() == {"indexed": 1, "unknown": 2}
+    assert trial.counts() == {"delivered": 1, "in_doubt": 2}
     trial.out.before = None
     return trial
 
@@ -42,7 +42,7 @@ def resolve(trial: Trial, word: str, **filters: Any) -> Retried:
 def test_what_took_effect_leaves(lost: Trial) -> None:
     """INDEXED by a person's word: never sent again."""
     assert resolve(lost, "indexed", why="found in the index") == Retried(2, False)
-    assert lost.counts() == {"indexed": 3}
+    assert lost.counts() == {"delivered": 3}
     assert rows(lost.root, "outbox") == []
     event = lost.history("lost1")[-1]
     assert event["status"] == "INDEXED"
@@ -55,9 +55,9 @@ def test_what_took_effect_leaves(lost: Trial) -> None:
 def test_what_shall_not_be_sent_is_dead(lost: Trial) -> None:
     """It is kept, so that ``retry`` may still send it."""
     assert resolve(lost, "DEAD") == Retried(2, False)
-    assert lost.counts() == {"indexed": 1, "dead": 2}
+    assert lost.counts() == {"delivered": 1, "failed": 2}
     assert lost.run().exit == 3
-    assert lost.retry(status="dead").count == 2
+    assert lost.retry(status="failed").count == 2
     assert lost.run().exit == 0
     assert lost.out.counted() == {"fine": 1, "lost1": 1, "lost2": 1}
 
@@ -65,10 +65,10 @@ def test_what_shall_not_be_sent_is_dead(lost: Trial) -> None:
 def test_what_did_not_take_effect_is_sent(lost: Trial) -> None:
     """By name; the other one stays unknown."""
     assert resolve(lost, "owed", document="lost2") == Retried(1, False)
-    assert lost.counts() == {"indexed": 1, "owed": 1, "unknown": 1}
+    assert lost.counts() == {"delivered": 1, "pending": 1, "in_doubt": 1}
     lost.run()
     assert lost.out.counted() == {"fine": 1, "lost2": 1}
-    assert lost.counts() == {"indexed": 2, "unknown": 1}
+    assert lost.counts() == {"delivered": 2, "in_doubt": 1}
     assert lost.statuses("lost2") == ["INDEXING", "RESTART", "INDEXED"]
 
 
@@ -116,7 +116,7 @@ def test_dirty_has_the_next_scan_look(trial: Trial) -> None:
     documents[0] = {"id": "a", "raw": b"two"}
     assert trial.run().waves == 0, "its fingerprint is the same"
     assert trial.retry(dirty=True, why="I edited it").count == 2
-    assert trial.counts() == {"indexed": 2}, "until it is found changed, it is what it was"
+    assert trial.counts() == {"delivered": 2}, "until it is found changed, it is what it was"
     assert trial.run().delivered == 1
     assert trial.out.counted() == {"a": 2, "b": 1}
     assert [e["status"] for e in trial.history("b")] == ["INDEXED", "DIRTY"]

@@ -148,7 +148,7 @@ def test_a_file_that_was_delivered_whole_is_only_removed(committed: Trial) -> No
         assert state.outbox.files == {}
         assert not path.exists()
     committed.run()
-    assert committed.counts() == {"indexed": 6}
+    assert committed.counts() == {"delivered": 6}
 
 
 def test_of_a_mixed_file_the_rest_stays(committed: Trial) -> None:
@@ -168,9 +168,9 @@ def test_of_a_mixed_file_the_rest_stays(committed: Trial) -> None:
     assert {i: (r["attempt"], r["due"]) for i, r in after.items()} == {"b": (1, 123), "c": (1, None), "d": (0, 0)}
     changes = ("attempt", "due")
     assert all({**r, **{c: before[i][c] for c in changes}} == before[i] for i, r in after.items())
-    assert committed.counts() == {"indexed": 3, "dead": 1, "owed": 2, "error": 1}
+    assert committed.counts() == {"delivered": 3, "failed": 1, "pending": 2}
     committed.run()
-    assert committed.counts() == {"indexed": 5, "dead": 1}
+    assert committed.counts() == {"delivered": 5, "failed": 1}
     assert committed.out.counted() == {"b": 1, "d": 1}
 
 
@@ -198,7 +198,7 @@ def test_overlapping_results_count_each_row_once(
         note(state, *one, part=True)
         note(state, *other, part=True)
     committed.run()
-    assert committed.counts() == {"indexed": 6}
+    assert committed.counts() == {"delivered": 6}
     assert committed.out.counted() == dict.fromkeys(again, 1)
 
 
@@ -222,10 +222,10 @@ def test_a_claim_without_a_result_is_unknown_and_stays_so(once: Trial) -> None:
         state.journal.begin(1)
         assert state.journal.claim(1, Rows(key_of(state), 2, 4))
     summary = once.run()
-    assert (summary.exit, summary.unknown, summary.delivered) == (3, 2, 4)
-    assert once.counts() == {"indexed": 4, "unknown": 2}
+    assert (summary.exit, summary.in_doubt, summary.delivered) == (3, 2, 4)
+    assert once.counts() == {"delivered": 4, "in_doubt": 2}
     assert once.statuses("c") == ["INDEXING"]
-    assert [d["document"] for d in once.docs(status="indexing")] == ["c", "d"]
+    assert [d["document"] for d in once.docs(status="in_doubt")] == ["c", "d"]
     for _ in range(2):
         once.run()
     assert once.out.counted() == dict.fromkeys("abef", 1)
@@ -237,8 +237,8 @@ def test_what_was_claimed_is_what_was_meant(once: Trial) -> None:
         state.journal.begin(1)
         assert state.journal.claim(1, Rows(key_of(state), 0, 4), [0, 3])
     once.run()
-    assert once.counts() == {"indexed": 4, "unknown": 2}
-    assert sorted(d["document"] for d in once.docs(status="indexing")) == ["a", "d"]
+    assert once.counts() == {"delivered": 4, "in_doubt": 2}
+    assert sorted(d["document"] for d in once.docs(status="in_doubt")) == ["a", "d"]
 
 
 def test_a_note_without_a_ledger_file_is_repaired(once: Trial) -> None:
@@ -246,8 +246,8 @@ def test_a_note_without_a_ledger_file_is_repaired(once: Trial) -> None:
     with once.take() as state:
         note(state, 0, 2, [RowResult(1, "DEAD", "no", 1, None)], part=False, claim=True)
     summary = once.run()
-    assert summary.unknown == 0
-    assert once.counts() == {"indexed": 5, "dead": 1}
+    assert summary.in_doubt == 0
+    assert once.counts() == {"delivered": 5, "failed": 1}
     assert once.out.counted() == dict.fromkeys("cdef", 1)
 
 
@@ -259,7 +259,7 @@ def doubtful(once: Trial) -> Trial:
         note(state, 4, 6, part=True, claim=True)
         assert state.journal.claim(1, Rows(key_of(state), 2, 4))
     once.run()
-    assert once.counts() == {"indexed": 4, "unknown": 2}
+    assert once.counts() == {"delivered": 4, "in_doubt": 2}
     return once
 
 
@@ -295,7 +295,7 @@ def test_a_late_answer_to_nobodys_question_is_ignored(doubtful: Trial) -> None:
     state = answer_late(doubtful, 2, 4, [], part=("swept-long-ago.parquet", 1, 2))
     assert read_fold(state, 2) == ([], [], [])
     doubtful.run()
-    assert doubtful.counts() == {"indexed": 4, "unknown": 2}
+    assert doubtful.counts() == {"delivered": 4, "in_doubt": 2}
     assert state.journal.passes() == []
 
 
@@ -304,7 +304,7 @@ def test_a_late_answer_comes_with_the_next_wave_too(doubtful: Trial) -> None:
     answer_late(doubtful, 2, 4, [])
     doubtful.put("g")
     doubtful.run()
-    assert doubtful.counts() == {"indexed": 7}
+    assert doubtful.counts() == {"delivered": 7}
     assert doubtful.out.counted() == {"g": 1}
 
 
@@ -317,14 +317,14 @@ def test_an_open_question_is_kept_until_the_next_settle(doubtful: Trial) -> None
     doubtful.put("g")
     doubtful.run()
     assert state.journal.passes() == []
-    assert doubtful.counts() == {"indexed": 5, "unknown": 2}
+    assert doubtful.counts() == {"delivered": 5, "in_doubt": 2}
 
 
 def test_unknown_rows_do_not_hold_newer_ones(doubtful: Trial) -> None:
     """A new version of a document in doubt goes its way; the old one is history."""
     doubtful.put("c", text="two")
     doubtful.run()
-    assert doubtful.counts() == {"indexed": 5, "unknown": 1}
+    assert doubtful.counts() == {"delivered": 5, "in_doubt": 1}
     assert doubtful.statuses("c") == ["INDEXING", "INDEXED"]
 
 
@@ -333,7 +333,7 @@ def test_a_late_answer_of_an_old_version_does_no_harm(doubtful: Trial) -> None:
     answer_late(doubtful, 2, 4, [])
     doubtful.put("c", text="two")
     doubtful.run()
-    assert doubtful.counts() == {"indexed": 6}
+    assert doubtful.counts() == {"delivered": 6}
     assert sorted(e["status"] for e in doubtful.history("c")) == ["INDEXED", "INDEXED", "INDEXING"]
 
 
@@ -353,7 +353,7 @@ def test_only_an_explicit_transient_outcome_is_sent_again(place: Path) -> None:
     trial = Trial(place).build(out=Recorder(place / "out.jsonl", answer, effect=Effect.POTENT), batch=2)
     trial.put(*IDS)
     trial.run()
-    assert trial.counts() == {"indexed": 4, "unknown": 2}
+    assert trial.counts() == {"delivered": 4, "in_doubt": 2}
     assert trial.out.counted() == dict.fromkeys("abcd", 1)
     assert trial.statuses("c") == ["ERROR", "INDEXED"]
     assert trial.statuses("f") == ["INDEXING"]

@@ -67,7 +67,7 @@ def made() -> Iterator[Path]:
     with pytest.raises(Interrupted):
         trial.run(observer=Until(3, "settle"), checked=False)
     with trial.take():
-        assert trial.retry(status="dead").queued
+        assert trial.retry(status="failed").queued
     yield folder
     shutil.rmtree(folder)
 
@@ -204,7 +204,7 @@ def test_the_state_is_as_it_is_meant_to_be(damaged: Trial) -> None:
     damaged.run(observer=watch, wait=0)
     assert any("recovered: settled wave 3" in m for m in watch.messages)
     assert any("took up `retry`" in m for m in watch.messages)
-    assert damaged.counts() == {"indexed": 3, "dead": 1, "error_doc": 1, "owed": 1, "error": 1}
+    assert damaged.counts() == {"delivered": 3, "failed": 1, "rejected": 1, "pending": 1}
 
 
 @pytest.mark.parametrize(("kind", "how"), CASES, ids=[f"{k}-{h}" for k, h in CASES])
@@ -228,7 +228,7 @@ def test_what_may_be_missing_does_no_harm(damaged: Trial, kind: str) -> None:
     find = KINDS.get(kind) or KINDS[f"ledger {kind}"]
     find(State(damaged.root, damaged.plan)).unlink()
     damaged.run(wait=0)
-    assert damaged.counts() == {"indexed": 3, "dead": 1, "error_doc": 1, "owed": 1, "error": 1}
+    assert damaged.counts() == {"delivered": 3, "failed": 1, "rejected": 1, "pending": 1}
     times = damaged.out.counted()["b"]
     assert times == (3 if kind == "journal" else 2)
 

@@ -89,7 +89,7 @@ def recovers(trial: Trial, disk: Disk, runner: Any = None) -> None:
     disk.limit()
     trial.run(runner=runner, wait=5)
     assert trial.out.counted() == {d["id"]: 1 for d in trial.documents}
-    assert trial.counts() == {"indexed": len(trial.documents)}
+    assert trial.counts() == {"delivered": len(trial.documents)}
 
 
 ROOM_KIB = [0, 4, 16, 60, 150, 300, 420, 560, 700, 850]

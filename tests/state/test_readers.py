@@ -100,7 +100,7 @@ def test_a_reader_sees_a_wave_whole_or_not_at_all(trial: Trial) -> None:
     for status in seen:
         counts = status["destinations"]["out"]
         assert status["balanced"], status
-        assert counts["indexed"] + counts["deleted"] + counts["owed"] == 4, status
+        assert counts["delivered"] + counts["deleted"] + counts["pending"] == 4, status
         assert status["sources"] == {"docs": {"documents": 3, "deleted": 1}}, status
 
 

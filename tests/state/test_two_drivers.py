@@ -86,7 +86,7 @@ def test_without_a_lock_the_first_one_stops_at_its_next_commit(
         trial.run(observer=watch, checked=False)
     trial.run()
     assert trial.out.counted() == {"a": 1, "b": 1, "c": 1}
-    assert trial.counts() == {"indexed": 3}
+    assert trial.counts() == {"delivered": 3}
 
 
 @pytest.mark.parametrize("phase", PHASES)
@@ -101,7 +101,7 @@ def test_two_that_take_turns_lose_nothing(place: Path, unlocked: None, phase: st
             trial.run(observer=watch, checked=False)
     trial.run()
     assert set(trial.out.counted().values()) == {1}
-    assert trial.counts() == {"indexed": 6}
+    assert trial.counts() == {"delivered": 6}
 
 
 PLAN = """

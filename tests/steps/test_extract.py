@@ -278,8 +278,8 @@ def test_a_refused_attachment_harms_only_itself(net: Network) -> None:
     net.documents["docs"].append({"id": "m.eml", "raw": MADE["muse.eml"]})
     summary = net.run()
 
-    assert (summary.exit, summary.delivered, summary.error_doc) == (3, 2, 2)
-    bad = {row["document"]: row["message"] for row in account.docs(net.root, status="error_doc", plan=net.plan)}
+    assert (summary.exit, summary.delivered, summary.rejected) == (3, 2, 2)
+    bad = {row["document"]: row["message"] for row in account.deliveries(net.root, status="rejected", plan=net.plan)}
     assert set(bad) == {"m.eml#broken.pdf", "m.eml#stage.png"}
     assert bad["m.eml#stage.png"].startswith("m.eml#stage.png: it is a PNG picture")
     assert net.run().waves == 0
@@ -300,8 +300,8 @@ def test_a_file_whose_reader_ends_the_process_is_named(net: Network, monkeypatch
         net.documents["docs"].append({"id": name, "raw": MADE[name]})
     summary = net.run(runner=InProcess(fork=True, failures=1))
 
-    assert (summary.exit, summary.delivered, summary.error_doc) == (3, 2, 1)
-    [bad] = account.docs(net.root, status="error_doc", plan=net.plan)
+    assert (summary.exit, summary.delivered, summary.rejected) == (3, 2, 1)
+    [bad] = account.deliveries(net.root, status="rejected", plan=net.plan)
     assert bad["document"] == "wide.xlsx"
     assert bad["message"] == ("step text: PermanentError: it ended its process in each of 3 tries: signal 6 (SIGABRT)")
 
@@ -315,5 +315,5 @@ def test_damaged_files_stop_no_run(net: Network, seed: int) -> None:
             net.documents["docs"].append({"id": f"{n}-{name}", "raw": damaged})
     summary = net.run(runner=InProcess(fork=True, failures=1))
 
-    assert summary.owed == summary.unknown == summary.dead == 0
-    assert summary.delivered + summary.error_doc >= len(net.documents["docs"])
+    assert summary.pending == summary.in_doubt == summary.failed == 0
+    assert summary.delivered + summary.rejected >= len(net.documents["docs"])

@@ -222,15 +222,15 @@ def test_on_the_engine_a_refused_member_harms_only_itself(place: Path) -> None:
     made.destination("out", net.out("out"), backoff=0)
     net.documents["docs"].append({"id": "x.zip", "raw": corpus.zipped({"../a.txt": b"bad", "b.txt": b"good"})})
     summary = net.run()
-    assert (summary.exit, summary.delivered, summary.error_doc) == (3, 1, 1)
-    [bad] = account.docs(net.root, status="error_doc", plan=net.plan)
+    assert (summary.exit, summary.delivered, summary.rejected) == (3, 1, 1)
+    [bad] = account.deliveries(net.root, status="rejected", plan=net.plan)
     assert bad["document"] == "x.zip#..%2Fa.txt"
     assert bad["message"].startswith("x.zip: member '../a.txt' has a path that leads out")
     assert net.run().waves == 0
 
     net.documents["docs"][0] = {"id": "x.zip", "raw": corpus.zipped({"a.txt": b"now good", "b.txt": b"good"})}
     summary = net.run()
-    assert (summary.exit, summary.error_doc) == (0, 0)
+    assert (summary.exit, summary.rejected) == (0, 0)
 
 
 @pytest.mark.rule("child.refused")
@@ -246,9 +246,9 @@ def test_a_retry_looks_again_at_what_was_refused(place: Path) -> None:
 
     net.source().step("step", step).destination("out", net.out("out"), backoff=0)
     net.put("d")
-    assert (net.run().error_doc, net.arrived("out")) == (1, {"d#good": 1})
+    assert (net.run().rejected, net.arrived("out")) == (1, {"d#good": 1})
     assert net.retry(document="d#bad").count == 1
-    assert net.run().error_doc == 1
+    assert net.run().rejected == 1
     allowed.touch()
     assert net.retry(document="d#bad").count == 1
     assert net.run().exit == 0

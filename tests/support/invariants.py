@@ -65,11 +65,11 @@ def check(root: Path, plan: Plan, summary: Summary | None = None) -> None:
     _check_numbers(tables, outbox)
     _check_status(plan, status, latest, outbox, current)
     left = account.left_over(root, plan) if summary is None else dataclasses.asdict(summary)
-    for name in ("dead", "error_doc", "owed", "unknown"):
+    for name in ("failed", "rejected", "pending", "in_doubt"):
         assert left[name] == sum(d[name] for d in status["destinations"].values()), (name, left, status)
     if summary is not None and summary.exit not in (0, 4):
         assert summary.exit == 3, summary
-        assert summary.dead or summary.error_doc or summary.unknown, summary
+        assert summary.failed or summary.rejected or summary.in_doubt, summary
     assert fsck(root) == []
     _check_files(root, tables)
 
@@ -164,13 +164,11 @@ def _check_status(
         if is_current(event):
             expected[event["destination"]][_count_of(event)] += 1
             accounted.add((event["source"], event["origin"], event["destination"]))
-            expected[event["destination"]]["error"] += event["status"] == "ERROR"
     for row in outbox:
         event = latest.get(row["delivery_hash"])
         if event is None or (not is_current(event) and row["due"] is not None):
-            expected[row["destination"]]["owed"] += 1
+            expected[row["destination"]]["pending"] += 1
             accounted.add((row["source"], row["origin"], row["destination"]))
-            expected[row["destination"]]["error"] += event is not None and event["status"] == "ERROR"
     for name, counts in status["destinations"].items():
         assert counts == {k: expected[name][k] for k in counts}, (name, counts, expected[name])
     assert not set(expected) - set(status["destinations"])
@@ -188,13 +186,17 @@ def _check_status(
 def _count_of(event: dict[str, Any]) -> str:
     match event["status"]:
         case "INDEXED":
-            return "indexed" if event["operation"] == "upsert" else "deleted"
-        case "DROPPED" | "DEAD" | "ERROR_DOC" as status:
-            return str(status).lower()
+            return "delivered" if event["operation"] == "upsert" else "deleted"
+        case "DROPPED":
+            return "dropped"
+        case "DEAD":
+            return "failed"
+        case "ERROR_DOC":
+            return "rejected"
         case "INDEXING":
-            return "unknown"
+            return "in_doubt"
         case _:
-            return "owed"
+            return "pending"
 
 
 def _check_files(root: Path, tables: dict[str, Files]) -> None:

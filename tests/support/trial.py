@@ -150,7 +150,7 @@ class Trial:
         return {name: n for name, n in self.status()["destinations"]["out"].items() if n}
 
     def docs(self, **filters: Any) -> list[dict[str, Any]]:
-        return account.docs(self.root, plan=self.plan, **filters)
+        return account.deliveries(self.root, plan=self.plan, **filters)
 
     def history(self, document: str) -> list[dict[str, Any]]:
         return account.history(self.root, document, self.plan)

@@ -54,7 +54,7 @@ app.command()(demo.demo)
 app.command()(run.run)
 app.command()(preview.preview)
 app.command()(status.status)
-app.command()(documents.docs)
+app.command()(documents.deliveries)
 app.command()(documents.history)
 app.command()(retry.retry)
 app.command()(resolve.resolve)
@@ -74,7 +74,7 @@ def start(args: list[str]) -> int:
         return code if isinstance(code, int) else 0
     except KeyboardInterrupt:
         return INTERRUPTED
-    except BrokenPipeError:  # whoever read us has seen enough: `ferryman docs … | head`
+    except BrokenPipeError:  # whoever read us has seen enough: `ferryman deliveries … | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAULT
     except Exception as e:

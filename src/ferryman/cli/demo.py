@@ -89,7 +89,7 @@ def _told(summary: Summary, root: Path, plan: Plan, seconds: float) -> int:
         say(f"{summary.delivered} documents delivered to the index in {seconds:.0f} s.")
     else:
         say("Nothing has changed since the last run: nothing was sent.")
-    refused: list[dict[str, Any]] = account.docs(root, status="ERROR_DOC", plan=plan)
+    refused: list[dict[str, Any]] = account.deliveries(root, status="rejected", plan=plan)
     on_purpose = [row for row in refused if row["source"] == BROKEN]
     if on_purpose:
         say(f"{len(on_purpose)} files were refused. They are broken on purpose; each is told with the reason:")
@@ -98,7 +98,7 @@ def _told(summary: Summary, root: Path, plan: Plan, seconds: float) -> int:
     for row in refused:
         if row["source"] != BROKEN:
             say(f"NOT EXPECTED: {row['document']} was refused: {row['message']}")
-    as_it_should = len(on_purpose) == len(refused) and not (summary.dead or summary.owed or summary.unknown)
+    as_it_should = len(on_purpose) == len(refused) and not (summary.failed or summary.pending or summary.in_doubt)
     return 0 if as_it_should and summary.exit in (0, 3) else summary.exit
 
 

@@ -1,4 +1,4 @@
-"""``ferryman docs`` and ``ferryman history``: which documents, and all that happened to one."""
+"""``ferryman deliveries`` and ``ferryman history``: what became of documents, and all that happened to one."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from ferryman.plan import Plan
 
 LIMIT = 50
-"""Documents shown at once on a terminal; a pipe gets all."""
+"""Deliveries shown at once on a terminal; a pipe gets all."""
 
 
-def docs(
+def deliveries(
     plan: PlanSpec,
     status: OfStatus = None,
     destination: OfDestination = None,
@@ -48,12 +48,13 @@ def docs(
     json: Json = False,
     verbose: Verbose = False,
 ) -> None:
-    """List documents by status, newest first.
+    """List deliveries, newest first.
 
-    One line for each delivery, with its latest event. Starts no Spark.
+    One line for each delivery of a current document, with its latest event. Starts no Spark.
     """
     from ferryman.ledger import account
     from ferryman.ledger.state import state_root
+    from ferryman.ledger.statuses import shown
     from ferryman.plan.load import load_plan, plan_file
 
     loaded = load_plan(plan)
@@ -66,14 +67,17 @@ def docs(
         note(f"{root}: there is no state here yet: nothing has run. Next: {command('run', plan, state=state)}")
     else:
         on_terminal = sys.stdout.isatty() and not json
-        rows = account.docs(root, **filters, limit=LIMIT + 1 if limit is None and on_terminal else limit, plan=loaded)
+        rows = account.deliveries(
+            root, **filters, limit=LIMIT + 1 if limit is None and on_terminal else limit, plan=loaded
+        )
         more = limit is None and on_terminal and len(rows) > LIMIT
     if json:
         json_line(rows)
         return
     if more:
         del rows[LIMIT:]
-    _table(rows, ("document", "source", "destination", "status", "attempt", "wave", "message"))
+    said = [{**row, "status": shown(row["status"], row["operation"])} for row in rows]
+    _table(said, ("document", "source", "destination", "status", "attempt", "wave", "message"))
     if more:
         note(f"These are the {LIMIT} newest; --limit shows more.")
 
@@ -99,7 +103,7 @@ def history(
     if json:
         json_line(events)
     if not events:
-        listing = command("docs", plan, state=state)
+        listing = command("deliveries", plan, state=state)
         raise UsageError(f"{document}: the state {root} knows no such document. `{listing}` lists those it knows.")
     if not json:
         _table(events, ("created", "wave", "document", "destination", "operation", "status", "attempt", "message"))

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from importlib.abc import MetaPathFinder
 from types import ModuleType
 
-ASKING = ("status", "docs", "history", "retry", "fsck")
+ASKING = ("status", "deliveries", "history", "retry", "fsck")
 """Verbs that need the ledger and no Spark."""
 
 

@@ -63,7 +63,7 @@ def _filter(option: str, metavar: str, help: str) -> Any:  # noqa: A002 - typer'
     return typer.Option(option, metavar=metavar, show_default=False, help=help)
 
 
-OfStatus = Annotated[str | None, _filter("--status", "STATUS", "Only of this status: dead, error_doc, ….")]
+OfStatus = Annotated[str | None, _filter("--status", "STATUS", "Only of this status: failed, rejected, pending, ….")]
 OfDestination = Annotated[str | None, _filter("--destination", "NAME", "Only of this destination.")]
 OfSource = Annotated[str | None, _filter("--source", "NAME", "Only of this source.")]
 
@@ -112,19 +112,19 @@ def seconds(option: str, text: str | None) -> float | None:
 
 
 def status_name(text: str | None) -> str | None:
-    """A status of the ledger, in any case.
+    """The text of ``--status``, once it is known to name a status.
 
     Raises:
         UsageError: there is no such status; names all.
     """
-    from ferryman.ledger.statuses import Status
+    from ferryman.ledger.statuses import stored
 
-    if text is None:
-        return None
     try:
-        return Status(text.strip().upper().replace("-", "_")).value
-    except ValueError:
-        raise UsageError(f"--status {text}: choose one of {', '.join(s.value.lower() for s in Status)}.") from None
+        if text is not None:
+            stored(text)
+    except ValueError as e:
+        raise UsageError(f"--status {text}: {e}.") from None
+    return text
 
 
 def has_run(root: Path) -> bool:

@@ -1,4 +1,4 @@
-"""``ferryman resolve``: a person's word on deliveries whose outcome is unknown."""
+"""``ferryman resolve``: record what became of deliveries in doubt."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from ferryman.cli.terminal import command, say
 class Word(enum.StrEnum):
     """What may have become of a delivery."""
 
-    INDEXED = "indexed"
-    DEAD = "dead"
-    OWED = "owed"
+    DELIVERED = "delivered"
+    FAILED = "failed"
+    PENDING = "pending"
 
 
 def resolve(
@@ -26,7 +26,8 @@ def resolve(
         typer.Option(
             "--as",
             show_default=False,
-            help="indexed: they took effect. dead: they did not, and shall not. owed: they did not, send them.",
+            help="delivered: they took effect. failed: they did not, and must not be sent again. "
+            "pending: they did not, send them.",
         ),
     ],
     document: Annotated[
@@ -38,11 +39,11 @@ def resolve(
     state: StateDir = None,
     verbose: Verbose = False,
 ) -> None:
-    """Say what became of unknown deliveries.
+    """Record what became of deliveries in doubt.
 
-    Under at-most-once, what was in flight when a sender was killed is never sent again by itself: look at the
-    destination whether it has them, and say so here. `ferryman docs PLAN --status indexing` lists them. Starts no
-    Spark. While a run holds the state, the word is queued and its next wave takes it up.
+    Under at-most-once, what was in flight when a sender was killed is never sent again by itself: look whether the
+    destination has it, and record that here. `ferryman deliveries PLAN --status in_doubt` lists them. Starts no Spark.
+    While a run holds the state, the command is queued, and that run applies it.
     """
     from ferryman.ledger import commands
     from ferryman.ledger.state import state_root
@@ -55,10 +56,10 @@ def resolve(
     )
     again = command("run", plan, state=state)
     if done.queued:
-        say(f"Your word is queued: the run that holds the state takes it up, or the next one: {again}")
+        say(f"Queued: the current run, or the next one, will apply it: {again}")
     elif not done.count:
-        say("Nothing that matches is unknown: nothing was changed.")
-    elif word is Word.OWED:
+        say("Nothing that matches is in doubt: nothing was changed.")
+    elif word is Word.PENDING:
         say(f"{done.count} due now. Next: {again}")
     else:
-        say(f"{done.count} noted as {word.value}.")
+        say(f"{done.count} recorded as {word.value}.")

@@ -1,4 +1,4 @@
-"""``ferryman retry``: a person's word that something shall be tried again."""
+"""``ferryman retry``: try again what failed."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ def retry(
     ] = None,
     destination: OfDestination = None,
     source: OfSource = None,
-    force: Annotated[bool, typer.Option("--force", help="Read again and send anew, also what is unchanged.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Re-read and re-send everything, changed or not.")] = False,
     why: Annotated[str, typer.Option("--why", metavar="TEXT", show_default=False, help="Kept in the ledger.")] = "",
     state: StateDir = None,
     verbose: Verbose = False,
 ) -> None:
     """Make failed documents due again.
 
-    What is owed, dead or refused is due now, with attempts counted from zero. Starts no Spark. The next run sends
-    them. Without a filter: all that are owed, dead or refused. What is done stays done, unless --force asks for it.
-    While a run holds the state, the request is queued and its next wave takes it up.
+    Resets the attempts of pending, failed and rejected deliveries: they are due now, and the next run sends them.
+    Starts no Spark. Without a filter: all of them. What was delivered is left alone unless --force asks for it. While
+    a run holds the state, the request is queued, and that run applies it.
     """
     from ferryman.ledger import commands
     from ferryman.ledger.state import state_root
@@ -47,7 +47,7 @@ def retry(
     )
     again = command("run", plan, state=state)
     if done.queued:
-        say(f"The request is queued: the run that holds the state takes it up, or the next one: {again}")
+        say(f"Queued: the current run, or the next one, will apply it: {again}")
     elif done.count == 0:
         say("Nothing matches: nothing was changed.")
     elif done.count is None:

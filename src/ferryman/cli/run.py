@@ -1,4 +1,4 @@
-"""``ferryman run``: waves until nothing is owed or nothing more can be done."""
+"""``ferryman run``: waves until nothing is pending or nothing more can be done."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ferryman.plan import Plan
 
 EXAMPLES = 3
-"""Documents told with their reason at the end of a run; `ferryman docs` has them all."""
+"""Deliveries shown with their reason at the end of a run; `ferryman deliveries` lists them all."""
 
 
 def run(
@@ -42,7 +42,7 @@ def run(
             "--wait",
             metavar="TIME",
             show_default=False,
-            help="How long to wait for owed documents to come due: 60, 60s, 2m; 0 = not at all. "
+            help="How long to wait for pending documents to come due: 60, 60s, 2m; 0 = not at all. "
             "Default: as long as the next comes due within 60 s.",
         ),
     ] = None,
@@ -79,7 +79,7 @@ def run(
     json: Json = False,
     verbose: Verbose = False,
 ) -> None:
-    """Deliver what is new, changed, gone or owed.
+    """Deliver what is new, changed, deleted or still pending.
 
     After a kill, type the same again. Its exit code speaks of the whole state, not only of this run:
 
@@ -87,8 +87,8 @@ def run(
       0  all delivered
       1  a fault of Ferryman or Spark
       2  bad usage or a bad plan: nothing was done
-      3  finished, but some documents are dead, refused or unknown
-      4  incomplete: something is still owed (a destination is down)
+      3  finished, but some documents are failed, rejected or in doubt
+      4  incomplete: something is still pending (a destination is down)
     130  interrupted
 
     With --json the last line of the output is a JSON object: what this run did and what it left.
@@ -151,41 +151,44 @@ def tell(summary: Summary, root: Path, loaded: Plan, plan: str, state: Path | No
     """What this run did and left, and what to type next. (Its messages were told when they came up.)"""
     terminal.say(_counts(summary))
     left = (
-        (summary.dead, "dead", "dead"),
-        (summary.error_doc, "error_doc", "refused"),
-        (summary.unknown, "indexing", "unknown"),
-        (summary.owed, "error", "owed"),
+        (summary.failed, "failed"),
+        (summary.rejected, "rejected"),
+        (summary.in_doubt, "in_doubt"),
+        (summary.pending, "pending"),
     )
-    for count, status, word in left:
+    for count, status in left:
         if count:
-            _examples(root, loaded, status, f"{count} {word}")
-    for count, status, word in left[:3]:
+            _examples(root, loaded, status, f"{count} {_in_words(status)}")
+    for count, status in left[:3]:
         if count:
-            terminal.say(f"All {word}: {terminal.command('docs', plan, '--status', status, state=state)}")
-    if summary.dead or summary.error_doc:
+            listing = terminal.command("deliveries", plan, "--status", status, state=state)
+            terminal.say(f"All {_in_words(status)}: {listing}")
+    if summary.failed or summary.rejected:
         again = terminal.command("retry", plan, state=state)
-        terminal.say(f"A document that changes is tried again by itself; all again: {again}")
-    if summary.owed:
-        terminal.say(f"What is owed is sent by the next run: {terminal.command('run', plan, state=state)}")
+        terminal.say(f"A document that changes is tried again by itself; to retry all: {again}")
+    if summary.pending:
+        terminal.say(f"The next run sends what is pending: {terminal.command('run', plan, state=state)}")
+
+
+def _in_words(status: str) -> str:
+    return status.replace("_", " ")
 
 
 def _counts(summary: Summary) -> str:
-    """``2 waves: 1200 delivered, 3 dropped``."""
+    """``2 waves: 1200 delivered, 4 deleted, 3 dropped``."""
     if not summary.waves:
         return "Nothing has changed since the last run."
     waves = "1 wave" if summary.waves == 1 else f"{summary.waves} waves"
+    deleted = f", {summary.deleted} deleted" if summary.deleted else ""
     dropped = f", {summary.dropped} dropped" if summary.dropped else ""
-    return f"{waves}: {summary.delivered} delivered{dropped}"
+    return f"{waves}: {summary.delivered} delivered{deleted}{dropped}"
 
 
 def _examples(root: Path, plan: Plan, status: str, heading: str) -> None:
     """The first few documents of a status, with the reason of each."""
-    from ferryman.cli.options import status_name
     from ferryman.ledger import account
 
-    rows = account.docs(root, status=status_name(status), limit=EXAMPLES, plan=plan)
-    if not rows and status == "error":  # owed, and not tried yet: the destination is down
-        rows = account.docs(root, status="BATCHED", limit=EXAMPLES, plan=plan)
+    rows = account.deliveries(root, status=status, limit=EXAMPLES, plan=plan)
     terminal.say(heading + (", the newest of them:" if rows else ""))
     for row in rows:
         where = f" for {row['destination']}" if row["destination"] else ""

@@ -1,4 +1,4 @@
-"""``ferryman status``: what became of everything, per destination, and does it add up."""
+"""``ferryman status``: what became of everything, per destination, and whether the counts balance."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ if TYPE_CHECKING:
     from ferryman.plan import Plan
 
 SOURCE = ("documents", "deleted")
-DESTINATION = ("indexed", "deleted", "dropped", "dead", "error_doc", "error", "owed", "unknown")
-LOOK_AT = {"dead": "dead", "error_doc": "error_doc", "unknown": "indexing"}
-"""Count that asks for a person -> the status that its documents have in the ledger."""
+DESTINATION = ("delivered", "deleted", "dropped", "failed", "rejected", "pending", "in_doubt")
+LOOK_AT = ("failed", "rejected", "in_doubt")
+"""Counts that ask for an operator."""
 
 
 def status(plan: PlanSpec, state: StateDir = None, json: Json = False, verbose: Verbose = False) -> None:
     """Count what became of all documents.
 
-    Per destination: indexed, deleted, dropped, dead, error_doc, error, owed, unknown. Starts no Spark. Counts are of
-    deliveries of the current version of each document. owed is everything that still has to be sent; error says how
-    many of these have failed at least once; unknown was in flight, at-most-once, when it was killed.
+    Per destination: delivered, deleted, dropped, failed, rejected, pending, in_doubt. Starts no Spark. Counts are of
+    deliveries of the current version of each document. pending is everything that still has to be sent, tried or not;
+    in_doubt was in flight, at-most-once, when it was killed: sent or not, the destination did not say.
     """
     from ferryman.ledger import account
     from ferryman.ledger.state import state_root
@@ -41,13 +41,13 @@ def status(plan: PlanSpec, state: StateDir = None, json: Json = False, verbose: 
         json_line(found)
         return
     _told(found, waves)
-    for count, name in LOOK_AT.items():
-        if any(numbers[count] for numbers in found["destinations"].values()):
-            say(f"Which are {count}, and why: {command('docs', plan, '--status', name, state=state)}")
+    for name in LOOK_AT:
+        if any(numbers[name] for numbers in found["destinations"].values()):
+            say(f"Which are {name}, and why: {command('deliveries', plan, '--status', name, state=state)}")
 
 
 def never_run(plan: Plan) -> dict[str, Any]:
-    """The status of a plan that never ran: all is zero, and it adds up."""
+    """The status of a plan that never ran: all is zero, and balanced."""
     kinds = {n.name: n.kind for n in plan.nodes}
     return {
         "plan": plan.name,
@@ -81,9 +81,9 @@ def _told(found: dict[str, Any], waves: list[dict[str, Any]]) -> None:
         table(columns, [[when(w[c]) if c == "created" else w[c] for c in columns] for w in waves])
         say()
     if found["balanced"]:
-        say("It adds up: every document is accounted for at every destination that its source reaches.")
+        say("Balanced: every document is accounted for at every destination that its source reaches.")
     else:
         say(
-            "IT DOES NOT ADD UP: some deliveries are unaccounted for. If a destination came into the plan by "
+            "NOT BALANCED: some deliveries are unaccounted for. If a destination came into the plan by "
             "--accept-changes, `ferryman retry --force` sends it what is done; else `ferryman fsck` looks for damage."
         )

@@ -26,7 +26,7 @@ WAVE_JOBS: Final = 1000
 """Jobs that share a turn: enough to make its few commits cheap for each, few enough to judge in a second."""
 
 TOLD: Final = 5
-"""Documents that a failed job names, with the reason of each; `ferryman docs` has them all."""
+"""Documents that a failed job names, with the reason of each; `ferryman deliveries` has them all."""
 
 LOST_AGAIN_S: Final = 5.0
 """Until documents that a turn did not take up (the listing was incomplete) are listed again."""

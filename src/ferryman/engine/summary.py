@@ -7,16 +7,21 @@ import dataclasses
 
 @dataclasses.dataclass
 class Summary:
-    """What a run did (``waves``, ``delivered``, ``dropped``) and what it left (the other counts, of the state)."""
+    """What a run did and what it left.
+
+    ``waves``, ``delivered``, ``deleted`` and ``dropped`` are this run's, each delivery in one of them; ``failed``,
+    ``rejected``, ``pending`` and ``in_doubt`` are the whole state's.
+    """
 
     exit: int = 0
     waves: int = 0
     delivered: int = 0
+    deleted: int = 0
     dropped: int = 0
-    dead: int = 0
-    error_doc: int = 0
-    owed: int = 0
-    unknown: int = 0
+    failed: int = 0
+    rejected: int = 0
+    pending: int = 0
+    in_doubt: int = 0
     messages: list[str] = dataclasses.field(default_factory=list)
 
     def as_dict(self) -> dict[str, int]:

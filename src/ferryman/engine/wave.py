@@ -252,7 +252,8 @@ class Run:
         self._observer.phase(number, "settle")
         info = settle(self._state, number, self._patient.run)
         self._summary.waves += 1
-        self._summary.delivered += info["delivered"]
+        self._summary.delivered += info["delivered"] - info["deleted"]
+        self._summary.deleted += info["deleted"]
         self._maintain()
         if self._littered:
             sweep(self._state)
@@ -356,9 +357,9 @@ class Run:
             self._tell(
                 f"destination {name} is not in the plan any more, {rows} rows wait for it: put it back under this name."
             )
-        if summary.owed or self._incomplete:
+        if summary.pending or self._incomplete:
             summary.exit = 4
-        elif summary.dead or summary.error_doc or summary.unknown:
+        elif summary.failed or summary.rejected or summary.in_doubt:
             summary.exit = 3
         return summary
 

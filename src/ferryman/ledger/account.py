@@ -18,6 +18,7 @@ from ferryman import settings
 from ferryman.errors import EngineError, StateDamaged, UsageError
 from ferryman.ledger.schemas import LEDGER_COLUMNS
 from ferryman.ledger.state import State
+from ferryman.ledger.statuses import Status, stored
 from ferryman.ledger.view import View
 from ferryman.plan import Plan
 from ferryman.storage.files import disk_full
@@ -35,21 +36,21 @@ def status(root: Path, plan: Plan) -> dict[str, Any]:
 
 
 def left_over(root: Path, plan: Plan) -> dict[str, int]:
-    """How many deliveries of current documents are ``dead``, ``error_doc``, ``unknown`` or still ``owed``."""
+    """How many deliveries of current documents are ``failed``, ``rejected``, ``in_doubt`` or still ``pending``."""
     return _reading(root, plan, lambda view: view.left_over())
 
 
 def waves(root: Path, limit: int = 5, plan: Plan | None = None) -> list[dict[str, Any]]:
-    """The last waves, newest first: ``wave``, ``created``, ``events``, ``indexed``, ``failed``."""
+    """The last waves, newest first: ``wave``, ``created``, ``events``, ``delivered``, ``failed``."""
     query = f"""
-        SELECT wave, max(created) AS created, count(*) AS events, count(*) FILTER (status = 'INDEXED') AS indexed,
+        SELECT wave, max(created) AS created, count(*) AS events, count(*) FILTER (status = 'INDEXED') AS delivered,
                count(*) FILTER (status IN ('ERROR', 'DEAD', 'ERROR_DOC', 'INDEXING')) AS failed
         FROM ledger GROUP BY wave ORDER BY wave DESC LIMIT {int(limit)}
     """
     return _reading(root, plan, lambda view: view.rows(query))
 
 
-def docs(
+def deliveries(
     root: Path,
     *,
     status: str | None = None,
@@ -61,10 +62,27 @@ def docs(
     """Deliveries of current documents, each by its latest event, newest first; rows have the ledger's columns.
 
     Args:
-        status: as in the ledger, any case; also BATCHED (committed, not sent).
+        status: as shown (``failed``, ``pending`` …) or as stored (``DEAD``, ``BATCHED`` …), in any case.
+
+    Raises:
+        UsageError: there is no such status; there is no state yet.
     """
-    statuses = () if status is None else (status.upper(),)
-    return _reading(root, plan, lambda view: view.docs(statuses, destination, source, limit=limit))
+    statuses, operation = named_statuses(status)
+    return _reading(root, plan, lambda view: view.docs(statuses, destination, source, limit=limit, operation=operation))
+
+
+def named_statuses(status: str | None) -> tuple[frozenset[Status], str | None]:
+    """The stored statuses that are meant, none for any, and the operation where it matters.
+
+    Raises:
+        UsageError: there is no such status.
+    """
+    if status is None:
+        return frozenset(), None
+    try:
+        return stored(status)
+    except ValueError as e:
+        raise UsageError(f"status {status}: {e}.") from None
 
 
 def history(root: Path, document: str, plan: Plan | None = None) -> list[dict[str, Any]]:

@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 
 from ferryman import settings
 from ferryman.errors import StateHeld, UsageError
-from ferryman.ledger.account import view
+from ferryman.ledger.account import named_statuses, view
 from ferryman.ledger.commit import commit_wave
 from ferryman.ledger.events import EVENT_OF_ROW, ORDINAL_COMMAND, events, table_of
 from ferryman.ledger.family import Failure, Owed, decode_failures, encode_failures, open_deliveries
@@ -50,7 +50,8 @@ class Command(msgspec.Struct, frozen=True):
     """What the deliveries become."""
     who: str
     why: str
-    status: str | None
+    statuses: frozenset[str] | None
+    """Only deliveries of these; None: any that the verb is about."""
     document: str | None
     destination: str | None
     source: str | None
@@ -97,8 +98,8 @@ _OWED_BY_STEPS: Final = """
 """
 """By its last row, when each document is due of which a step is or was owed; NULL: nothing is owed any more."""
 
-RESOLVED: Final = {"indexed": Status.INDEXED, "dead": Status.DEAD, "owed": Status.RESTART}
-"""What a person may say of an unknown delivery -> what becomes of it."""
+RESOLVED: Final = {"delivered": Status.INDEXED, "failed": Status.DEAD, "pending": Status.RESTART}
+"""What may be recorded of a delivery in doubt -> what becomes of it."""
 
 
 def retry(
@@ -124,7 +125,7 @@ def retry(
         raise UsageError("force and dirty: force reads again in any case, give one of them.")
     verb = "retry --force" if force else "dirty" if dirty else "retry"
     say = Status.FORCE if force else Status.DIRTY if dirty else Status.RESTART
-    command = Command(verb, say, _who(), why, _status(status), document, destination, source)
+    command = Command(verb, say, _who(), why, _statuses_of(status), document, destination, source)
     return _give(plan, state, command)
 
 
@@ -138,10 +139,11 @@ def resolve(
     source: str | None = None,
     why: str = "",
 ) -> Retried:
-    """Say what became of deliveries whose outcome is unknown (at-most-once, killed in flight).
+    """Record what became of deliveries in doubt (at-most-once, killed in flight).
 
     Args:
-        word: "indexed": they took effect. "dead": they did not, and shall not. "owed": they did not, send them.
+        word: "delivered": they took effect. "failed": they did not, and must not be sent again.
+            "pending": they did not, send them.
 
     Raises:
         UsageError: there is no state yet, or no such word.
@@ -183,12 +185,8 @@ def _queue(folder: Path, command: Command) -> str:
     return name
 
 
-def _status(text: str | None) -> str | None:
-    if text is None:
-        return None
-    if text.upper() not in set(Status):
-        raise UsageError(f"status {text!r}: choose one of {', '.join(s.lower() for s in Status)}.")
-    return text.upper()
+def _statuses_of(text: str | None) -> frozenset[str] | None:
+    return None if text is None else frozenset(named_statuses(text)[0])
 
 
 def waiting(state: State) -> list[Command]:
@@ -272,7 +270,7 @@ def owed_by_steps(state: State, now_us: int) -> dict[str, frozenset[str]] | None
 def _statuses(command: Command) -> frozenset[str]:
     """Of the deliveries that it concerns."""
     concerned = _CONCERNS[command.verb.partition(" --as ")[0]]
-    return concerned if command.status is None else concerned & {command.status}
+    return concerned if command.statuses is None else concerned & command.statuses
 
 
 def _shares(state: State, command: Command) -> int:

@@ -74,6 +74,8 @@ class Result(msgspec.Struct, frozen=True):
     leave: int
     part: tuple[str, int, int] | None
     rows: list[RowResult] = []
+    deleted: int = 0
+    """Of those that leave, how many are deletes."""
     eligible: list[int] | None = None
     """Rows attempted, where that is not the whole range (only in results without a part)."""
 

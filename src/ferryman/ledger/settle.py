@@ -171,16 +171,19 @@ def _commit_ledger(state: State, wave: int, fold: Fold, run: RunTasks) -> None:
     parts: dict[str, list[Part]] = defaultdict(list)
     leaving: dict[str, int] = defaultdict(int)
     touched: dict[str, int] = defaultdict(int)
+    deleted = 0
     for result in fold.results:
         path = by_key[result.key].path
         assert result.ledger_part is not None
         parts[path].append(result.ledger_part)
         leaving[path] += result.leave
+        deleted += result.deleted
         touched[path] += result.sent
-    for item, (part, left) in zip(repairs, repaired, strict=True):
+    for item, (part, left, taken_out) in zip(repairs, repaired, strict=True):
         if part is not None:
             parts[item.path].append(part)
             leaving[item.path] += left
+            deleted += taken_out
             touched[item.path] += part.rows
     staged = [Part(*p) for p in state.outbox.log.find("wave", wave)["ledger"]]
     noted = [*(result.rows for result in fold.results), *(item.noted for item in repairs)]
@@ -197,6 +200,7 @@ def _commit_ledger(state: State, wave: int, fold: Fold, run: RunTasks) -> None:
             },
             "unknown": fold.unknown,
             "delivered": sum(leaving.values()),
+            "deleted": deleted,
             "sent": sum(touched.values()),
             "dead": sum(n.status in (Status.DEAD, Status.ERROR_DOC) for rows in noted for n in rows),
         },
@@ -221,8 +225,8 @@ class Repairer:
 
     root: str
 
-    def __call__(self, item: Repair) -> tuple[Part | None, int]:
-        """(the file, how many of its rows leave the outbox)."""
+    def __call__(self, item: Repair) -> tuple[Part | None, int, int]:
+        """(the file, how many of its rows leave the outbox, how many of these are deletes)."""
         table = read_part(Path(self.root) / "outbox" / item.path, OUTBOX_KEPT)
         rows = table["row"]
         mask = pc.and_(pc.greater_equal(rows, item.rows.first), pc.less(rows, item.rows.end))
@@ -230,10 +234,11 @@ class Repairer:
             mask = pc.and_(mask, pc.is_in(rows, value_set=pa.array(item.eligible, pa.int64())))
         events = sent_events(table.filter(mask).combine_chunks(), item.noted, item.destination, item.wave)
         if not events.num_rows:
-            return None, 0
+            return None, 0, 0
         part = write_part(Path(self.root) / "ledger", events)
         crash.point("settle.repair")
-        return part, pc.sum(pc.equal(events["status"], "INDEXED")).as_py() or 0
+        done = events.filter(pc.equal(events["status"], "INDEXED"))
+        return part, done.num_rows, pc.sum(pc.equal(done["operation"], "delete")).as_py() or 0
 
 
 class Rewrite(NamedTuple):

@@ -40,6 +40,43 @@ MEANING: Final[dict[Status, str]] = {
 }
 
 _S = Status
+PENDING: Final = frozenset({_S.FORCE, _S.RESTART, _S.ERROR, _S.BATCHED})
+"""Still to be sent."""
+
+SHOWN: Final[dict[str, tuple[frozenset[Status], str | None]]] = {
+    "delivered": (frozenset({_S.INDEXED}), "upsert"),
+    "deleted": (frozenset({_S.INDEXED}), "delete"),
+    "dropped": (frozenset({_S.DROPPED}), None),
+    "failed": (frozenset({_S.DEAD}), None),
+    "rejected": (frozenset({_S.ERROR_DOC}), None),
+    "pending": (PENDING, None),
+    "in_doubt": (frozenset({_S.INDEXING}), None),
+}
+"""What is shown of a delivery -> the statuses stored for it, and its operation where that matters."""
+
+
+def shown(status: str, operation: str) -> str:
+    """The word for a delivery of this status: a key of ``SHOWN``."""
+    for word, (statuses, only) in SHOWN.items():
+        if status in statuses and only in (None, operation):
+            return word
+    return "pending"
+
+
+def stored(text: str) -> tuple[frozenset[Status], str | None]:
+    """The statuses, and the operation where it matters, for a shown word or a stored name, in any case.
+
+    Raises:
+        ValueError: there is no such status; names all.
+    """
+    word = text.strip().lower().replace("-", "_")
+    if word in SHOWN:
+        return SHOWN[word]
+    if word.upper() in set(Status):
+        return frozenset({Status(word.upper())}), None
+    raise ValueError(f"choose one of {', '.join(SHOWN)}; or of the stored names {', '.join(Status)}")
+
+
 _STEPS = frozenset({_S.BATCHED, _S.ERROR, _S.DROPPED, _S.DEAD, _S.ERROR_DOC})
 """What the steps may make of a document that is fed (again)."""
 _SENT = frozenset({_S.INDEXING, _S.INDEXED, _S.ERROR, _S.DEAD, _S.ERROR_DOC})

@@ -17,12 +17,13 @@ import pyarrow as pa
 from ferryman.ledger.family import CONTENT
 from ferryman.ledger.schemas import DOCUMENTS, LEDGER, LEDGER_COLUMNS, OUTBOX, OUTBOX_PARTITION
 from ferryman.ledger.state import SETTLED, WAVE, State
+from ferryman.ledger.statuses import SHOWN, shown
 from ferryman.plan import destinations_of_sources
 from ferryman.storage import parquet
 from ferryman.storage.query import quoted_list, register
 from ferryman.storage.tables import Table
 
-COUNTS: Final = ("indexed", "deleted", "dropped", "dead", "error_doc", "error", "owed", "unknown")
+COUNTS: Final = tuple(SHOWN)
 
 _AT: Final = "wave * 4 + ordinal"
 """Orders the events of a delivery."""
@@ -104,11 +105,9 @@ class View:
             "SELECT destination, status, operation, count(*) FROM current_ends GROUP BY ALL"
         ).fetchall():
             counts = destinations.setdefault(destination, dict.fromkeys(COUNTS, 0))
-            counts[count_of(status, operation)] += count
-            counts["error"] += count if status == "ERROR" else 0
-        for destination, count, failed in self._older_owed():
-            destinations[destination]["owed"] += count
-            destinations[destination]["error"] += failed
+            counts[shown(status, operation)] += count
+        for destination, count in self._older_owed():
+            destinations[destination]["pending"] += count
         sources = {name: {"documents": 0, "deleted": 0} for name in reached} | self._documents()
         return {
             "plan": plan.name,
@@ -133,7 +132,7 @@ class View:
         """)
         owed = "SELECT count(*) FROM waiting WHERE due IS NOT NULL"
         owed_by_steps = "SELECT coalesce(sum(owed), 0) FROM suspects WHERE operation = 'upsert'"
-        counts = {"dead": 0, "error_doc": 0, "unknown": 0, "owed": self._one(owed) + self._one(owed_by_steps)}
+        counts = {"failed": 0, "rejected": 0, "in_doubt": 0, "pending": self._one(owed) + self._one(owed_by_steps)}
         ended = self._db.execute(f"""
             SELECT last.status, count(*) FROM (
                 SELECT arg_max({{source: source, origin: origin, revision: revision, status: status}}, {_AT}) AS last
@@ -142,8 +141,8 @@ class View:
             GROUP BY ALL
         """).fetchall()
         for status, count in ended:
-            if (key := count_of(status, "upsert")) in ("dead", "error_doc", "unknown"):
-                counts[key] += count
+            if (word := shown(status, "upsert")) in ("failed", "rejected", "in_doubt"):
+                counts[word] += count
         return counts
 
     def docs(
@@ -154,6 +153,7 @@ class View:
         document: str | None = None,
         limit: int | None = None,
         share: tuple[int, int] = (0, 1),
+        operation: str | None = None,
     ) -> list[dict[str, Any]]:
         """Deliveries by their latest event; see ``account.docs``.
 
@@ -163,6 +163,8 @@ class View:
             share: (i, n): of n shares into which whole families fall, the i-th.
         """
         where, wanted = _asked(statuses, destination, source, document)
+        if operation is not None:
+            where.append(f"operation = '{operation}'")
         if share != (0, 1):
             where.append(f"hash(origin) % {share[1]} = {share[0]}")
         if limit is not None:  # the newest candidates are looked at first, and more only if need be
@@ -220,10 +222,10 @@ class View:
         current = _OF_CURRENT if self._one("SELECT count(*) FROM multi") else "SELECT * FROM ends"
         self._db.execute(_ENDS.format(not_odd=not_odd, current=current))
 
-    def _older_owed(self) -> list[tuple[str, int, int]]:
-        """(destination, rows still to be sent although their document has a newer revision, failed of them)."""
+    def _older_owed(self) -> list[tuple[str, int]]:
+        """(destination, rows still to be sent although their document has a newer revision)."""
         return self._db.execute("""
-            SELECT w.destination, count(*), count(*) FILTER (w.attempt > 0) FROM waiting w
+            SELECT w.destination, count(*) FROM waiting w
             JOIN multi m ON w.source = m.source AND w.origin = m.document AND w.revision < m.revision
             WHERE w.due IS NOT NULL AND w.delivery_hash NOT IN (
                 SELECT delivery_hash FROM ledger
@@ -303,19 +305,6 @@ class View:
     def _one(self, query: str, parameters: dict[str, Any] | None = None) -> int:
         [(value,)] = self._db.execute(query, parameters or None).fetchall()
         return int(value)
-
-
-def count_of(status: str, operation: str) -> str:
-    """Under which name of ``status --json`` a delivery is counted."""
-    match status:
-        case "INDEXED":
-            return "indexed" if operation == "upsert" else "deleted"
-        case "DROPPED" | "DEAD" | "ERROR_DOC":
-            return status.lower()
-        case "INDEXING":
-            return "unknown"
-        case _:
-            return "owed"
 
 
 def _asked(

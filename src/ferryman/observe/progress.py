@@ -44,8 +44,8 @@ class Observer(Protocol):
     def taken_up(self, documents: int) -> None:
         """So many more documents are to be delivered."""
 
-    def settled(self, delivered: int, owed: int, dead: int) -> None:
-        """So many more were delivered, so many are owed now, so many more are dead or refused."""
+    def settled(self, delivered: int, pending: int, failed: int) -> None:
+        """So many more were delivered or deleted, so many are pending now, so many more failed or were rejected."""
 
     def message(self, text: str) -> None:
         """A line for people."""
@@ -56,7 +56,7 @@ class Silent:
 
     def phase(self, wave: int, name: str) -> None: ...
     def taken_up(self, documents: int) -> None: ...
-    def settled(self, delivered: int, owed: int, dead: int) -> None: ...
+    def settled(self, delivered: int, pending: int, failed: int) -> None: ...
     def message(self, text: str) -> None: ...
 
 
@@ -77,8 +77,10 @@ class Lines:
         if self.verbose:
             self.message(f"wave {self.wave}: {counted(documents)} documents taken up")
 
-    def settled(self, delivered: int, owed: int, dead: int) -> None:
-        self.message(f"wave {self.wave}: {counted(delivered)} delivered, {counted(owed)} owed, {counted(dead)} dead")
+    def settled(self, delivered: int, pending: int, failed: int) -> None:
+        self.message(
+            f"wave {self.wave}: {counted(delivered)} delivered, {counted(pending)} pending, {counted(failed)} failed"
+        )
 
     def message(self, text: str) -> None:
         self.stream.write(one_line(text) + "\n")
@@ -86,14 +88,14 @@ class Lines:
 
 
 class Bar:
-    """A bar with wave and phase, documents/s, owed, dead. Messages stand above it, whole."""
+    """A bar with wave and phase, documents/s, pending, failed. Messages stand above it, whole."""
 
     def __init__(self, progress: Progress, clock: Callable[[], float] = time.monotonic) -> None:
         self.progress = progress
         self.clock = clock
         self.task = progress.add_task("starting", total=None, figures="")
         self.began: float | None = None
-        self.total = self.delivered = self.owed = self.dead = 0
+        self.total = self.delivered = self.pending = self.failed = 0
 
     def phase(self, wave: int, name: str) -> None:
         self.progress.update(self.task, description=f"wave {wave}: {name}")
@@ -104,18 +106,18 @@ class Bar:
         self.total += documents
         self._show()
 
-    def settled(self, delivered: int, owed: int, dead: int) -> None:
+    def settled(self, delivered: int, pending: int, failed: int) -> None:
         self.delivered += delivered
-        self.owed = owed
-        self.dead += dead
+        self.pending = pending
+        self.failed += failed
         self._show()
 
     def message(self, text: str) -> None:
         self.progress.console.print(one_line(text), markup=False, highlight=False, soft_wrap=True)
 
     def _show(self) -> None:
-        done = self.delivered + self.dead
-        figures = f"{counted(self.delivered)} delivered, {counted(self.owed)} owed, {counted(self.dead)} dead"
+        done = self.delivered + self.failed
+        figures = f"{counted(self.delivered)} delivered, {counted(self.pending)} pending, {counted(self.failed)} failed"
         seconds = self.clock() - self.began if self.began is not None else 0.0
         if seconds > 0:
             figures += f", {counted(round(self.delivered / seconds))}/s"

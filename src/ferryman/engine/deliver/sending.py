@@ -323,10 +323,20 @@ class FileDelivery:
             *rows,
             sent=end - start - untouched,
             leave=end - start - stay,
+            deleted=self._deletes(start, end, noted),
             part=part,
             rows=noted,
             eligible=None if part is not None else self._meant(rows, start, end),
         )
+
+    def _deletes(self, start: int, end: int, noted: list[RowResult]) -> int:
+        """How many deletes took effect."""
+        deletes = pc.equal(self.table["operation"].slice(start, end - start), "delete")
+        if not pc.any(deletes).as_py():
+            return 0
+        stay = {n.row for n in noted if n.status != Status.INDEXED}
+        rows = self.rows[start:end][np.asarray(deletes)]
+        return sum(row not in stay for row in rows.tolist())
 
     def _meant(self, rows: Rows, start: int, end: int) -> list[int] | None:
         """The rows of a range that are eligible; None if all are."""
