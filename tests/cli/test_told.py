@@ -262,7 +262,7 @@ def test_progress_goes_to_stderr(fake: Fake, state: Path, capsys: pytest.Capture
     fake("ferryman.engine.wave", run=run)
 
     assert start(["run", "plan.py", "--json"]) == 0
-    assert capsys.readouterr().err == "wave 1: 2 delivered, 0 owed, 0 dead\n"
+    assert capsys.readouterr().err == "wave 1: 2 delivered, 0 pending, 0 failed\n"
 
 
 # --- preview ------------------------------------------------------------------------------------------------------

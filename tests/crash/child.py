@@ -86,7 +86,7 @@ def of_shape(job: Job) -> None:
         case "retry":
             commands.retry(plan, state=root / "state", why="a test says so")
         case "resolve":
-            commands.resolve(plan, "owed", state=root / "state", why="a test says so")
+            commands.resolve(plan, "pending", state=root / "state", why="a test says so")
         case "run":
             run_shape(job, plan, fork=executor)
         case "reference":

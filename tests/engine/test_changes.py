@@ -50,7 +50,7 @@ def test_a_changed_document_goes_to_all_its_destinations(net: Network) -> None:
     net.put("a")
     assert net.run(wait=0).exit == 4
     was = {name: list(net.counts(name)) for name in ("fine", "dead", "refused", "owed")}
-    assert was == {"fine": ["indexed"], "dead": ["dead"], "refused": ["error_doc"], "owed": ["owed"]}
+    assert was == {"fine": ["delivered"], "dead": ["failed"], "refused": ["rejected"], "owed": ["pending"]}
     net.out("owed").refuse = None
     net.put("a", text="two")
     assert net.run().exit == 0

@@ -152,7 +152,7 @@ def test_a_missing_outcome_is_never_ok(place: Path, guarantee: str, what: str) -
     trial.put("a", "b", "c")
     trial.run()
     silent = 1 if what == "no outcome for one" else 3
-    last = "unknown" if guarantee == "at-most-once" else "dead"
+    last = "in_doubt" if guarantee == "at-most-once" else "failed"
     assert trial.counts()[last] == silent
     assert "write gave no outcome" in trial.history("c")[-1]["message"]
     times = len([line for line in trial.out.lines() if line["id"] == "c"])

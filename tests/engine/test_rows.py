@@ -47,7 +47,7 @@ def test_one_changed_line_re_sends_one(place: Path, kind: str) -> None:
     assert trial.run().delivered == 0
 
     file.unlink()
-    assert trial.run().delivered == LINES
+    assert trial.run().deleted == LINES
     assert all(id.startswith("-") for id in trial.out.counted()), "not all of them are deletes"
     assert trial.counts() == {"deleted": LINES}
 

@@ -74,7 +74,7 @@ def test_each_situation_is_counted_in_its_place(trial: Trial, situation: str) ->
     summary = trial.run(wait=0)
     assert trial.counts() == counts
     assert trial.status()["sources"] == {"docs": {"documents": 1, "deleted": 0}}
-    assert summary.exit == (4 if "owed" in counts else 3 if "dead" in counts else 0)
+    assert summary.exit == (4 if "pending" in counts else 3 if "failed" in counts else 0)
 
 
 def test_all_situations_together(trial: Trial) -> None:
@@ -372,8 +372,8 @@ def test_waves_are_told_newest_first(trial: Trial) -> None:
     trial.put("d")
     trial.run()
     last, first = account.waves(trial.root)
-    assert (last["wave"], last["events"], last["indexed"], last["failed"]) == (2, 2, 1, 1)
-    assert (first["wave"], first["events"], first["indexed"], first["failed"]) == (1, 2, 2, 0)
+    assert (last["wave"], last["events"], last["delivered"], last["failed"]) == (2, 2, 1, 1)
+    assert (first["wave"], first["events"], first["delivered"], first["failed"]) == (1, 2, 2, 0)
     assert [w["wave"] for w in account.waves(trial.root, limit=1)] == [2]
 
 

@@ -356,8 +356,8 @@ def test_there_must_be_a_state(trial: Trial) -> None:
 
 def test_a_status_must_be_one(mixed: Trial) -> None:
     """The right ones are told; nothing is queued."""
-    with pytest.raises(UsageError, match="choose one of force, restart"):
-        mixed.retry(status="failed")
+    with pytest.raises(UsageError, match="choose one of delivered, deleted"):
+        mixed.retry(status="died")
     assert list(State(mixed.root, mixed.plan).commands.iterdir()) == []
 
 

@@ -41,12 +41,12 @@ def resolve(trial: Trial, word: str, **filters: Any) -> Retried:
 
 def test_what_took_effect_leaves(lost: Trial) -> None:
     """INDEXED by a person's word: never sent again."""
-    assert resolve(lost, "indexed", why="found in the index") == Retried(2, False)
+    assert resolve(lost, "delivered", why="found in the index") == Retried(2, False)
     assert lost.counts() == {"delivered": 3}
     assert rows(lost.root, "outbox") == []
     event = lost.history("lost1")[-1]
     assert event["status"] == "INDEXED"
-    assert event["message"].startswith("resolve --as indexed by ")
+    assert event["message"].startswith("resolve --as delivered by ")
     assert event["message"].endswith(": found in the index")
     assert lost.run().exit == 0
     assert lost.out.counted() == {"fine": 1}
@@ -54,7 +54,7 @@ def test_what_took_effect_leaves(lost: Trial) -> None:
 
 def test_what_shall_not_be_sent_is_dead(lost: Trial) -> None:
     """It is kept, so that ``retry`` may still send it."""
-    assert resolve(lost, "DEAD") == Retried(2, False)
+    assert resolve(lost, "FAILED") == Retried(2, False)
     assert lost.counts() == {"delivered": 1, "failed": 2}
     assert lost.run().exit == 3
     assert lost.retry(status="failed").count == 2
@@ -64,7 +64,7 @@ def test_what_shall_not_be_sent_is_dead(lost: Trial) -> None:
 
 def test_what_did_not_take_effect_is_sent(lost: Trial) -> None:
     """By name; the other one stays unknown."""
-    assert resolve(lost, "owed", document="lost2") == Retried(1, False)
+    assert resolve(lost, "pending", document="lost2") == Retried(1, False)
     assert lost.counts() == {"delivered": 1, "pending": 1, "in_doubt": 1}
     lost.run()
     assert lost.out.counted() == {"fine": 1, "lost2": 1}
@@ -73,28 +73,28 @@ def test_what_did_not_take_effect_is_sent(lost: Trial) -> None:
 
 
 def test_only_what_is_unknown_is_resolved(lost: Trial) -> None:
-    assert resolve(lost, "owed", document="fine") == Retried(0, False)
-    assert resolve(lost, "owed", destination="elsewhere") == Retried(0, False)
+    assert resolve(lost, "pending", document="fine") == Retried(0, False)
+    assert resolve(lost, "pending", destination="elsewhere") == Retried(0, False)
     assert lost.retry().count == 0, "retry does not touch what is unknown"
 
 
 def test_there_are_three_words(lost: Trial) -> None:
-    with pytest.raises(UsageError, match="resolve as 'perhaps': choose one of indexed, dead, owed"):
+    with pytest.raises(UsageError, match="resolve as 'perhaps': choose one of delivered, failed, pending"):
         resolve(lost, "perhaps")
 
 
 def test_there_must_be_a_state(trial: Trial) -> None:
     with pytest.raises(UsageError, match="no state of this plan yet: nothing to resolve"):
-        resolve(trial, "dead")
+        resolve(trial, "failed")
 
 
 def test_a_word_is_queued_while_a_run_holds_the_state(lost: Trial) -> None:
     """The next wave takes it up, and says so."""
     with lost.take():
-        assert resolve(lost, "indexed") == Retried(None, True)
+        assert resolve(lost, "delivered") == Retried(None, True)
     summary = lost.run()
     assert summary.exit == 0
-    assert any("took up `resolve --as indexed` of " in m for m in summary.messages)
+    assert any("took up `resolve --as delivered` of " in m for m in summary.messages)
 
 
 class Sly(Memory):

@@ -9,7 +9,7 @@ import time
 from hashlib import sha256
 
 from ferryman.destinations.environment import filled
-from ferryman.errors import PermanentError
+from ferryman.errors import Misconfigured
 
 
 def signing_key(secret: str | None, where: str) -> bytes | None:
@@ -30,8 +30,8 @@ def signing_key(secret: str | None, where: str) -> bytes | None:
     try:
         return base64.b64decode(text.removeprefix("whsec_"), validate=True)
     except binascii.Error:
-        raise PermanentError(
-            f"{where}: the secret begins with whsec_, but is no base64 behind that. Correct it.", universal=True
+        raise Misconfigured(
+            f"{where}: the secret begins with whsec_, but is not base64 behind that. Correct it."
         ) from None
 
 
