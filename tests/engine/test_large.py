@@ -173,7 +173,7 @@ def test_settling_and_commands_read_a_row_group_at_a_time(
     broken = False
     trial.retry()
     assert trial.run(checked=False).delivered == 10
-    assert trial.counts() == {"indexed": 100}
+    assert trial.counts() == {"delivered": 100}
 
 
 def test_of_families_only_small_ones_are_remembered() -> None:

@@ -155,7 +155,7 @@ class View:
         share: tuple[int, int] = (0, 1),
         operation: str | None = None,
     ) -> list[dict[str, Any]]:
-        """Deliveries by their latest event; see ``account.docs``.
+        """Deliveries by their latest event; see ``account.deliveries``.
 
         Args:
             statuses: any of these; empty: whatever it is.
