@@ -557,16 +557,16 @@ def _one_branch(ledger: list[dict[str, Any]]) -> None:
 
 
 def check_account(counts: dict[str, dict[str, int]], reference: dict[str, dict[str, int]]) -> None:
-    """What ``status`` counts is what it counts after a run that nobody killed; but for what is unknown, and for turns.
+    """What ``status`` counts is what it counts after a run that nobody killed; but for what is in doubt, and for turns.
 
     A copy goes to one branch or another: then only the sums over all destinations are the same.
     """
     turns = "west" in counts
     for name in counts:
-        for kinds in (("indexed", "deleted", "dead", "unknown"), ("dropped",), ("error_doc",), ("owed",), ("error",)):
-            if turns and kinds != ("owed",):
+        for kinds in (("delivered", "deleted", "failed", "in_doubt"), ("dropped",), ("rejected",), ("pending",)):
+            if turns and kinds != ("pending",):
                 continue
             now, then = (sum(c[name][kind] for kind in kinds) for c in (counts, reference))
             assert now == then, f"{name}: {kinds} {now}, without a kill {then}"
-        if not counts[name]["unknown"]:
+        if not counts[name]["in_doubt"]:
             assert turns or counts[name] == reference[name], name

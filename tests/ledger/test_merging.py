@@ -57,7 +57,7 @@ def test_rows_kept_for_review_are_copied_a_few_times(trial: Trial, small: None, 
     trial.run()
     with trial.take() as state:
         assert len(state.outbox.files) <= 8
-    assert trial.counts() == {"dead": 24}
+    assert trial.counts() == {"failed": 24}
     assert max(copied.values()) <= 4
     assert len({row["delivery_hash"] for row in rows(trial.root, "outbox")}) == 24
     trial.build(answer=lambda d: Outcome.ok())
@@ -81,7 +81,7 @@ def test_content_of_any_size_is_merged_a_row_group_at_a_time(
         trial.put(*(f"d{turn}-{i}" for i in range(20)), text="x" * KIB)
         trial.run(checked=False)
     trial.run()
-    assert trial.counts() == {"dead": 120}
+    assert trial.counts() == {"failed": 120}
     with trial.take() as state:
         sizes = [merging.content_size(state.outbox.folder / path) for path in state.outbox.files]
     assert max(sizes) <= 2 * settings.PART_BYTES
@@ -105,7 +105,7 @@ def test_a_merge_that_fails_is_skipped_and_reported(
             summary = trial.run(checked=False)
     [message] = [m for m in summary.messages if "merged" in m]
     assert message.startswith("small outbox files of out could not be merged")
-    assert trial.counts() == {"dead": 6}
+    assert trial.counts() == {"failed": 6}
     summary = trial.run()
     assert not summary.messages
     with trial.take() as state:

@@ -151,7 +151,7 @@ def test_a_new_version_carries_on(many: Versions) -> None:
     assert many.out("out").counted() == {"a": 2, "b": 1, "c": 1}
     plan = many.plan(2, louder)
     root = state_root(plan, many.state)
-    assert account.status(root, plan)["destinations"]["out"]["indexed"] == 3
+    assert account.status(root, plan)["destinations"]["out"]["delivered"] == 3
     assert [e["status"] for e in account.history(root, "b", plan)] == ["INDEXED"]
     assert summary.messages[0].startswith("plan version 2 carries on from version 1: 0 documents are done again")
     lines = many.out("out").lines()
@@ -243,7 +243,7 @@ def test_the_older_state_is_fenced(many: Versions) -> None:
         many.run(many.plan(1))
     with pytest.raises(StateForeign, match="version 2 of this plan has taken this state over"):
         many.run(many.plan(3), from_version=1)
-    assert account.status(state_root(old, many.state), old)["destinations"]["out"]["indexed"] == 3
+    assert account.status(state_root(old, many.state), old)["destinations"]["out"]["delivered"] == 3
     assert many.run(many.plan(3), from_version=2).exit == 0
 
 
