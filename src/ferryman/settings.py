@@ -96,7 +96,11 @@ PACE_S: Final = 60.0
 """Time a destination gets in a wave. The rest stays owed, and the next wave goes on."""
 
 SEND_TIMEOUT_S: Final = 60.0
-"""A ``write`` that takes longer is given up: its chunk has no result."""
+"""A call of a destination that takes longer is given up, unless its ``send_timeout=`` says otherwise."""
+
+SEND_TIMEOUT_MAX_S: Final = 600.0
+"""The longest ``send_timeout=``: a wave ends when the slowest of its destinations has, so this bounds what one that
+hangs costs all others (ten times the pace)."""
 
 WAIT_S: Final = 60.0
 """`run` waits by itself for rows that come due within this time."""

@@ -152,7 +152,7 @@ def check(root: Path, shape: str, guarantee: str, status: dict[str, Any], unknow
             assert not doubled, "doubled"
         case "at-least-once":
             assert not missing, "lost"
-            assert len(doubled) <= 3 * BATCH, "doubled more than was in flight"
+            assert len(doubled) <= BATCH, "doubled more than was in flight"
         case _:
             assert not doubled, "doubled"
             assert {(op, id) for op, id, _ in missing} <= in_doubt, "lost without a word"

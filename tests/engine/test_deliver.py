@@ -445,16 +445,16 @@ def beside_a_hanging_one(place: Path, runner: Any, guarantee: str) -> tuple[floa
     hanging, healthy = kept(place, guarantee, before=hang), Recorder(place / "healthy.jsonl")
     for name, out in (("hanging", hanging), ("healthy", healthy)):
         documents = [{"id": f"{name}{i:03}"} for i in range(600)]
-        plan.source(name, Memory(documents)).destination(f"to-{name}", out, batch=50, attempts=1)
+        plan.source(name, Memory(documents)).destination(f"to-{name}", out, batch=50, attempts=1, send_timeout=4)
     began = time.time()
-    summary = run_plan(plan, place / "state", runner=runner, wait=0, send_timeout_s=4)
+    summary = run_plan(plan, place / "state", runner=runner, wait=0)
     return Path(healthy.path).stat().st_mtime - began, healthy, summary
 
 
 @pytest.mark.rule("destination.at-most-once", "destination.hangs")
 @pytest.mark.parametrize("guarantee", ["at-least-once", "at-most-once"])
 def test_a_destination_that_hangs_is_given_up(place: Path, guarantee: str) -> None:
-    """After ``send_timeout_s`` its chunk has no result: owed, or unknown; the others were not delayed."""
+    """After ``send_timeout=`` its chunk has no result: owed, or unknown; the others were not delayed."""
     seconds, healthy, summary = beside_a_hanging_one(place, InProcess(), guarantee)
     assert seconds < 4
     assert len(healthy.counted()) == 600
@@ -487,10 +487,10 @@ def _warm(place: Path) -> Plan:
 def test_a_check_that_hangs_is_given_up(place: Path) -> None:
     """It is down, as far as we can tell."""
     out = kept(place, "at-least-once", refuse=lambda: time.sleep(60))
-    trial = Trial(place).build(out=out)
+    trial = Trial(place).build(out=out, send_timeout=0.3)
     trial.put("a")
     began = time.monotonic()
-    summary = trial.run(wait=0, send_timeout_s=0.3)
+    summary = trial.run(wait=0)
     assert time.monotonic() - began < 20
     assert (summary.exit, summary.pending) == (4, 1)
     assert any("no answer within 0.3 s" in m for m in summary.messages)

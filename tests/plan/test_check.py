@@ -303,6 +303,16 @@ def test_timeouts(timeout: Any) -> None:
     assert findings(plan) == [f"b: timeout={timeout!r}: give seconds above 0, or leave it out."]
 
 
+@pytest.mark.rule("destination.send-timeout")
+@pytest.mark.parametrize("send_timeout", [0, -1, 601, float("inf"), "60", None])
+def test_a_send_timeout_that_is_none(send_timeout: Any) -> None:
+    """Nor may it hold up the waves of all others for hours."""
+    plan = Plan("p")
+    plan.source("a", source()).destination("b", Index(), send_timeout=send_timeout)
+
+    assert findings(plan) == [f"b: send_timeout={send_timeout!r}: give seconds above 0, 600 at most."]
+
+
 def test_what_is_not_what_it_should_be() -> None:
     """A folder is no source, a URL is no destination, a field is no router, a name is no function."""
     wrong: Any = "x"

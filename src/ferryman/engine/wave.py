@@ -103,7 +103,6 @@ class Run:
         notify: Sequence[NotifyTarget] = (),
         wave_bytes: int = settings.WAVE_BYTES,
         pace_s: float = settings.PACE_S,
-        send_timeout_s: float = settings.SEND_TIMEOUT_S,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._state = state
@@ -116,7 +115,7 @@ class Run:
         self._wave_bytes = wave_bytes
         self._sleep = sleep
         self._shipped = Shipped.of(state.plan)
-        self._dispatcher = Dispatcher(state, self._shipped, runner, pace_s=pace_s, send_timeout_s=send_timeout_s)
+        self._dispatcher = Dispatcher(state, self._shipped, runner, pace_s=pace_s)
         self._summary = Summary()
         self._reporter = Reporter(state, [*state.plan.notified, *notify], self._tell)
         self._incomplete = False

@@ -5,6 +5,7 @@
     journal/<pass>/<key>.<first>-<end>.claim     at-most-once: this chunk is mine, nobody sends it again
     journal/<pass>/<key>.<first>-<end>.sent      at-most-once: what became of this chunk
     journal/<pass>/<key>.<first>-<end>.result    the ledger events of these rows are in this data file
+    journal/<pass>/<destination>.hung            a call of it was given up, and the worker that made it has ended
     journal/closed/<pass>                        nothing unclaimed of this pass is sent any more
 
 ``key`` is the outbox file's first sequence, which stays the same when the file is rewritten; ``first`` and ``end`` are
@@ -124,6 +125,15 @@ class Journal:
         """May this pass still send? Look before each chunk, after claiming it."""
         return self.highest_closed() < pass_
 
+    def give_up(self, pass_: int, destination: str, why: str) -> None:
+        """A call of this destination was given up; the worker that made it is about to end. Durable."""
+        files.publish(self._hung(pass_, destination), files.sealed(why))
+
+    def given_up(self, pass_: int, destination: str) -> str | None:
+        """Why a call of this destination was given up in this pass; None: none was."""
+        path = self._hung(pass_, destination)
+        return str(files.unseal(path)) if path.exists() else None
+
     def owner_alive(self, pass_: int, rows: Rows) -> bool:
         """Is the process that claimed these rows still there, as far as we can see?"""
         owner: Any = files.unseal(self._path(pass_, rows, "claim"))
@@ -194,6 +204,9 @@ class Journal:
         """Remove a claim that was left open: late answers to it do not count any more."""
         for path in (self.folder / str(pass_)).glob(f"{rows.name}.*"):
             path.unlink(missing_ok=True)
+
+    def _hung(self, pass_: int, destination: str) -> Path:
+        return self.folder / str(pass_) / f"{destination}.hung"
 
     def _path(self, pass_: int, rows: Rows, kind: str) -> Path:
         return self.folder / str(pass_) / f"{rows.name}.{kind}"

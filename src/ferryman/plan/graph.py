@@ -9,6 +9,7 @@ from itertools import combinations
 from math import inf
 from typing import NamedTuple, cast
 
+from ferryman import settings
 from ferryman.destinations.base import Destination, Effect, Guarantee
 from ferryman.plan.cycles import cycles, in_order
 from ferryman.plan.nodes import DestinationNode, Node, RouterNode, SourceNode, StepNode
@@ -215,6 +216,9 @@ def _bad_destination(node: DestinationNode) -> list[str]:
             found.append(f"{node.name}: {option}={value!r}: give a whole number, 1 or more.")
     if policy.backoff is not None and not (policy.backoff and all(_is_number(s, least=0) for s in policy.backoff)):
         found.append(f"{node.name}: backoff={policy.backoff!r}: give seconds from 0.")
+    longest = settings.SEND_TIMEOUT_MAX_S
+    if not _is_number(policy.send_timeout, above=0) or policy.send_timeout > longest:
+        found.append(f"{node.name}: send_timeout={policy.send_timeout!r}: give seconds above 0, {longest:g} at most.")
     return found
 
 

@@ -26,6 +26,7 @@ class Policy:
         batch: rows a chunk at most.
         batch_bytes: bytes a chunk at most (one larger row is a chunk of its own).
         deletes: False: vanished documents stay there.
+        send_timeout: seconds that a call of it may take.
     """
 
     guarantee: Guarantee
@@ -34,6 +35,7 @@ class Policy:
     batch: int = settings.BATCH_ROWS
     batch_bytes: int = settings.BATCH_BYTES
     deletes: bool = True
+    send_timeout: float = settings.SEND_TIMEOUT_S
 
     def longest_wait_s(self, attempt: int) -> float:
         """Upper end of the wait after attempt number ``attempt`` (from 1), seconds."""

@@ -94,6 +94,7 @@ class Plan:
         batch: int | None = None,
         batch_bytes: int = settings.BATCH_BYTES,
         deletes: bool = True,
+        send_timeout: float = settings.SEND_TIMEOUT_S,
     ) -> Handle:
         """Where documents end. The guarantee is by default the best that the destination can keep.
 
@@ -102,6 +103,8 @@ class Plan:
                 between 0 and that. Default 1, 4, 16 … at most an hour.
             batch: rows a chunk at most; default: what the destination prefers, else 500.
             tap: the document goes on from here; see ``Plan.tap``.
+            send_timeout: seconds that one call (``check``, ``open``, ``write``, ``close``) may take; one that takes
+                longer is given up, and cannot act later: its process is ended.
         """
         if batch is None:
             batch = getattr(destination, "preferred_batch", None)  # what is no Destination is refused by check
@@ -113,6 +116,7 @@ class Plan:
             batch=settings.BATCH_ROWS if batch is None else batch,
             batch_bytes=batch_bytes,
             deletes=deletes,
+            send_timeout=send_timeout,
         )
         return self._add(DestinationNode(_name(name), _names(after), destination=destination, policy=policy, tap=tap))
 

@@ -60,6 +60,7 @@ POINTS: Final[dict[str, str]] = {
     "deliver.noted": EXECUTOR,
     "deliver.part": EXECUTOR,
     "deliver.result": EXECUTOR,
+    "deliver.hung": EXECUTOR,
     "deliver.done": DRIVER,
     # 5 settle
     "settle.closed": DRIVER,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -35,15 +37,14 @@ class Trouble(NamedTuple):
 class Dispatcher:
     """Delivers passes; remembers over the passes of a run which destinations are in trouble."""
 
-    def __init__(self, state: State, shipped: Shipped, runner: Runner, *, pace_s: float, send_timeout_s: float) -> None:
+    def __init__(self, state: State, shipped: Shipped, runner: Runner, *, pace_s: float) -> None:
         self._state = state
         self._shipped = shipped
         self._runner = runner
         self._pace_s = pace_s
-        self._send_timeout_s = send_timeout_s
         self._nodes = {n.name: n for n in state.plan.nodes if isinstance(n, DestinationNode)}
         self._deadly: set[str] = set()
-        """Destinations over which a worker died in their last pass."""
+        """Destinations over which a worker died, or which hung, in their last pass."""
         self.trouble: dict[str, Trouble] = {}
 
     def deliver(self, number: int, now_us: int) -> list[str]:
@@ -60,7 +61,8 @@ class Dispatcher:
         ]
         if not work:
             return []
-        task = Pass(self._shipped, str(self._state.root), number, now_us, self._pace_s, self._send_timeout_s)
+        driver = (socket.gethostname(), os.getpid())
+        task = Pass(self._shipped, str(self._state.root), number, now_us, driver, self._pace_s)
         lanes = [self._lanes(number, node, files, alone=len(work) == 1) for node, files in work]
         if len(lanes) == 1:
             outcomes = [self._deliver_one(task, lanes[0])]
@@ -112,7 +114,7 @@ class Dispatcher:
             return False
         sender = Sender(f"check-{node.name}")
         try:
-            sender.call(node.destination.check, timeout_s=self._send_timeout_s)
+            sender.call(node.destination.check, timeout_s=node.policy.send_timeout)
         except Hung as e:
             self._note(node.name, f"check: {e}", permanent=False)
             return False
@@ -143,10 +145,12 @@ class Dispatcher:
         name = lanes[0].destination
         try:
             reports = self._runner.run(task, lanes)
-            self._deadly.discard(name)
+            (self._deadly.add if any(r.hung for r in reports) else self._deadly.discard)(name)
             return reports, ""
         except WorkerDied as e:
             self._deadly.add(name)
+            if (why := self._state.journal.given_up(task.number, name)) is not None:
+                return [LaneReport(name, why, hung=True, others=len(lanes) > 1)], ""
             return [], f"{e}. What it had noted counts, the rest is sent with care."
         except EngineError as e:
             return [], str(e)
@@ -154,15 +158,17 @@ class Dispatcher:
     def _judge(self, destination: str, reports: list[LaneReport]) -> None:
         bad = next((r for r in reports if r.trouble), None)
         if bad is not None:
-            self._note(destination, bad.trouble, bad.permanent)
+            # Other lanes of a stage that Spark has ended may be in a call: none outlasts the time that it has.
+            outlast_s = self._nodes[destination].policy.send_timeout if bad.others else 0.0
+            self._note(destination, bad.trouble, bad.permanent, outlast_s)
         elif reports:
             self.trouble.pop(destination, None)
 
-    def _note(self, destination: str, why: str, permanent: bool) -> None:
+    def _note(self, destination: str, why: str, permanent: bool, at_least_s: float = 0.0) -> None:
         before = self.trouble.get(destination)
         times = 1 + (before.times if before else 0)
         wait = min(settings.BACKOFF_MAX_S, settings.BACKOFF_FIRST_S * settings.BACKOFF_FACTOR ** (times - 1))
-        self.trouble[destination] = Trouble(why, permanent, time.monotonic() + wait, times)
+        self.trouble[destination] = Trouble(why, permanent, time.monotonic() + max(wait, at_least_s), times)
 
 
 def _together(files: Sequence[DataFile]) -> list[list[DataFile]]:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import socket
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ferryman import settings
 from ferryman.destinations.base import DestinationContext
+from ferryman.engine.deliver.sender import Hung
 from ferryman.engine.deliver.sending import FileDelivery, OutboxFile, Stop, Turn
 from ferryman.engine.runner import Shipped
 from ferryman.errors import PermanentError, named
+from ferryman.ledger.journal import Journal
 from ferryman.plan import DestinationNode
+from ferryman.testing import crash
 
 
 class Lane(NamedTuple):
@@ -20,7 +25,7 @@ class Lane(NamedTuple):
     destination: str
     files: list[OutboxFile]
     careful: bool = False
-    """A worker died over this destination: it is called in a child process."""
+    """A worker died over this destination, or it hung: it is called in a child process."""
 
 
 class LaneReport(NamedTuple):
@@ -31,30 +36,41 @@ class LaneReport(NamedTuple):
     """Why it stopped: the destination is down, or wrong."""
     permanent: bool = False
     """A person must mend it."""
+    hung: bool = False
+    """A call of it was given up."""
+    others: bool = False
+    """Other lanes of it may still be in a call."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """Task: deliver a lane in this pass."""
+    """Task: deliver a lane in this pass.
+
+    A call that was given up must not act later, when something newer may have been sent: after all is noted, its
+    process ends. Spark tries the task again, or says that a worker died; both find the note of it.
+    """
 
     shipped: Shipped
     root: str
     number: int
     now_us: int
+    driver: tuple[str, int]
+    """Host and process of the driver: that process is never ended, whatever runs in it."""
     pace_s: float = settings.PACE_S
-    send_timeout_s: float = settings.SEND_TIMEOUT_S
 
     def __call__(self, lane: Lane) -> LaneReport:
         plan = self.shipped.plan()
         node = next(n for n in plan.nodes if n.name == lane.destination)
         assert isinstance(node, DestinationNode)
+        journal = Journal(Path(self.root) / "journal")
+        if (why := journal.given_up(self.number, node.name)) is not None:
+            return LaneReport(node.name, why, hung=True)
         turn = Turn(
             Path(self.root),
             node,
             self.number,
             now_us=self.now_us,
             pace_s=self.pace_s,
-            send_timeout_s=self.send_timeout_s,
             careful=lane.careful,
         )
         context = DestinationContext(plan.name, plan.version, node.name, self.number, node.policy.guarantee)
@@ -67,12 +83,18 @@ class Pass:
         except Stop as stop:
             stopped = stop
         turn.end()
-        return LaneReport(node.name, stopped.why, stopped.permanent)
+        if turn.left_behind and (socket.gethostname(), os.getpid()) != self.driver:
+            journal.give_up(self.number, node.name, stopped.why)
+            crash.point("deliver.hung")
+            os._exit(1)
+        return LaneReport(node.name, stopped.why, stopped.permanent, stopped.hung)
 
 
 def _speak(turn: Turn, function: Any, *args: Any) -> None:
     """``open`` and ``close`` speak for the whole destination."""
     try:
         turn.call(function, *args)
+    except Hung as e:
+        raise Stop(f"{function.__name__}: {e}", hung=True) from e
     except Exception as e:
         raise Stop(named(e), isinstance(e, PermanentError)) from e

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Callable
 from typing import Any, Final, Protocol
 
+from ferryman import settings
 from ferryman.destinations.base import Destination
 from ferryman.engine.child import Child, Died, TooLong
 from ferryman.errors import DeliveryError, harmless
@@ -32,8 +34,22 @@ class Killed(Exception):
 class Caller(Protocol):
     """Makes a destination's calls, one after the other."""
 
-    def call(self, function: Callable[..., Any], *args: Any, timeout_s: float) -> Any:
+    @property
+    def left_behind(self) -> bool:
+        """Does a call that was given up still run in this process?"""
+        ...
+
+    def call(
+        self,
+        function: Callable[..., Any],
+        *args: Any,
+        timeout_s: float,
+        meanwhile: Callable[[], object] = lambda: None,
+    ) -> Any:
         """The call's result; what it raises is raised here.
+
+        Args:
+            meanwhile: called about every ``settings.RESULT_EVERY_S`` until the call returns, where that can be.
 
         Raises:
             Hung: it did not return within ``timeout_s``.
@@ -48,7 +64,8 @@ class Caller(Protocol):
 class Sender:
     """Runs a destination's calls one after the other in a daemon thread.
 
-    After ``Hung`` the thread is left to itself: it cannot be stopped, and this object must not be used again.
+    After ``Hung`` the thread is left behind: it cannot be stopped, only its process can. This object must not be used
+    again.
     """
 
     def __init__(self, name: str) -> None:
@@ -56,14 +73,28 @@ class Sender:
         self._answers: queue.SimpleQueue[tuple[bool, Any]] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, name=f"ferryman-{name}", daemon=True)
         self._thread.start()
+        self.left_behind = False
 
-    def call(self, function: Callable[..., Any], *args: Any, timeout_s: float) -> Any:
+    def call(
+        self,
+        function: Callable[..., Any],
+        *args: Any,
+        timeout_s: float,
+        meanwhile: Callable[[], object] = lambda: None,
+    ) -> Any:
         """See ``Caller.call``."""
         self._calls.put((function, args))
-        try:
-            fine, answer = self._answers.get(timeout=timeout_s)
-        except queue.Empty:
-            raise Hung(f"no answer within {timeout_s:g} s") from None
+        until = time.monotonic() + timeout_s
+        while True:
+            try:
+                left = max(0.0, until - time.monotonic())
+                fine, answer = self._answers.get(timeout=min(left, settings.RESULT_EVERY_S))
+                break
+            except queue.Empty:
+                if time.monotonic() >= until:
+                    self.left_behind = True
+                    raise Hung(f"no answer within {timeout_s:g} s") from None
+                meanwhile()
         if fine:
             return answer
         raise harmless(answer)
@@ -82,7 +113,12 @@ class Sender:
 
 
 class ChildSender:
-    """Runs a destination's calls in a child process. After a death the next call finds the destination open again."""
+    """Runs a destination's calls in a child process. After a death the next call finds the destination open again.
+
+    A call that is given up ends with its process.
+    """
+
+    left_behind = False
 
     def __init__(self, destination: Destination) -> None:
         self._destination = destination
@@ -91,8 +127,15 @@ class ChildSender:
         """In the child."""
         self._child = Child(self._serve)
 
-    def call(self, function: Callable[..., Any], *args: Any, timeout_s: float) -> Any:
+    def call(
+        self,
+        function: Callable[..., Any],
+        *args: Any,
+        timeout_s: float,
+        meanwhile: Callable[[], object] = lambda: None,
+    ) -> Any:
         """See ``Caller.call``."""
+        meanwhile()
         name = function.__name__
         try:
             answer = self._child.ask((name, args, self._opened), timeout_s)

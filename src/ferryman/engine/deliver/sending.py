@@ -5,8 +5,9 @@ What is done with a chunk, and what a kill between two of the numbers leaves beh
 1. (at-most-once) claim it, durably       killed after this: never sent again, *unknown*
 2. look whether the pass is still open     closed: send nothing
 3. ``write``                               killed in here: unknown; sent again under the other guarantees
-4. note what came of it, durably           (at-most-once: each chunk; else at least every second)
-5. at the end of a file or so: the rows' ledger events as a data file, and a result that names it
+4. note what came of it, durably           (not under exactly-once, where a repetition is none)
+5. at the end of a file, or when a second has passed, also while a ``write`` runs: the rows' ledger events as a data
+   file, and a result that names it
 """
 
 from __future__ import annotations
@@ -64,11 +65,11 @@ class OutboxFile(NamedTuple):
 
 
 class Stop(Exception):
-    """The lane ends here; the rest stays owed."""
+    """The lane ends here; the rest stays pending. ``hung``: a call was given up."""
 
-    def __init__(self, why: str = "", permanent: bool = False) -> None:
+    def __init__(self, why: str = "", permanent: bool = False, *, hung: bool = False) -> None:
         super().__init__(why, permanent)
-        self.why, self.permanent = why, permanent
+        self.why, self.permanent, self.hung = why, permanent, hung
 
 
 class Turn:
@@ -76,8 +77,9 @@ class Turn:
 
     Attributes:
         number: the pass.
-        careful: a worker died here before: the destination is called in a child process.
+        careful: a worker died here before, or it hung: the destination is called in a child process.
         once: the guarantee is at-most-once.
+        exactly: it is exactly-once: what is sent again has no effect.
         until: monotonic time; what has not begun by then stays owed.
         met: chunks that somebody else has claimed.
     """
@@ -90,7 +92,6 @@ class Turn:
         *,
         now_us: int,
         pace_s: float,
-        send_timeout_s: float,
         careful: bool = False,
     ) -> None:
         self.root = root
@@ -99,16 +100,22 @@ class Turn:
         self.now_us = now_us
         self.journal = Journal(root / "journal")
         self.once = node.policy.guarantee is Guarantee.AT_MOST_ONCE
+        self.exactly = node.policy.guarantee is Guarantee.EXACTLY_ONCE
+        self.careful = careful
         self.until = time.monotonic() + pace_s
         self.met: list[Rows] = []
         self._alike: tuple[str, int, int] = ("", 0, 0)
         """Of the last chunks: what was said of all their rows, how many chunks, how many rows."""
-        self._send_timeout_s = send_timeout_s
         self._sender: Caller = ChildSender(node.destination) if careful else Sender(node.name)
 
-    def call(self, function: Callable[..., Any], *args: Any) -> Any:
+    @property
+    def left_behind(self) -> bool:
+        """Does a call that was given up still run in this process?"""
+        return self._sender.left_behind
+
+    def call(self, function: Callable[..., Any], *args: Any, meanwhile: Callable[[], object] = lambda: None) -> Any:
         """Call the destination; raises what it raises, and ``Hung``."""
-        return self._sender.call(function, *args, timeout_s=self._send_timeout_s)
+        return self._sender.call(function, *args, timeout_s=self.node.policy.send_timeout, meanwhile=meanwhile)
 
     def may_send(self) -> bool:
         """2. Is the pass open, and is there time?"""
@@ -131,7 +138,7 @@ class Turn:
     def end(self) -> None:
         """No more calls. Another's live claim: do not return before its result is there, at most a send's time."""
         self._sender.end()
-        until = time.monotonic() + self._send_timeout_s
+        until = time.monotonic() + self.node.policy.send_timeout
         while self.met and time.monotonic() < until and self.journal.open_for(self.number):
             done = {r.range for r in self.journal.results(self.number)}
             self.met = [m for m in self.met if m not in done and self.journal.owner_alive(self.number, m)]
@@ -154,8 +161,8 @@ class FileDelivery:
         self.content = pa.table({})
         """Content of the rows that ``_chunks`` came to last."""
         self.noted = time.monotonic()
-        self.pending: list[tuple[int, int, list[Outcome] | None]] = []
-        """Chunks sent and not yet in a ledger file: (start, end, outcomes; None = all ok)."""
+        self.pending: list[tuple[int, int, list[RowResult]]] = []
+        """Chunks sent and not yet in a ledger file: (start, end, what was not simply delivered)."""
 
     def deliver(self) -> None:
         done = self._done()
@@ -167,7 +174,7 @@ class FileDelivery:
                 if self.turn.once:
                     self._send_once(rows, start, end)
                 else:
-                    self._send(start, end)
+                    self._send(rows, start, end)
         finally:
             self.contents.close()
             self._write_part()
@@ -225,36 +232,34 @@ class FileDelivery:
         try:
             outcomes = self._write(chunk)  # 3
         except Hung as e:
-            raise Stop(f"write: {e}") from e
+            raise Stop(f"write: {e}", hung=True) from e
         except Exception as e:
             stop = Stop(named(e), isinstance(e, PermanentError)) if universal(e) else None
             outcomes = [Outcome("unknown", named(e))] * len(chunk)
         crash.point("deliver.sent")
-        noted = self._noted(start, end, outcomes)
-        turn.journal.publish(turn.number, self._result(rows, start, end, noted, None))  # 4
-        crash.point("deliver.noted")
-        self.pending.append((start, end, outcomes))
-        if stop is None:
-            stop = _universal(outcomes) or turn.all_alike(outcomes)
+        self._note(rows, start, end, outcomes)  # 4
+        stop = stop or _universal(outcomes) or turn.all_alike(outcomes)
         if stop is not None:
             raise stop
 
     # -- exactly-once, at-least-once ---------------------------------------------------------------
 
-    def _send(self, start: int, end: int) -> None:
+    def _send(self, rows: Rows, start: int, end: int) -> None:
         if not self.turn.may_send():  # 2
             raise Stop
         chunk = self._deliveries(start, end)
         try:
             outcomes = self._write_or_split(chunk)  # 3
         except Hung as e:
-            raise Stop(f"write: {e}") from e
+            raise Stop(f"write: {e}", hung=True) from e
         crash.point("deliver.sent")
-        self.pending.append((start, end, outcomes))
+        if self.turn.exactly:
+            self.pending.append((start, end, self._noted(start, end, outcomes)))
+        else:
+            self._note(rows, start, end, outcomes)  # 4
         if (stop := _universal(outcomes) or self.turn.all_alike(outcomes)) is not None:
             raise stop
-        if time.monotonic() - self.noted > settings.RESULT_EVERY_S:
-            self._write_part()  # 4, 5
+        self._write_part_in_time()
 
     def _write_or_split(self, chunk: list[Delivery], deaths: int = 0) -> list[Outcome] | None:
         """Outcomes; a chunk that fails as a whole is halved until the bad row stands alone, which may end ``deaths``
@@ -286,7 +291,7 @@ class FileDelivery:
 
     def _write(self, chunk: list[Delivery]) -> list[Outcome] | None:
         """Call the destination. None: all ok. What it left out is unknown."""
-        outcomes = self.turn.call(self.turn.node.destination.write, chunk)
+        outcomes = self.turn.call(self.turn.node.destination.write, chunk, meanwhile=self._write_part_in_time)
         answered = list(outcomes) if outcomes is not None else []
         if len(answered) == len(chunk) and answered.count(Outcome.ok()) == len(chunk):
             return None
@@ -302,6 +307,13 @@ class FileDelivery:
         columns["attempt"] = [attempt + 1 for attempt in columns["attempt"]]
         columns["route"] = [tuple(route.split("/")) if route else () for route in columns["route"]]
         return list(map(Delivery.of, *columns.values()))
+
+    def _note(self, rows: Rows, start: int, end: int, outcomes: list[Outcome] | None) -> None:
+        """What came of a chunk, before the next is sent: a kill leaves one chunk a lane of which nothing is known."""
+        noted = self._noted(start, end, outcomes)
+        self.turn.journal.publish(self.turn.number, self._result(rows, start, end, noted, None))
+        crash.point("deliver.noted")
+        self.pending.append((start, end, noted))
 
     def _noted(self, start: int, end: int, outcomes: list[Outcome] | None) -> list[RowResult]:
         """What is to be remembered of rows that were not simply delivered."""
@@ -342,9 +354,14 @@ class FileDelivery:
         """The rows of a range that are eligible; None if all are."""
         return None if rows.end - rows.first == end - start else self.rows[start:end].tolist()
 
+    def _write_part_in_time(self) -> None:
+        """5. in careful mode after each chunk, for the next may end this process."""
+        if self.pending and (self.turn.careful or time.monotonic() - self.noted >= settings.RESULT_EVERY_S):
+            self._write_part()
+
     def _write_part(self) -> None:
         """5. ledger events of all chunks since the last time, a file a run of neighbouring chunks."""
-        runs: list[list[tuple[int, int, list[Outcome] | None]]] = []
+        runs: list[list[tuple[int, int, list[RowResult]]]] = []
         for chunk in self.pending:
             if runs and runs[-1][-1][1] == chunk[0]:
                 runs[-1].append(chunk)
@@ -354,9 +371,7 @@ class FileDelivery:
         for run in runs:
             start, end = run[0][0], run[-1][1]
             rows = self._range(start, end)
-            known = {} if not self.turn.once else {n.row: n for r in self._bare(rows) for n in r.rows}
-            noted = [n for s, e, o in run for n in self._noted(s, e, o)]
-            noted = [known.get(n.row, n) for n in noted]  # the wait was drawn by lot: what is published counts
+            noted = [n for _, _, of_chunk in run for n in of_chunk]
             events = sent_events(self.table.slice(start, end - start), noted, self.turn.node.name, self.turn.number)
             part = None
             if events.num_rows:
@@ -375,10 +390,6 @@ class FileDelivery:
         result = self._result(rows, start, end, noted, part)
         self.turn.journal.publish(self.turn.number, result)
         crash.point("deliver.result")
-
-    def _bare(self, rows: Rows) -> list[Result]:
-        results = self.turn.journal.results(self.turn.number, self.file.key)
-        return [r for r in results if r.part is None and rows.first <= r.first and r.end <= rows.end]
 
 
 def _sizes(content: pa.Table) -> np.ndarray[Any, Any]:
