@@ -199,5 +199,13 @@ QUERY_THREADS: Final = 2
 QUERY_ROWS: Final = 50_000
 """Rows of the ledger that a question takes up at a time where they would not all fit into ``QUERY_MEMORY``."""
 
+READERS_GRACE_S: Final = 300.0
+"""Files that a driver has replaced stay so long while somebody reads the state: questions take seconds, and readers
+that follow each other without a gap must not keep what they do not need."""
+
+TEMPORARY_S: Final = 3600.0
+"""A half-written file of a command or the journal that is older than this is nobody's any more: writing takes
+moments."""
+
 SEQUENCE_PER_SECOND: Final = 1 << 20
 """A fresh state's first sequence is its creation time in seconds times this: it overwrites what a lost state wrote."""

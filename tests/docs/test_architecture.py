@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from ferryman.ledger import schemas
-from ferryman.ledger.folder import FOLDERS
+from ferryman.ledger.folder import FOLDERS, READERS
 from ferryman.testing.crash import EXECUTOR, POINTS
 
 ROOT = Path(__file__).parents[2]
@@ -112,7 +112,7 @@ def test_the_folders_are_those_of_a_state() -> None:
     named = [code(cells[0])[0] for cells in rows(section) if code(cells[0])]
 
     assert sorted(named) == sorted(
-        {*(folder.partition("/")[0] for folder in FOLDERS), "state.json", "plan.json", "moved.json", "lock"}
+        {*(folder.partition("/")[0] for folder in FOLDERS), "state.json", "plan.json", "moved.json", "lock", READERS}
     )
 
 

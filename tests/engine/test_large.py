@@ -192,7 +192,7 @@ def test_a_file_of_more_than_2_gib_is_rewritten(place: Path) -> None:
     """For real: 35 rows of 64 MiB, of which each second one stays."""
     for table in ("outbox", "ledger"):
         (place / table).mkdir()
-    writer = OutboxWriter(place / "outbox")
+    writer = OutboxWriter(place / "outbox", epoch=1)
     for i in range(35):
         columns = {f.name: pa.nulls(1, f.type) for f in OUTBOX_FILE}
         columns |= {"row": pa.array([i]), "origin": pa.array([f"d{i}"]), "delivery_hash": pa.array([f"h{i}"])}
@@ -208,7 +208,7 @@ def test_a_file_of_more_than_2_gib_is_rewritten(place: Path) -> None:
             "due": list(range(35)),
         }
     )
-    events = write_part(place / "ledger", said)
+    events = write_part(place / "ledger", said, epoch=1)
     after = rewrite(Rewrite(str(place), part.path, (events.path,)))
     assert after is not None
     assert after.rows == 34

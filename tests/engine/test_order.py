@@ -103,7 +103,7 @@ def written(folder: Path, files: dict[int, list[Row]]) -> dict[int, Path]:
             "revision": pa.array([r[2] for r in rows], pa.int64()),
             "due": pa.array([r[3] for r in rows], pa.int64()),
         }
-        found[key] = folder / write_part(folder, pa.table(columns)).path
+        found[key] = folder / write_part(folder, pa.table(columns), epoch=1).path
     return found
 
 

@@ -271,7 +271,7 @@ def test_a_double_end_shows(trial: Trial) -> None:
 
         [path] = state.ledger.paths()
         rows = read_part(path)
-        state.ledger.commit("ledger", adds=[state.ledger.data_file(write_part(state.ledger.folder, rows))])
+        state.ledger.commit("ledger", adds=[state.ledger.data_file(write_part(state.ledger.folder, rows, epoch=1))])
     assert not trial.status()["balanced"]
 
 

@@ -51,7 +51,7 @@ def note(
     written = None
     if part:
         table = read_part(state.outbox.folder / file.path).slice(first, end - first)
-        made = write_part(state.ledger.folder, sent_events(table.combine_chunks(), noted, "out", 1))
+        made = write_part(state.ledger.folder, sent_events(table.combine_chunks(), noted, "out", 1), epoch=1)
         fsync_folder(state.ledger.folder)
         written = (made.path, made.size, made.rows)
     stay = sum(n.status != "INDEXED" for n in noted)

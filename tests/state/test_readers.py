@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -11,7 +12,8 @@ from typing import Any
 import pytest
 
 from ferryman import settings
-from ferryman.errors import EngineError
+from ferryman.errors import EngineError, StateDamaged
+from ferryman.ledger import account
 from ferryman.ledger.fsck import fsck
 from ferryman.observe.progress import Silent
 from ferryman.storage.tables import Table
@@ -28,8 +30,11 @@ from ferryman.ledger.state import State
 
 root, asked = Path(sys.argv[1]), 0
 plan = State.plan_of(root)
-while not (root / "staging" / "enough").exists():
-    status = account.waves(root, limit=3, plan=plan)
+while not (root.parent / "enough").exists():
+    account.waves(root, limit=3, plan=plan)
+    status = account.status(root, plan)
+    assert status["balanced"], status
+    account.docs(root, plan=plan)
     events = account.history(root, "a", plan)
     assert [e["revision"] for e in events] == sorted(e["revision"] for e in events), events
     assert len({e["delivery_hash"] for e in events}) == len(events)
@@ -69,12 +74,105 @@ def test_questions_are_answered_while_files_are_replaced(trial: Trial, monkeypat
 
     with pytest.raises(Enough):
         trial.run(every=0, sleep=change, observer=Silent(), checked=False)
-    (trial.root / "staging" / "enough").touch()
+    (trial.root.parent / "enough").touch()
     said, errors = reader.communicate(timeout=60)
     assert reader.returncode == 0, errors
     assert int(said) >= 1
     assert done == WAVES
     trial.run()
+
+
+def replaced_files(trial: Trial) -> set[str]:
+    """Data files that are there and that no table names."""
+    found = set()
+    with trial.take() as state:
+        for table in state.tables:
+            found |= {p.name for p in table.folder.glob("*.parquet")} - set(table.files)
+    return found
+
+
+@pytest.mark.rule("state.readers")
+def test_what_is_replaced_stays_while_somebody_reads(trial: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader that was there before finds all its files; with the next one that is replaced they go."""
+    trial.put("a", "b")
+    trial.run()
+    monkeypatch.setattr(settings, "COMPACT_FILES", 2)
+    with account.view(trial.root, trial.plan) as view:
+        before = view.status()
+        for turn in range(3):
+            trial.put("a", text=f"turn {turn}")
+            trial.run()
+        kept = replaced_files(trial)
+        assert len(kept) >= 3
+        assert before["balanced"]
+        assert view.rows("SELECT count(*) AS n FROM ledger") == [{"n": 2}]
+        assert fsck(trial.root) == []
+    trial.put("a", text="the last")
+    trial.run()
+    assert replaced_files(trial) == set()
+
+
+@pytest.mark.rule("state.readers")
+def test_readers_without_a_gap_keep_nothing_for_ever(trial: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was replaced longer ago than the grace goes, although somebody always reads."""
+    trial.put("a")
+    trial.run()
+    with account.view(trial.root, trial.plan):
+        trial.put("a", text="two")
+        trial.run()
+        assert replaced_files(trial)
+        monkeypatch.setattr(settings, "READERS_GRACE_S", -1.0)
+        trial.run()
+        assert replaced_files(trial) == set()
+
+
+@pytest.mark.rule("state.readers")
+def test_a_killed_reader_keeps_nothing(trial: Trial) -> None:
+    trial.put("a")
+    trial.run()
+    code = (
+        "import sys, time; from pathlib import Path; from ferryman.storage.lock import Readers\n"
+        "with Readers(Path(sys.argv[1])).reading(): print('reading', flush=True); time.sleep(600)"
+    )
+    command = [sys.executable, "-c", code, str(trial.root / "readers")]
+    reader = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert reader.stdout is not None
+    with reader.stdout:
+        assert reader.stdout.readline() == "reading\n"
+        trial.put("a", text="two")
+        trial.run()
+        assert replaced_files(trial)
+        reader.kill()
+        reader.wait()
+    trial.run()
+    assert replaced_files(trial) == set()
+
+
+def test_a_half_written_command_of_somebody_at_work_stays(trial: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`retry` writes its command beside a run that sweeps; what a crash left an hour ago goes."""
+    trial.put("a")
+    trial.run()
+    half = trial.root / "commands" / ".tmp-1"
+    half.touch()
+    trial.run(checked=False)
+    assert half.exists()
+    os.utime(half, (0, 0))
+    trial.run()
+    assert not half.exists()
+
+
+@pytest.mark.rule("state.readers")
+def test_a_damaged_file_is_named_although_the_driver_goes_on(trial: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Something is committed between any two looks; what every look finds is damage all the same."""
+    trial.put("a")
+    trial.run()
+    numbers = iter(range(10**6))
+    monkeypatch.setattr(account, "last_entries", lambda root: (next(numbers),))
+    monkeypatch.setattr(account, "_PAUSE_S", 0)
+    [path] = (trial.root / "ledger").glob("*.parquet")
+    path.unlink()
+    with pytest.raises(StateDamaged, match=path.name):
+        trial.status()
 
 
 def test_a_reader_sees_a_wave_whole_or_not_at_all(trial: Trial) -> None:

@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 
 from ferryman.destinations.base import Effect
-from ferryman.errors import StateHeld, StateLost
+from ferryman.errors import EngineError, StateHeld, StateLost
 from ferryman.ledger.maintenance import sweep
 from ferryman.ledger.state import State
 from ferryman.plan.load import load_plan
 from ferryman.storage.lock import Lock
+from ferryman.testing import crash
 from tests.support.recorder import Recorder, Store
 from tests.support.trial import Interrupted, Trial, Until, Watch
 
@@ -172,3 +173,65 @@ def test_a_driver_that_was_overtaken_removes_nothing(place: Path, unlocked: None
         with pytest.raises(StateLost, match="another driver has taken this state over"):
             sweep(stale)
         assert all(path.exists() for path in live)
+
+
+@pytest.mark.rule("state.epochs")
+@pytest.mark.parametrize("guarantee", ["exactly-once", "at-least-once", "at-most-once"])
+def test_an_overtaken_driver_that_cleans_up_harms_the_new_one_nowhere(
+    place: Path, unlocked: None, monkeypatch: pytest.MonkeyPatch, guarantee: str
+) -> None:
+    """At every step of the new driver's run the old one, which looked at the epochs just before it was overtaken,
+    sweeps and empties its scratch: what the new one has staged stays."""
+    trial = make(place, guarantee)
+    with trial.take():
+        pass
+    stale = trial.take()
+    monkeypatch.setattr(stale, "check_ours", lambda: None)
+    real, points = crash.point, []
+
+    def point(name: str) -> None:
+        points.append(name)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(crash, "point", real)
+            sweep(stale)
+            stale.clear_staging()
+
+    monkeypatch.setattr(crash, "point", point)
+    trial.run()
+    trial.put("a", text="two")
+    trial.drop("b")
+    trial.run()
+    assert {"transform.outbox", "transform.done", "commit.ready", "deliver.part", "settle.closed"} <= set(points)
+    assert trial.counts() == {"delivered": 2, "deleted": 1}
+
+
+@pytest.mark.rule("state.epochs")
+def test_a_new_driver_removes_what_older_ones_have_staged(place: Path, unlocked: None) -> None:
+    """Files and scratch of an epoch before ours belong to nobody."""
+    trial = make(place, "at-least-once")
+    with pytest.raises(Interrupted):
+        trial.run(observer=Until(1, "commit"), checked=False)
+    assert len(list((trial.root / "outbox").glob("1-*.parquet"))) == 1
+    assert any((trial.root / "staging" / "1").iterdir())
+    summary = trial.run()
+    assert any("removed 2 staged files that no wave had committed" in line for line in summary.messages)
+    assert not list((trial.root / "outbox").glob("1-*.parquet"))
+    assert [p.name for p in (trial.root / "staging").iterdir()] == ["2"]
+
+
+@pytest.mark.rule("state.written")
+@pytest.mark.parametrize("name", ["outbox", "documents"])
+def test_nothing_is_committed_that_is_not_there(place: Path, name: str) -> None:
+    """Somebody removes a staged file just before the commit: an error that names it, and the next run does it all."""
+    trial = make(place, "at-least-once")
+    trial.run()
+    trial.put("d")
+
+    def remove() -> None:
+        staged = sorted((trial.root / name).glob("*.parquet"), key=lambda p: p.stat().st_mtime_ns)
+        staged[-1].unlink()
+
+    with pytest.raises(EngineError, match=f"{name}/.*the file is missing.* Nothing was committed"):
+        trial.run(observer=Meanwhile(2, "commit", remove), checked=False)
+    trial.run()
+    assert trial.counts() == {"delivered": 4}

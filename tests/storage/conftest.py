@@ -27,7 +27,7 @@ def make_table(folder: Path, epoch: int = 1) -> Table:
 def add(table: Table, *numbers: int, **options: object) -> str:
     """Commit a file with these numbers; its path."""
     rows = pa.table({"number": list(numbers), "text": [f"row {n}" for n in numbers]}, schema=SCHEMA)
-    part = write_part(table.folder, rows)
+    part = write_part(table.folder, rows, epoch=1)
     table.commit("wave", adds=[table.data_file(part)], **options)  # type: ignore[arg-type]
     return part.path
 

@@ -19,7 +19,7 @@ ROWS = pa.table({"number": list(range(300)), "text": [f"text of row {n}" for n i
 
 @pytest.fixture
 def part(place: Path) -> Path:
-    return place / parquet.write_part(place, ROWS).path
+    return place / parquet.write_part(place, ROWS, epoch=1).path
 
 
 def flipped(data: bytes, at: int) -> bytes:
@@ -28,7 +28,7 @@ def flipped(data: bytes, at: int) -> bytes:
 
 def test_a_part_comes_back(place: Path) -> None:
     """Rows, number of rows and size are those that were written; columns can be chosen."""
-    part = parquet.write_part(place, ROWS)
+    part = parquet.write_part(place, ROWS, epoch=1)
     path = place / part.path
     assert path.stat().st_size == part.size
     assert part.rows == 300
@@ -39,7 +39,7 @@ def test_a_part_comes_back(place: Path) -> None:
 
 def test_an_empty_part_comes_back(place: Path) -> None:
     """No rows are rows too."""
-    part = parquet.write_part(place, SCHEMA.empty_table())
+    part = parquet.write_part(place, SCHEMA.empty_table(), epoch=1)
     assert parquet.read_part(place / part.path).num_rows == 0
     assert parquet.verify(place / part.path) is None
 

@@ -45,7 +45,7 @@ def test_a_commit_adds_and_removes_at_once(table: Table) -> None:
     """Both or neither; the table's own view follows; numbers of other applications ride along."""
     old = add(table, 1, 2)
     rows = pa.table({"number": [3], "text": [None]}, schema=SCHEMA)
-    new = write_part(table.folder, rows)
+    new = write_part(table.folder, rows, epoch=1)
     table.commit("outbox", adds=[table.data_file(new)], removes=[old], transactions={"settled": 7})
     assert list(table.files) == [new.path]
     assert numbers(table) == [3]
@@ -64,7 +64,7 @@ def test_statistics_and_partitions_come_back(place: Path) -> None:
     table.fence(APPLICATION, 1)
     stats = {"minValues": {"due": 5}, "maxValues": {"due": 9}, "nullCount": {"due": 1}}
     rows = pa.table({"due": [5, 9, None]}, schema=table.file_schema)
-    part = write_part(table.folder, rows, stats=stats)
+    part = write_part(table.folder, rows, stats=stats, epoch=1)
     file = table.data_file(part, {"wave": "3", "destination": "a/b c=d%"})
     table.commit("wave", adds=[file])
     table.checkpoint()
@@ -87,7 +87,7 @@ def test_every_commit_is_synced_before_it_is_marked(
         told.append(os.readlink(f"/proc/self/fd/{fd}").removeprefix(str(table.folder)))
         real(fd)
 
-    part = write_part(table.folder, SCHEMA.empty_table())
+    part = write_part(table.folder, SCHEMA.empty_table(), epoch=1)
     monkeypatch.setattr(os, "fsync", fsync)
     table.commit("wave", adds=[table.data_file(part)])
     log = f"/_delta_log/{table.version:020d}.json"
@@ -123,9 +123,9 @@ def test_sizes_are_verified(table: Table) -> None:
 def test_sweep_removes_what_no_commit_names(table: Table) -> None:
     """Staged files of a crashed wave go; live and kept ones, log and marks stay."""
     live = add(table, 1)
-    kept = write_part(table.folder, SCHEMA.empty_table()).path
-    write_part(table.folder, SCHEMA.empty_table())
-    write_part(table.folder, SCHEMA.empty_table())
+    kept = write_part(table.folder, SCHEMA.empty_table(), epoch=1).path
+    write_part(table.folder, SCHEMA.empty_table(), epoch=1)
+    write_part(table.folder, SCHEMA.empty_table(), epoch=1)
     (table.folder / ".tmp-abc").write_bytes(b"half")
     before = {p for p in table.folder.rglob("*") if p.is_file() and p.parent != table.folder}
     assert table.sweep([kept]) == 3
@@ -282,7 +282,7 @@ schema = pa.schema([("number", pa.int64()), ("text", pa.string())])
 table = Table(Path(sys.argv[1]), schema, [])
 table.load([sys.argv[2]])
 table.fence(sys.argv[2], 2)
-part = write_part(table.folder, pa.table({"number": [2], "text": ["row 2"]}, schema=schema))
+part = write_part(table.folder, pa.table({"number": [2], "text": ["row 2"]}, schema=schema), epoch=1)
 table.commit("wave", adds=[table.data_file(part)])
 """
     subprocess.run([sys.executable, "-c", code, str(table.folder), APPLICATION], check=True)

@@ -123,7 +123,7 @@ def preview(
     if limit < 1:
         raise UsageError(f"limit={limit}: preview one document at least.")
     root = state_root(plan, state)
-    seen = looking_again(lambda: Seen.of(State(root, plan)))  # before Spark is started
+    seen = looking_again(root, lambda: Seen.of(State(root, plan)))  # before Spark is started
     observer = observer or Silent()
     observer.phase(seen.wave + 1, "scan")
     with scratch() as folder, driving.session_for(plan, spark, master, conf or {}) as runner:
@@ -212,7 +212,7 @@ class Previewing:
         listed = self._folder / "listed"
         listed.mkdir()
         listings = list_sources(self._plan, self._shipped, listed, Patient(self._runner))
-        judged = looking_again(lambda: self._judge(listings, document))
+        judged = looking_again(self._root, lambda: self._judge(listings, document))
         cuts = [cut for piece in judged.verdict.slices for cut in piece.tasks]
         self._tell_of_scan(found, judged)
         self._observer.phase(judged.seen.wave + 1, "transform")
@@ -235,7 +235,7 @@ class Previewing:
         """One look at the state."""
         folder = Path(tempfile.mkdtemp(dir=self._folder))
         state = State(self._root, self._plan)
-        with named_damage(state, folder):
+        with state.readers.reading(), named_damage(state, folder):
             seen = Seen.of(state)
             known, too_many = seen.state.documents, None
             judged = partial(

@@ -28,6 +28,7 @@ from ferryman.engine.scan.listing import list_sources
 from ferryman.engine.summary import Summary as Summary
 from ferryman.engine.transform.staging import Staged
 from ferryman.engine.transform.task import Transform, now_us
+from ferryman.engine.trouble import Troubles
 from ferryman.errors import WorkerDied
 from ferryman.ledger import commands, versions
 from ferryman.ledger.account import left_over
@@ -115,7 +116,8 @@ class Run:
         self._wave_bytes = wave_bytes
         self._sleep = sleep
         self._shipped = Shipped.of(state.plan)
-        self._dispatcher = Dispatcher(state, self._shipped, runner, pace_s=pace_s)
+        self._trouble = Troubles("destination", self._tell)
+        self._dispatcher = Dispatcher(state, self._shipped, runner, self._trouble, pace_s=pace_s)
         self._summary = Summary()
         self._reporter = Reporter(state, [*state.plan.notified, *notify], self._tell)
         self._incomplete = False
@@ -128,6 +130,7 @@ class Run:
 
     def go(self, every: float | None = None) -> Summary:
         """Recover, then scan and deliver; with ``every`` for ever."""
+        self._trouble.endless = every is not None
         self.recover()
         while True:
             began = time.monotonic()
@@ -143,6 +146,7 @@ class Run:
 
         For who drives a state for long: call ``recover`` first, then this, as often as there is something to do.
         """
+        self._trouble.endless = True
         del self._summary.messages[:-_KEPT_MESSAGES]
         complete = self._scan() if scan else True
         self._catch_up(None)
@@ -175,8 +179,7 @@ class Run:
         if orphans := sweep(state):
             done.append(f"removed {orphans} staged files that no wave had committed")
         self._maintain()  # each start adds to the logs, also where no wave follows
-        shutil.rmtree(state.staging, ignore_errors=True)
-        state.staging.mkdir(exist_ok=True)
+        state.clear_staging()
         if done:
             self._tell(f"recovered: {'; '.join(done)}")
 
@@ -214,7 +217,7 @@ class Run:
     def _wave(self, piece: Slice) -> None:
         number = self._state.wave + 1
         self._observer.phase(number, "transform")
-        task = Transform(self._shipped, str(self._state.root), number, now_us())
+        task = Transform(self._shipped, str(self._state.root), number, now_us(), self._state.epoch)
         staged = self._transform(task, piece)
         crash.point("transform.done")
         if any(s.outbox or s.documents or s.ledger for s in staged):
@@ -315,12 +318,8 @@ class Run:
             destination = file.partition["destination"]
             if not owed_rows(file):
                 continue
-            wait = max(0.0, (first_due(file) - now) / 1e6)
-            if (probe := self._dispatcher.next_probe_s([destination])) is not None:
-                wait = max(wait, probe)
-            elif self._dispatcher.blocked(destination):
-                continue
-            waits.append(wait)
+            if (probe := self._dispatcher.wait_s(destination)) is not None:
+                waits.append(max(probe, (first_due(file) - now) / 1e6))
         _, due = self._step_debt()
         if due is not None:
             waits.append(max(0.0, (due - now) / 1e6))
@@ -328,7 +327,7 @@ class Run:
 
     def _due_files(self, now: int) -> bool:
         return any(
-            owed_rows(f) and first_due(f) <= now and not self._dispatcher.blocked(f.partition["destination"])
+            owed_rows(f) and first_due(f) <= now and self._dispatcher.wait_s(f.partition["destination"]) == 0
             for f in self._state.outbox.files.values()
         )
 
@@ -349,7 +348,7 @@ class Run:
         summary = self._summary
         for name, value in left_over(self._state.root, self._plan).items():
             setattr(summary, name, value)
-        for name, trouble in self._dispatcher.trouble.items():
+        for name, trouble in self._trouble.items():
             remedy = "mend it and run again" if trouble.permanent else "run again when it is back"
             self._tell(f"destination {name}: {trouble.why}. Its documents are kept: {remedy}.")
         for name, rows in self._dispatcher.strangers().items():

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -16,16 +17,21 @@ import duckdb
 
 from ferryman import settings
 from ferryman.errors import EngineError, StateDamaged, UsageError
+from ferryman.ledger.folder import TABLES
 from ferryman.ledger.schemas import LEDGER_COLUMNS
 from ferryman.ledger.state import State
 from ferryman.ledger.statuses import Status, stored
 from ferryman.ledger.view import View
 from ferryman.plan import Plan
 from ferryman.storage.files import disk_full
+from ferryman.storage.log import Log
 from ferryman.storage.query import connect
 
-_LOOKS: Final = 5
-"""How often a reader looks before it believes that a file is missing: a driver commits every few 100 ms at most."""
+_LOOKS: Final = 20
+"""How often a reader looks beside a driver that commits all the time before it believes that a file is damaged."""
+
+_PAUSE_S: Final = 0.05
+"""Between two looks: what a driver removes from its logs is removed within moments."""
 
 _T = TypeVar("_T")
 
@@ -110,12 +116,13 @@ def view(root: Path, plan: Plan | None) -> Iterator[View]:
         raise UsageError(
             f"{root}: there is no state of this plan yet. Run it first, or give the --state that it ran with."
         )
-    state.verify()
     with (
+        state.readers.reading(),
         tempfile.TemporaryDirectory(prefix="ferryman-", ignore_cleanup_errors=True) as spill,
         named_damage(state, Path(spill)),
         connect(Path(spill)) as db,
     ):
+        state.verify()
         yield View(db, state)
 
 
@@ -144,13 +151,26 @@ def named_damage(state: State, spill: Path) -> Iterator[None]:
         raise found or StateDamaged(str(state.root), f"cannot be queried ({str(e).splitlines()[0]})") from e
 
 
-def looking_again(look: Callable[[], _T]) -> _T:
-    """What a look at a state finds; it looks again if a running driver replaced files under its eyes, which looks like
-    damage."""
+def looking_again(root: Path, look: Callable[[], _T]) -> _T:
+    """What a look at a state finds; it looks again if a running driver changed files under its eyes, which looks like
+    damage. It is damage if two looks find the same and nothing was committed in between."""
+    before: tuple[object, ...] = ()
     for _ in range(_LOOKS - 1):
-        with contextlib.suppress(StateDamaged):
+        logs = last_entries(root)
+        try:
             return look()
+        except StateDamaged as e:
+            found = (e.path, e.what, logs)
+            if found == before:
+                raise
+            before = (e.path, e.what, last_entries(root))
+        time.sleep(_PAUSE_S)
     return look()
+
+
+def last_entries(root: Path) -> tuple[int, ...]:
+    """The last entry of each table's log: what changes when a driver commits."""
+    return tuple(max(Log(root / name).versions(), default=-1) for name in TABLES)
 
 
 def _reading(root: Path, plan: Plan | None, ask: Callable[[View], _T]) -> _T:
@@ -158,4 +178,4 @@ def _reading(root: Path, plan: Plan | None, ask: Callable[[View], _T]) -> _T:
         with view(root, plan) as seen:
             return ask(seen)
 
-    return looking_again(look)
+    return looking_again(root, look)

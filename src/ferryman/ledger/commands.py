@@ -208,6 +208,7 @@ def apply(state: State, command: Command) -> int:
             _say(state, command, chosen)
         of_documents = {(c["source"], c["origin"]) for c in chosen}
         concerned += len(of_documents) if command.say in _OF_DOCUMENTS else len(chosen)
+    state.check_ours()  # where nothing is concerned, nothing was committed that would have told
     (state.commands / command.file).unlink(missing_ok=True)
     crash.point("command.done")
     return concerned
@@ -218,7 +219,8 @@ def _say(state: State, command: Command, chosen: list[dict[str, Any]]) -> None:
     number = state.wave + 1
     said = _dirty_events(chosen) if command.say is Status.DIRTY else chosen
     said = [{**c, "status": command.say.value, "message": command.message, "attempt": 0} for c in said]
-    event_file = write_part(state.ledger.folder, events(said, wave=number, ordinal=ORDINAL_COMMAND))
+    said_table = events(said, wave=number, ordinal=ORDINAL_COMMAND)
+    event_file = write_part(state.ledger.folder, said_table, epoch=state.epoch)
     hashes = {c["delivery_hash"] for c in chosen}
     in_outbox = {} if command.say in _OF_DOCUMENTS else _in_outbox(state, hashes)
     if command.verb.startswith("resolve"):
@@ -232,8 +234,7 @@ def _say(state: State, command: Command, chosen: list[dict[str, Any]]) -> None:
     crash.point("command.staged")
     commit_wave(state, number, documents=document_file, ledger=[event_file], replaced=replaced)
     settle(state, number, lambda task, items: [task(i) for i in items])
-    for path, _ in replaced:
-        (state.outbox.folder / path).unlink(missing_ok=True)
+    state.retire(state.outbox, [path for path, _ in replaced])
 
 
 def step_debt(state: State) -> tuple[int, int | None]:
@@ -316,7 +317,7 @@ def _without_or_due(state: State, path: str, say: Status, hashes: set[str]) -> t
     """An outbox file and what takes its place, not yet committed: these rows due now from attempt zero, or gone."""
     file = state.outbox.files[path]
     wanted = pa.array(list(hashes), pa.string())
-    writer = OutboxWriter(state.outbox.folder)
+    writer = OutboxWriter(state.outbox.folder, epoch=state.epoch)
     for rows in row_groups(state.outbox.folder / path):
         concerned = pc.is_in(rows["delivery_hash"], value_set=wanted)
         if say is Status.INDEXED:
@@ -377,7 +378,7 @@ def _documents_again(state: State, chosen: list[dict[str, Any]], number: int, sa
             "owed": [open_deliveries(each) for each in failures],
             "failed": [encode_failures(each) for each in failures],
         }
-    return [write_part(state.documents.folder, table_of(DOCUMENTS, len(found), **columns))]
+    return [write_part(state.documents.folder, table_of(DOCUMENTS, len(found), **columns), epoch=state.epoch)]
 
 
 def _opened(failure: Failure, wanted: set[tuple[str, str, str]]) -> Failure:

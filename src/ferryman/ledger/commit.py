@@ -22,7 +22,7 @@ def commit_wave(
 ) -> None:
     """Commit wave ``number``.
 
-    1. sync the folders: the staged files' names become durable (their content is)
+    1. sync the folders: the staged files' names become durable (their content is); look that all of them are there
     2. one transaction: outbox rows under their sequences, the names of the staged ``documents`` rows and ledger events,
        the wave's number, the next free sequence, the driver's epoch
 
@@ -34,9 +34,12 @@ def commit_wave(
 
     Raises:
         StateLost: another driver took over; nothing was committed.
+        EngineError: a staged file is missing; nothing was committed.
     """
     for table in state.tables:  # 1
         fsync_folder(table.folder)
+    for table, parts in ((state.documents, documents), (state.ledger, ledger)):
+        table.check_written([table.data_file(part) for part in parts])
     crash.point("commit.ready")
     sequence = state.next_sequence
     adds = [file for _, file in replaced if file is not None]

@@ -50,7 +50,7 @@ def endings(root: Path, plan: Plan, source: str, documents: Collection[str]) -> 
         with view(root, plan) as seen:
             return _of(seen, source, documents)
 
-    return looking_again(look)
+    return looking_again(root, look)
 
 
 def _of(seen: View, source: str, documents: Collection[str]) -> dict[str, Ending]:

@@ -19,6 +19,9 @@ TAKEOVER: Final = "takeover.json"
 NOTIFIED: Final = "notified.json"
 """What each target of ``--notify`` was told."""
 
+READERS: Final = "readers"
+"""Locked by whoever reads just now; see ``storage.lock.Readers``."""
+
 FOLDERS: Final = ("outbox", "documents", "ledger", "journal", "journal/closed", "commands", "staging")
 TABLES: Final = FOLDERS[:3]
 
@@ -28,6 +31,7 @@ def strange(root: Path) -> Iterator[str]:
     expected = {
         "lock",
         PLAN,
+        READERS,
         *FOLDERS,
         *(f"{t}/_delta_log" for t in TABLES),
         *(f"{t}/_delta_log/{0:020d}.json" for t in TABLES),

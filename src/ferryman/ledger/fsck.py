@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from ferryman.errors import StateDamaged, StateForeign, UsageError
-from ferryman.ledger.folder import TABLES
+from ferryman.ledger.account import last_entries
+from ferryman.ledger.folder import READERS, TABLES
 from ferryman.ledger.state import SETTLED, WAVE, State
 from ferryman.plan import Plan
 from ferryman.storage import files, parquet
+from ferryman.storage.lock import Readers
 from ferryman.storage.tables import Table
 
 
@@ -21,6 +23,9 @@ class Finding(NamedTuple):
     what: str
     remedy: str
 
+
+_LOOKS: Final = 5
+"""How often a file that looks damaged is read beside a driver that commits all the time."""
 
 _COPY = "restore this file from a copy of the state directory"
 
@@ -34,13 +39,19 @@ def fsck(root: Path) -> list[Finding]:
     if not any((root / name).exists() for name in ("state.json", *TABLES)):
         raise UsageError(f"{root}: there is no state here. Give the --state that the plan ran with.")
     try:
-        found = _look(root)
-        if not found:
-            return []
-        again = {f.path for f in _look(root)}  # a run that goes on meanwhile may have replaced what we looked at
+        with Readers(root / READERS).reading():
+            found = _look(root)
+            for _ in range(_LOOKS - 1):  # a run that goes on meanwhile may have changed what we looked at
+                if not found:
+                    break
+                before = last_entries(root)
+                again = _look(root)
+                found = [f for f in found if f in again]
+                if last_entries(root) == before:
+                    break
     except StateForeign as e:
         return [Finding(str(root), str(e), "use the Ferryman and the plan that wrote it")]
-    return [f for f in found if f.path in again]
+    return found
 
 
 def _look(root: Path) -> list[Finding]:

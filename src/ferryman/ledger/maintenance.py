@@ -31,7 +31,7 @@ def maintain(state: State) -> list[str]:
     changed = False
     notes: list[str] = []
     for table in (state.ledger, state.documents):
-        changed |= _merge_small(table)
+        changed |= _merge_small(state, table)
     changed |= _merge_outbox(state, notes)
     for table in state.tables:
         if len(table.log.versions()) > settings.CHECKPOINT_COMMITS:
@@ -43,22 +43,25 @@ def maintain(state: State) -> list[str]:
 
 
 def sweep(state: State) -> int:
-    """Remove every data file that no table names; how many there were. Only when no wave is unsettled.
+    """Remove every data file of ours, or of a driver before us, that no table names; how many there were. Only when no
+    wave is unsettled.
 
     Raises:
         StateLost: another driver has taken over; what we know of the tables is old, nothing was removed.
     """
     state.check_ours()
     gone = 0
-    for table in state.tables:
-        gone += table.sweep()
-        crash.point("sweep.table")
+    with state.removable() as before:
+        for table in state.tables:
+            gone += table.sweep(before=before)
+            crash.point("sweep.table")
+    half_written_before = state.readers.now() - settings.TEMPORARY_S
     for folder in (state.root, state.commands, state.journal.folder):
-        remove_temporary(folder)
+        remove_temporary(folder, half_written_before)
     return gone
 
 
-def _merge_small(table: Table) -> bool:
+def _merge_small(state: State, table: Table) -> bool:
     """Merge the small files of the ledger or of ``documents`` (there only each document's last row is kept)."""
     small = [f for f in table.files.values() if f.size < settings.PART_BYTES // 4]
     if len(small) < settings.COMPACT_FILES:
@@ -70,10 +73,10 @@ def _merge_small(table: Table) -> bool:
         merged = last_rows(merged)
     stats = due_stats if "given" in table.schema.names else lambda _: None
     parts = [
-        write_part(table.folder, p, stats=stats(p["due"].to_pylist()))
+        write_part(table.folder, p, epoch=state.epoch, stats=stats(p["due"].to_pylist()))
         for p in _pieces(merged, sum(f.size for f in small))
     ]
-    _replace(table, small, [table.data_file(p) for p in parts])
+    _replace(state, table, small, [table.data_file(p) for p in parts])
     return True
 
 
@@ -94,7 +97,7 @@ def _merge_outbox(state: State, notes: list[str]) -> bool:
             part = merge_outbox_files(state, files)
             merged = [] if part is None else [state.outbox.data_file(part, files[0].partition)]
         if merged is not None:
-            _replace(state.outbox, files, merged)
+            _replace(state, state.outbox, files, merged)
             changed = True
     return changed
 
@@ -111,12 +114,11 @@ def skipping(what: str, notes: list[str]) -> Iterator[None]:
         notes.append(f"{what} could not be merged: {named(e)}. They stay as they are; the next wave tries again.")
 
 
-def _replace(table: Table, old: list[DataFile], new: list[DataFile]) -> None:
+def _replace(state: State, table: Table, old: list[DataFile], new: list[DataFile]) -> None:
     crash.point("compact.written")
     fsync_folder(table.folder)
     table.commit("compact", adds=new, removes=[f.path for f in old], data_change=False)
-    for file in old:
-        (table.folder / file.path).unlink(missing_ok=True)
+    state.retire(table, [f.path for f in old])
     crash.point("compact.removed")
 
 

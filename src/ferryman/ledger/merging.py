@@ -44,7 +44,7 @@ def merge_outbox_files(state: State, files: list[DataFile]) -> Part | None:
     """
     folder, key = state.outbox.folder, _key(files[0])
     outdated = _outdated(state, files)
-    with OutboxWriter(folder) as writer:
+    with OutboxWriter(folder, epoch=state.epoch) as writer:
         for rows in _gathered(_shifted(state, files, key)):
             writer.write(rows.filter(pc.invert(pc.is_in(rows["delivery_hash"], value_set=outdated))))
         return writer.finish()

@@ -23,13 +23,17 @@ class OutboxWriter:
 
     Its statistics say what a wave must know without opening it: when its rows are due, and of which origins they are.
 
+    Args:
+        epoch: of the driver, see ``storage.parquet.PartWriter``.
+
     Attributes:
         rows: written so far.
         size: their bytes, not compressed.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, epoch: int) -> None:
         self._folder = folder
+        self._epoch = epoch
         self._file: PartWriter | None = None
         self._waiting_for_review = 0
         self._least: dict[str, Any] = {}
@@ -42,7 +46,7 @@ class OutboxWriter:
         if not table.num_rows:
             return
         if self._file is None:
-            self._file = PartWriter(self._folder, OUTBOX_FILE)
+            self._file = PartWriter(self._folder, OUTBOX_FILE, epoch=self._epoch)
         self._file.write(table)
         self.rows += table.num_rows
         self.size += table.nbytes

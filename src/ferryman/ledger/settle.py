@@ -84,7 +84,7 @@ def settle(state: State, wave: int, run: RunTasks) -> dict[str, Any]:
         state.documents.commit("documents", adds=adds, transactions={SETTLED: wave})  # 5
     if state.outbox.transactions[SETTLED] < wave:
         touched = {path: parts for path, parts in info["files"].items() if path in state.outbox.files}
-        mixed = [Rewrite(str(state.root), path, tuple(parts)) for path, parts in touched.items() if parts]
+        mixed = [Rewrite(str(state.root), path, tuple(parts), state.epoch) for path, parts in touched.items() if parts]
         rewritten = run(rewrite, mixed) if mixed else []  # 6
         crash.point("settle.rewritten")
         keep = {Rows(*rows) for rows in info["unknown"]}
@@ -99,8 +99,7 @@ def settle(state: State, wave: int, run: RunTasks) -> dict[str, Any]:
             if part is not None
         ]
         state.outbox.commit("outbox", adds=adds, removes=list(touched), transactions={SETTLED: wave})  # 8
-        for path in touched:
-            (state.outbox.folder / path).unlink(missing_ok=True)
+        state.retire(state.outbox, touched)
     return info
 
 
@@ -166,7 +165,7 @@ def _commit_ledger(state: State, wave: int, fold: Fold, run: RunTasks) -> None:
         repairs.append(
             Repair(file.path, file.partition["destination"], wave, rows, _unknown(state, file, rows, meant), meant)
         )
-    repaired = run(Repairer(str(state.root)), repairs) if repairs else []  # 3
+    repaired = run(Repairer(str(state.root), state.epoch), repairs) if repairs else []  # 3
     crash.point("settle.repaired")
     parts: dict[str, list[Part]] = defaultdict(list)
     leaving: dict[str, int] = defaultdict(int)
@@ -224,6 +223,7 @@ class Repairer:
     """Task: write the ledger events of rows that no worker wrote."""
 
     root: str
+    epoch: int
 
     def __call__(self, item: Repair) -> tuple[Part | None, int, int]:
         """(the file, how many of its rows leave the outbox, how many of these are deletes)."""
@@ -235,7 +235,7 @@ class Repairer:
         events = sent_events(table.filter(mask).combine_chunks(), item.noted, item.destination, item.wave)
         if not events.num_rows:
             return None, 0, 0
-        part = write_part(Path(self.root) / "ledger", events)
+        part = write_part(Path(self.root) / "ledger", events, epoch=self.epoch)
         crash.point("settle.repair")
         done = events.filter(pc.equal(events["status"], "INDEXED"))
         return part, done.num_rows, pc.sum(pc.equal(done["operation"], "delete")).as_py() or 0
@@ -247,6 +247,7 @@ class Rewrite(NamedTuple):
     root: str
     path: str
     parts: tuple[str, ...]
+    epoch: int
 
 
 def rewrite(item: Rewrite) -> Part | None:
@@ -259,7 +260,7 @@ def rewrite(item: Rewrite) -> Part | None:
         [read_part(root / "ledger" / p, ["delivery_hash", "status", "attempt", "due"]) for p in item.parts]
     )
     latest = {h: (s, a, d) for h, s, a, d in zip(*(c.to_pylist() for c in said.columns), strict=True)}
-    writer = OutboxWriter(root / "outbox")
+    writer = OutboxWriter(root / "outbox", epoch=item.epoch)
     for group in row_groups(root / "outbox" / item.path):
         writer.write(_staying(group, latest))
     part = writer.finish()

@@ -7,7 +7,7 @@ import datetime as dt
 import itertools
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -17,12 +17,12 @@ import msgspec
 from ferryman import settings
 from ferryman.errors import EngineError, PlanChanged, StateDamaged, StateForeign, StateLost
 from ferryman.ledger import schemas
-from ferryman.ledger.folder import FOLDERS, MOVED, PLAN, TAKEOVER, strange
+from ferryman.ledger.folder import FOLDERS, MOVED, PLAN, READERS, TAKEOVER, strange
 from ferryman.ledger.journal import Journal
 from ferryman.plan import Changes, NodeRecord, Plan, changes, structure
 from ferryman.plan.structure import Structure
 from ferryman.storage import files
-from ferryman.storage.lock import Lock
+from ferryman.storage.lock import Lock, Readers
 from ferryman.storage.parquet import Part, verify
 from ferryman.storage.tables import DataFile, Table, taken_over
 from ferryman.testing import crash
@@ -33,6 +33,9 @@ SEQUENCE: Final = "ferryman.sequence"
 """Application id: the next free sequence (on the outbox)."""
 SETTLED: Final = "ferryman.settled"
 """Application id: number of the last settled wave (on each table)."""
+
+_LOADS: Final = 20
+"""How often a reader loads the tables beside a driver that commits faster than they load."""
 
 
 def state_root(plan: Plan, state: str | Path | None = None, plan_file: Path | None = None) -> Path:
@@ -58,7 +61,7 @@ class State:
         self.ledger = Table(root / "ledger", schemas.LEDGER, [])
         self.journal = Journal(root / "journal")
         self.commands = root / "commands"
-        self.staging = root / "staging"
+        self.readers = Readers(root / READERS)
         self.epoch = 0
         self.notes: list[str] = []
         """What opening found and mended, a line each."""
@@ -67,6 +70,11 @@ class State:
     @property
     def tables(self) -> tuple[Table, Table, Table]:
         return (self.outbox, self.documents, self.ledger)
+
+    @property
+    def staging(self) -> Path:
+        """A folder for what need not survive this driver, its own: an older one does not know that it has ended."""
+        return self.root / "staging" / str(self.epoch)
 
     @property
     def exists(self) -> bool:
@@ -227,6 +235,15 @@ class State:
         if self.journal.highest_closed() < (closed := self.ledger.transactions[SETTLED]):
             raise StateDamaged(str(self.root / "journal" / "closed" / str(closed)), "the file is missing")
 
+    def load_consistently(self, applications: Collection[str]) -> None:
+        """Load the tables for a reader, all of the same moment: a wave settles between two commits on the outbox."""
+        for _ in range(_LOADS):
+            last = self.outbox.log.versions()
+            for table in self.tables:
+                table.load(applications)
+            if self.outbox.log.versions()[-1:] == last[-1:]:
+                return
+
     def staged(self, table: Table) -> list[DataFile]:
         """Files that are not in this table yet, though a commit or a worker's result has named them for it."""
         if self.outbox.transactions[WAVE] <= table.transactions[SETTLED]:
@@ -265,6 +282,29 @@ class State:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         return folder
+
+    def clear_staging(self) -> None:
+        """Empty our folder for scratch, and remove those of the drivers before us."""
+        for path in (self.root / "staging").iterdir():
+            if not path.name.isdigit() or int(path.name) <= self.epoch:
+                shutil.rmtree(path, ignore_errors=True)
+        self.staging.mkdir(exist_ok=True)
+
+    def retire(self, table: Table, paths: Iterable[str]) -> None:
+        """Remove files that this table does not name any more: now, or later where somebody reads just now."""
+        table.retire(paths)
+        with self.removable() as before:
+            for each in self.tables:
+                each.remove_retired(before)
+
+    @contextlib.contextmanager
+    def removable(self) -> Iterator[float | None]:
+        """Which files that no table names may be removed: those last changed before this time, or (None) all.
+
+        Nobody reads inside, or whoever does can do without files that were replaced so long ago.
+        """
+        with self.readers.kept_out() as alone:
+            yield None if alone else self.readers.now() - settings.READERS_GRACE_S
 
     def hand_over(self, version: int) -> None:
         """From now on only this version of the plan may take the state, and only to carry on from it."""
@@ -347,12 +387,14 @@ class State:
         files.replace(self.root / "state.json", files.sealed(identity))
         crash.point("create.state")
 
-    def announce(self) -> None:
-        """Commit the next epoch on every table."""
-        self.epoch = 1 + max(t.transactions[self.application] for t in self.tables)
+    def announce(self, *, after: int = 0) -> None:
+        """Commit the next epoch on every table, one above ``after`` at least."""
+        self.epoch = 1 + max(after, *(t.transactions[self.application] for t in self.tables))
         for table in self.tables:
             table.fence(self.application, self.epoch)
             crash.point("epoch.table")
+        self.staging.mkdir(exist_ok=True)
+        self.readers.create()
 
     def __enter__(self) -> Self:
         return self

@@ -66,6 +66,7 @@ def carry_over(root: Path, plan: Plan, from_version: int) -> None:
             settle(old, old.wave, _here)
         for command in commands.waiting(old):
             commands.apply(old, command)
+        old.check_ours()
         old.hand_over(plan.version)  # 2
         crash.point("version.fenced")
         temporary = root.with_name(f"{files.TEMPORARY}{plan.key}")
@@ -94,14 +95,13 @@ def adopt(state: State) -> str:
     dropped = [_dropped(state, path, number, why) for path in paths]
     documents = _taken_up_again(state, changed_sources(before, after), number)
     events = [*dropped, _restarted(documents, why)]
-    parts = [write_part(state.ledger.folder, table) for table in events if table.num_rows]
-    staged = [] if not documents.num_rows else [write_part(state.documents.folder, documents)]
+    parts = [write_part(state.ledger.folder, table, epoch=state.epoch) for table in events if table.num_rows]
+    staged = [] if not documents.num_rows else [write_part(state.documents.folder, documents, epoch=state.epoch)]
     crash.point("version.staged")
     if parts or staged:
         commit_wave(state, number, documents=staged, ledger=parts, replaced=[(path, None) for path in paths])
         settle(state, number, _here)
-        for path in paths:
-            (state.outbox.folder / path).unlink(missing_ok=True)
+        state.retire(state.outbox, paths)
     state.remember(after)
     (state.root / TAKEOVER).unlink()
     files.fsync_folder(state.root)
@@ -116,7 +116,7 @@ def _build(old: State, new: State, from_version: int) -> None:
     files.make_folder(new.root)
     new.create({"from": from_version}, remembered=old.remembered())
     new.load()
-    new.announce()
+    new.announce(after=old.epoch)  # the files that it gets are named after that one's epochs
     wave = old.wave
     numbers = {SETTLED: wave}
     for table, source in ((new.ledger, old.ledger), (new.documents, old.documents)):

@@ -73,8 +73,7 @@ class View:
     def __init__(self, db: duckdb.DuckDBPyConnection, state: State) -> None:
         self._db = db
         self._state = state
-        for table in state.tables:
-            table.load([WAVE, SETTLED])
+        state.load_consistently([WAVE, SETTLED])
         self.wave = wave = state.outbox.transactions[WAVE]
         staged: dict[str, list[str]] = {"documents": [], "ledger": []}
         if wave > state.outbox.transactions[SETTLED]:

@@ -80,11 +80,21 @@ def make_folder(folder: Path) -> None:
         fsync_folder(each.parent)
 
 
-def remove_temporary(folder: Path) -> None:
-    """Remove the half-written files that a crash left in a folder."""
+def remove_temporary(folder: Path, before: float) -> None:
+    """Remove the half-written files that a crash left in a folder: those that nobody has changed since ``before`` (a
+    time of the file system, seconds since 1970). A younger one may be somebody's who is at work."""
     for name in os.listdir(folder):
-        if name.startswith(TEMPORARY):
-            (folder / name).unlink(missing_ok=True)
+        path = folder / name
+        if name.startswith(TEMPORARY) and changed_before(path, before):
+            path.unlink(missing_ok=True)
+
+
+def changed_before(path: Path, when: float) -> bool:
+    """Was a file that is there changed last before this time of the file system (seconds since 1970)?"""
+    try:
+        return path.stat().st_mtime < when
+    except FileNotFoundError:
+        return False
 
 
 def sealed(record: object) -> bytes:

@@ -1,17 +1,23 @@
-"""One driver a state: an OS lock that dies with its process, and who holds it, to tell the second one."""
+"""OS locks that die with their processes: one driver a state, who holds it, and who reads it just now."""
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import fcntl
 import os
 import socket
+import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Self
+from typing import Final, Self
 
 import msgspec
 
 from ferryman.errors import StateHeld
+
+_CLEARING_S: Final = 5.0
+"""A reader waits so long for a driver that removes files: unlinking is quick, unless that driver is stopped."""
 
 
 class Lock:
@@ -45,6 +51,62 @@ class Lock:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+
+
+class Readers:
+    """Those who read a state just now: each holds a shared lock on one file while it does.
+
+    A driver removes files that it has replaced only where nobody reads, or where they were replaced long ago.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def create(self) -> None:
+        """Make the file if it is not there."""
+        self._path.touch()
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[None]:
+        """What is replaced meanwhile stays, for a while at least. Where it cannot be had, one reads without it."""
+        fd = None
+        with contextlib.suppress(OSError):  # an older state, or somebody who may not even read the file
+            fd = os.open(self._path, os.O_RDONLY)
+        try:
+            if fd is not None:
+                _share(fd)
+            yield
+        finally:
+            if fd is not None:
+                os.close(fd)
+
+    @contextlib.contextmanager
+    def kept_out(self) -> Iterator[bool]:
+        """Nobody begins to read inside; False: somebody is reading already, and nobody is kept out."""
+        fd = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            yield _locked(fd, fcntl.LOCK_EX)
+        finally:
+            os.close(fd)
+
+    def now(self) -> float:
+        """The file system's own time, seconds since 1970."""
+        os.utime(self._path)
+        return self._path.stat().st_mtime
+
+
+def _share(fd: int) -> None:
+    until = time.monotonic() + _CLEARING_S
+    while not _locked(fd, fcntl.LOCK_SH) and time.monotonic() < until:
+        time.sleep(0.01)
+
+
+def _locked(fd: int, kind: int) -> bool:
+    try:
+        fcntl.flock(fd, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _holder(fd: int) -> tuple[str, int, str]:

@@ -152,10 +152,10 @@ class Log:
         replace(self.marks / _CHECKPOINT_MARK, sealed(sums))
 
     def trim(self, version: int) -> None:
-        """Remove commits before a marked checkpoint, other checkpoints, and the marks of what is gone."""
+        """Remove commits and checkpoints before a marked checkpoint, and the marks of what is gone."""
         for path in self.folder.iterdir():
             commit, checkpoint = _COMMIT.match(path.name), _CHECKPOINT.match(path.name)
-            if (commit and int(commit[1]) < version) or (checkpoint and int(checkpoint[1]) != version):
+            if (commit and int(commit[1]) < version) or (checkpoint and int(checkpoint[1]) < version):
                 path.unlink(missing_ok=True)
         there = set(self.versions())
         for marked in self._marked() - there:

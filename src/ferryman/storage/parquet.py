@@ -1,4 +1,5 @@
-"""Data files: Parquet with page checksums, whose names hold the CRC-32 of the file and of its footer.
+"""Data files: Parquet with page checksums. Their names hold the epoch of the driver that had them written, and the
+CRC-32 of the file and of its footer.
 
 Page checksums cover the pages alone. A flipped byte in the footer may rename a column, whose values are then read as
 nulls; so whoever reads a file compares its footer with its name first.
@@ -26,7 +27,8 @@ from ferryman.errors import StateDamaged
 from ferryman.settings import MIB
 from ferryman.storage.files import TEMPORARY
 
-_NAME = re.compile(r"[0-9a-f]{32}-([0-9a-f]{8})-([0-9a-f]{8})\.parquet\Z")
+_NAME = re.compile(r"[0-9]+-[0-9a-f]{32}-([0-9a-f]{8})-([0-9a-f]{8})\.parquet\Z")
+_EPOCH = re.compile(rf"(?:{re.escape(TEMPORARY)})?([0-9]+)-[0-9a-f]{{32}}")
 _TAIL: Final = 8
 """Bytes at the end of a file: the footer's length, and the magic number."""
 _GROUP_ROWS: Final = 65_536
@@ -58,11 +60,13 @@ class PartWriter:
 
     Args:
         folder: the table's folder.
+        epoch: of the driver for which it is written. It is in the file's name: an older driver leaves the file alone.
     """
 
-    def __init__(self, folder: Path, schema: pa.Schema) -> None:
+    def __init__(self, folder: Path, schema: pa.Schema, *, epoch: int) -> None:
         self._folder = folder
-        self._temporary = folder / f"{TEMPORARY}{uuid.uuid4().hex}"
+        self._name = f"{epoch}-{uuid.uuid4().hex}"
+        self._temporary = folder / f"{TEMPORARY}{self._name}"
         self._writer = pq.ParquetWriter(
             str(self._temporary),
             schema,
@@ -93,7 +97,7 @@ class PartWriter:
             os.fsync(file.fileno())
             crc, size = _crc(file)
             footer_crc = zlib.crc32(_footer(file))
-        name = f"{uuid.uuid4().hex}-{crc:08x}-{footer_crc:08x}.parquet"
+        name = f"{self._name}-{crc:08x}-{footer_crc:08x}.parquet"
         self._temporary.rename(self._folder / name)
         return Part(name, size, self.rows, stats)
 
@@ -108,9 +112,15 @@ def _bounded(table: pa.Table) -> Iterator[pa.Table]:
     yield from _bounded(table.slice(half))
 
 
-def write_part(folder: Path, table: pa.Table, stats: dict[str, Any] | None = None) -> Part:
+def epoch_of(name: str) -> int:
+    """The epoch of the driver for which a file of this name was written, finished or not; 0: the name says none."""
+    found = _EPOCH.match(name)
+    return int(found[1]) if found else 0
+
+
+def write_part(folder: Path, table: pa.Table, *, epoch: int, stats: dict[str, Any] | None = None) -> Part:
     """Write a whole table's file, see ``PartWriter``."""
-    writer = PartWriter(folder, table.schema)
+    writer = PartWriter(folder, table.schema, epoch=epoch)
     writer.write(table)
     return writer.finish(stats)
 

@@ -8,6 +8,7 @@ is synced. So ``commit`` loads a handle, checks version and epoch on this very h
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -20,9 +21,9 @@ from deltalake.exceptions import DeltaError
 from deltalake.transaction import AddAction, RemoveAction
 
 from ferryman.errors import EngineError, StateDamaged, StateLost
-from ferryman.storage.files import fsync_folder, make_folder
+from ferryman.storage.files import TEMPORARY, changed_before, fsync_folder, make_folder
 from ferryman.storage.log import Log
-from ferryman.storage.parquet import Part
+from ferryman.storage.parquet import Part, epoch_of
 from ferryman.testing import crash
 
 _CONFIGURATION: dict[str, str | None] = {
@@ -57,6 +58,13 @@ class Table:
         self.version = -1
         self.transactions: dict[str, int] = {}
         self._fence: tuple[str, int] | None = None
+        self._retired: list[Path] = []
+
+    @property
+    def epoch(self) -> int:
+        """Of the driver that this table is fenced for."""
+        assert self._fence is not None, "only a driver has an epoch"
+        return self._fence[1]
 
     @property
     def file_schema(self) -> pa.Schema:
@@ -104,7 +112,7 @@ class Table:
     ) -> None:
         """One atomic, durable, marked change of the table.
 
-        1. load a handle, check on it that version and epoch are ours
+        1. load a handle, check on it that version and epoch are ours, and that the files to add are there
         2. commit with this handle
         3. sync log file and folder
         4. mark
@@ -116,6 +124,7 @@ class Table:
 
         Raises:
             StateLost: another driver has taken over.
+            EngineError: a file to add is missing; nothing was committed.
         """
         self._commit(
             kind, list(adds), list(removes), dict(transactions or {}), dict(info or {}), data_change=data_change
@@ -138,6 +147,7 @@ class Table:
         held = handle.transaction_version(application) or 0
         if handle.version() != self.version or (held >= epoch if announcing else held != epoch):
             raise taken_over(self.folder, held, epoch)
+        self.check_written(adds)
         actions: list[AddAction | RemoveAction] = [
             AddAction(
                 f.path,
@@ -203,8 +213,11 @@ class Table:
 
     def checkpoint(self) -> None:
         """Fold the log into one file and trim it, so that loading stays cheap over any number of commits."""
+        handle = self._handle()
+        if handle.version() != self.version:
+            raise StateLost(f"{self.folder}: another driver committed while this one held the state: this one stops.")
         try:
-            self._handle().create_checkpoint()
+            handle.create_checkpoint()
         except (DeltaError, OSError) as e:
             raise EngineError(f"{self.folder}: the checkpoint failed: {_one_line(e)}") from e
         crash.point("checkpoint.made")
@@ -213,17 +226,45 @@ class Table:
         self.log.trim(self.version)
         crash.point("checkpoint.trimmed")
 
-    def sweep(self, keep: Iterable[str] = ()) -> int:
+    def check_written(self, files: Iterable[DataFile]) -> None:
+        """Files that a commit is about to name are there with their size.
+
+        Raises:
+            EngineError: names the file.
+        """
+        try:
+            self.verify_sizes(files)
+        except StateDamaged as e:
+            raise EngineError(
+                f"{e.path}: {e.what}, though it was written a moment ago. Nothing was committed. Keep other programs "
+                "from the state directory, and see to it that driver and executors have it at the same path; then run "
+                "again."
+            ) from e
+
+    def sweep(self, keep: Iterable[str] = (), before: float | None = None) -> int:
         """Remove data files that are not live (staged by a crashed wave, or replaced); how many.
+
+        Files of a newer epoch than ours are left alone: a driver that has taken over unnoticed is about to commit them.
 
         Args:
             keep: staged files that a committed but unsettled wave has named.
+            before: only those last changed before this time of the file system (seconds since 1970); None: all.
         """
         wanted = {*self.files, *keep}
         strays = [p for p in self.folder.iterdir() if p.is_file() and p.name not in wanted]
-        for path in strays:
-            path.unlink()
-        return len(strays)
+        return _remove((p for p in strays if epoch_of(p.name) <= self.epoch), before)
+
+    def retire(self, paths: Iterable[str]) -> None:
+        """These files are not live any more; ``remove_retired`` removes them. Their age counts from now."""
+        for path in (self.folder / p for p in paths):
+            with contextlib.suppress(OSError):  # somebody else's file system: it counts from its last change then
+                os.utime(path)
+            self._retired.append(path)
+
+    def remove_retired(self, before: float | None = None) -> None:
+        """Remove retired files; see ``sweep``."""
+        _remove(self._retired, before)
+        self._retired = [p for p in self._retired if p.exists()] if before is not None else []
 
     def paths(self) -> list[Path]:
         """Live files, absolute."""
@@ -243,6 +284,16 @@ class Table:
             yield
         except (DeltaError, FileNotFoundError) as e:
             raise StateDamaged(str(self.folder / "_delta_log"), f"the log cannot be read ({_one_line(e)})") from e
+
+
+def _remove(paths: Iterable[Path], before: float | None) -> int:
+    removed = 0
+    for path in paths:
+        if before is not None and not path.name.startswith(TEMPORARY) and not changed_before(path, before):
+            continue
+        path.unlink(missing_ok=True)
+        removed += 1
+    return removed
 
 
 def taken_over(place: Path, held: int, ours: int) -> StateLost:

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import os
 import socket
-import time
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
 
-from ferryman import settings
 from ferryman.engine.deliver.contest import Order, order_of
 from ferryman.engine.deliver.lane import Lane, LaneReport, Pass
 from ferryman.engine.deliver.sender import Hung, Sender
 from ferryman.engine.deliver.sending import OutboxFile
 from ferryman.engine.runner import Runner, Shipped
+from ferryman.engine.trouble import Troubles
 from ferryman.errors import EngineError, PermanentError, WorkerDied, told
 from ferryman.ledger.outbox import split_family
 from ferryman.ledger.state import State
@@ -23,21 +21,10 @@ from ferryman.plan import DestinationNode
 from ferryman.storage.tables import DataFile
 
 
-class Trouble(NamedTuple):
-    """Why a destination is left alone."""
-
-    why: str
-    permanent: bool
-    until: float
-    """Monotonic time of the next probe; never within this run if it is permanent."""
-    times: int
-    """How often in a row."""
-
-
 class Dispatcher:
     """Delivers passes; remembers over the passes of a run which destinations are in trouble."""
 
-    def __init__(self, state: State, shipped: Shipped, runner: Runner, *, pace_s: float) -> None:
+    def __init__(self, state: State, shipped: Shipped, runner: Runner, trouble: Troubles, *, pace_s: float) -> None:
         self._state = state
         self._shipped = shipped
         self._runner = runner
@@ -45,7 +32,7 @@ class Dispatcher:
         self._nodes = {n.name: n for n in state.plan.nodes if isinstance(n, DestinationNode)}
         self._deadly: set[str] = set()
         """Destinations over which a worker died, or which hung, in their last pass."""
-        self.trouble: dict[str, Trouble] = {}
+        self.trouble = trouble
 
     def deliver(self, number: int, now_us: int) -> list[str]:
         """One pass: every destination that is well gets its due rows, side by side; what went wrong, a line each.
@@ -62,7 +49,9 @@ class Dispatcher:
         if not work:
             return []
         driver = (socket.gethostname(), os.getpid())
-        task = Pass(self._shipped, str(self._state.root), number, now_us, driver, self._pace_s)
+        task = Pass(
+            self._shipped, str(self._state.root), number, now_us, driver, self._state.epoch, pace_s=self._pace_s
+        )
         lanes = [self._lanes(number, node, files, alone=len(work) == 1) for node, files in work]
         if len(lanes) == 1:
             outcomes = [self._deliver_one(task, lanes[0])]
@@ -84,21 +73,9 @@ class Dispatcher:
                 found[name] += owed_rows(file)
         return dict(found)
 
-    def blocked(self, destination: str) -> bool:
-        """Would a pass now leave this destination alone?"""
-        if destination not in self._nodes:
-            return True
-        trouble = self.trouble.get(destination)
-        return trouble is not None and (trouble.permanent or trouble.until > time.monotonic())
-
-    def next_probe_s(self, destinations: Sequence[str]) -> float | None:
-        """Seconds until the first of these may be tried again; None: none of them is waiting for that."""
-        waits = [
-            t.until - time.monotonic()
-            for d in destinations
-            if (t := self.trouble.get(d)) is not None and not t.permanent
-        ]
-        return max(0.0, min(waits)) if waits else None
+    def wait_s(self, destination: str) -> float | None:
+        """Seconds until a pass may ask this destination; None: never in this run."""
+        return self.trouble.wait_s(destination) if destination in self._nodes else None
 
     def _due(self, now_us: int) -> dict[str, list[DataFile]]:
         """Destination -> files with rows that are due, oldest first."""
@@ -110,16 +87,16 @@ class Dispatcher:
 
     def _well(self, node: DestinationNode) -> bool:
         """Ask the destination, unless it is known to be in trouble."""
-        if self.blocked(node.name):
+        if self.wait_s(node.name) != 0:
             return False
         sender = Sender(f"check-{node.name}")
         try:
             sender.call(node.destination.check, timeout_s=node.policy.send_timeout)
         except Hung as e:
-            self._note(node.name, f"check: {e}", permanent=False)
+            self.trouble.begin(node.name, f"check: {e}", permanent=False)
             return False
         except Exception as e:
-            self._note(node.name, told(e), isinstance(e, PermanentError))
+            self.trouble.begin(node.name, told(e), permanent=isinstance(e, PermanentError))
             return False
         finally:
             sender.end()
@@ -160,15 +137,9 @@ class Dispatcher:
         if bad is not None:
             # Other lanes of a stage that Spark has ended may be in a call: none outlasts the time that it has.
             outlast_s = self._nodes[destination].policy.send_timeout if bad.others else 0.0
-            self._note(destination, bad.trouble, bad.permanent, outlast_s)
+            self.trouble.begin(destination, bad.trouble, permanent=bad.permanent, at_least_s=outlast_s)
         elif reports:
-            self.trouble.pop(destination, None)
-
-    def _note(self, destination: str, why: str, permanent: bool, at_least_s: float = 0.0) -> None:
-        before = self.trouble.get(destination)
-        times = 1 + (before.times if before else 0)
-        wait = min(settings.BACKOFF_MAX_S, settings.BACKOFF_FIRST_S * settings.BACKOFF_FACTOR ** (times - 1))
-        self.trouble[destination] = Trouble(why, permanent, time.monotonic() + max(wait, at_least_s), times)
+            self.trouble.end(destination)
 
 
 def _together(files: Sequence[DataFile]) -> list[list[DataFile]]:

@@ -56,6 +56,8 @@ class Pass:
     now_us: int
     driver: tuple[str, int]
     """Host and process of the driver: that process is never ended, whatever runs in it."""
+    epoch: int
+    """Of the driver."""
     pace_s: float = settings.PACE_S
 
     def __call__(self, lane: Lane) -> LaneReport:
@@ -69,6 +71,7 @@ class Pass:
             Path(self.root),
             node,
             self.number,
+            epoch=self.epoch,
             now_us=self.now_us,
             pace_s=self.pace_s,
             careful=lane.careful,

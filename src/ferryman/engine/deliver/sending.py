@@ -77,6 +77,7 @@ class Turn:
 
     Attributes:
         number: the pass.
+        epoch: of the driver.
         careful: a worker died here before, or it hung: the destination is called in a child process.
         once: the guarantee is at-most-once.
         exactly: it is exactly-once: what is sent again has no effect.
@@ -90,6 +91,7 @@ class Turn:
         node: DestinationNode,
         number: int,
         *,
+        epoch: int,
         now_us: int,
         pace_s: float,
         careful: bool = False,
@@ -97,6 +99,7 @@ class Turn:
         self.root = root
         self.node = node
         self.number = number
+        self.epoch = epoch
         self.now_us = now_us
         self.journal = Journal(root / "journal")
         self.once = node.policy.guarantee is Guarantee.AT_MOST_ONCE
@@ -375,7 +378,7 @@ class FileDelivery:
             events = sent_events(self.table.slice(start, end - start), noted, self.turn.node.name, self.turn.number)
             part = None
             if events.num_rows:
-                written = write_part(self.turn.root / "ledger", events)
+                written = write_part(self.turn.root / "ledger", events, epoch=self.turn.epoch)
                 fsync_folder(self.turn.root / "ledger")
                 part = (written.path, written.size, written.rows)
             crash.point("deliver.part")

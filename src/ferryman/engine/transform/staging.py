@@ -52,8 +52,9 @@ class Staged(NamedTuple):
 class Stager:
     """Gathers what becomes of a task's documents, block by block. Delivery hashes are made here and nowhere else."""
 
-    def __init__(self, plan: Plan, source: str, root: Path, wave: int, now_us: int) -> None:
+    def __init__(self, plan: Plan, source: str, root: Path, wave: int, now_us: int, epoch: int) -> None:
         self._root = root
+        self._epoch = epoch
         self._wave = wave
         self._source = source
         self._now_us = now_us
@@ -358,7 +359,7 @@ class Stager:
         now = dt.datetime.now(dt.UTC)
         shared = {"source": self._source, "wave": self._wave, "ordinal": ORDINAL_STEPS, "created": now}
         if self._events is None:
-            self._events = PartWriter(self._root / "ledger", LEDGER)
+            self._events = PartWriter(self._root / "ledger", LEDGER, epoch=self._epoch)
         self._events.write(table_of(LEDGER, len(self._event_rows), **columns, **shared))
         self._event_rows = []
 
@@ -382,7 +383,7 @@ class Stager:
         """Append rows to their destination's file. If it is full, the next ones go into another."""
         name = sending.end[0]
         if (writer := self._writers.get(name)) is None:
-            writer = self._writers[name] = OutboxWriter(self._root / "outbox")
+            writer = self._writers[name] = OutboxWriter(self._root / "outbox", epoch=self._epoch)
         writer.write(sending.table(self._block, self._source, writer.rows))
         if writer.size >= settings.PART_BYTES:
             self._close(name)
@@ -411,7 +412,8 @@ class Stager:
             self._close(name)
         if self._documents:
             documents = pa.concat_tables(self._documents)
-            part = write_part(self._root / "documents", documents, stats=due_stats(documents["due"].to_pylist()))
+            stats = due_stats(documents["due"].to_pylist())
+            part = write_part(self._root / "documents", documents, epoch=self._epoch, stats=stats)
             self._staged.documents.append(part)
             crash.point("transform.documents")
         self._documents, self._bytes = [], 0

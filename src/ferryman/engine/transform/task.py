@@ -30,6 +30,8 @@ class Transform:
     root: str
     wave: int
     now_us: int
+    epoch: int = 0
+    """Of the driver; 0: nothing of it is ever committed."""
     careful: bool = False
     """A worker died over it: each document in a child process."""
 
@@ -46,7 +48,7 @@ class Uptake:
 
     def __init__(self, task: Transform, cut: TaskCut) -> None:
         plan = task.shipped.plan()
-        self._stager = Stager(plan, cut.source, Path(task.root), task.wave, task.now_us)
+        self._stager = Stager(plan, cut.source, Path(task.root), task.wave, task.now_us, task.epoch)
         self._feed = Feed(plan, cut, self._stager)
         self._careful = CarefulFeed(plan, cut, self._stager) if task.careful else None
 

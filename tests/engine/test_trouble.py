@@ -1,0 +1,131 @@
+"""Trouble of a whole node: how long it is left alone, and what an endless run says of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from ferryman.engine.trouble import Troubles, backoff_s
+from ferryman.errors import Misconfigured, Unavailable
+from tests.support.trial import Interrupted, Trial, Watch
+
+
+class Clock:
+    """Time that passes when the test says so."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def troubles(*, endless: bool) -> tuple[Troubles, Clock, list[str]]:
+    clock, told = Clock(), []
+    found = Troubles("destination", told.append, clock)
+    found.endless = endless
+    return found, clock, told
+
+
+def test_the_wait_grows_to_an_hour() -> None:
+    assert [backoff_s(n) for n in range(1, 9)] == [1, 4, 16, 64, 256, 1024, 3600, 3600]
+    assert backoff_s(10**9) == 3600
+
+
+@pytest.mark.parametrize("endless", [True, False])
+@pytest.mark.parametrize("permanent", [True, False])
+def test_permanent_trouble_ends_a_nodes_turn_only_in_a_single_run(endless: bool, permanent: bool) -> None:
+    found, clock, _ = troubles(endless=endless)
+    assert found.wait_s("out") == 0
+    for expected in (1, 4):
+        found.begin("out", "403", permanent=permanent)
+        assert found.wait_s("out") == (None if permanent and not endless else expected)
+        assert found.blocked("out")
+        clock.now += expected
+    assert found.blocked("out") == (permanent and not endless)
+    found.end("out")
+    assert found.wait_s("out") == 0
+
+
+def test_an_endless_run_reports_the_begin_and_the_end_once_each() -> None:
+    found, clock, told = troubles(endless=True)
+    for _ in range(3):
+        found.begin("out", "refused", permanent=False)
+        clock.now += 10
+    found.begin("out", "403", permanent=True)
+    found.begin("out", "403", permanent=True)
+    found.end("out")
+    found.end("out")
+    assert [line.split(".")[0] for line in told] == [
+        "destination out: refused",
+        "destination out: 403",
+        "destination out: works again, after 30 s",
+    ]
+
+
+def test_a_single_run_reports_trouble_at_its_end_only() -> None:
+    found, _, told = troubles(endless=False)
+    found.begin("out", "refused", permanent=False)
+    found.end("out")
+    assert told == []
+
+
+class Turns(Watch):
+    """Ends an endless run at its so many-th scan."""
+
+    def __init__(self, scans: int) -> None:
+        super().__init__()
+        self._scans = scans
+
+    def phase(self, wave: int, name: str) -> None:
+        super().phase(wave, name)
+        if sum(n == "scan" for _, n in self.phases) > self._scans:
+            raise Interrupted
+
+
+CALLS: list[int] = []
+
+
+def refuse_twice() -> None:
+    CALLS.append(1)
+    if len(CALLS) <= 2:
+        raise Misconfigured("403: not allowed")
+
+
+def refuse_twice_for_now() -> None:
+    CALLS.append(1)
+    if len(CALLS) <= 2:
+        raise Unavailable("503: starting")
+
+
+@pytest.mark.rule("destination.endless")
+@pytest.mark.parametrize("check", [refuse_twice, refuse_twice_for_now])
+def test_an_endless_run_asks_a_destination_with_permanent_trouble_again(
+    trial: Trial, monkeypatch: pytest.MonkeyPatch, check: object
+) -> None:
+    """A 403 for a moment: the documents are delivered when it is over, and both ends of it are reported."""
+    monkeypatch.setattr("ferryman.settings.BACKOFF_FIRST_S", 0.01)
+    CALLS.clear()
+    trial.build()
+    trial.out.refuse = check  # type: ignore[assignment]
+    trial.put("a", "b")
+    watch = Turns(8)
+    with pytest.raises(Interrupted):
+        trial.run(every=0.05, observer=watch, checked=False)
+    assert trial.out.counted() == {"a": 1, "b": 1}
+    told = [line for line in watch.messages if line.startswith("destination out")]
+    assert len(told) == 2
+    assert "is asked again by itself" in told[0]
+    assert "works again" in told[1]
+
+
+@pytest.mark.rule("destination.endless")
+def test_a_single_run_does_not_ask_it_again(trial: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ferryman.settings.BACKOFF_FIRST_S", 0.01)
+    CALLS.clear()
+    trial.build()
+    trial.out.refuse = refuse_twice
+    trial.put("a", "b")
+    summary = trial.run()
+    assert summary.exit == 4
+    assert len(CALLS) == 1
+    assert any("repair it and run again" in line or "mend it and run again" in line for line in summary.messages)
