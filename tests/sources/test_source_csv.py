@@ -54,7 +54,7 @@ def test_an_id_of_its_own(tmp_path: Path) -> None:
     """In whatever row and file; the column stays a field."""
     data = "name,sku\nx,A/1 #é\n"
 
-    assert fields_of(tmp_path, data, id="sku") == {"A/1 #é": {"name": "x", "sku": "A/1 #é"}}
+    assert fields_of(tmp_path, data, id="sku") == {"A/1 %23é": {"name": "x", "sku": "A/1 #é"}}
 
 
 def test_content_is_raw(tmp_path: Path) -> None:

@@ -174,7 +174,7 @@ class Processing:
         if note.exists():
             return
         for name, source in self._sources.items():
-            expected = {source.prefix + one.id: one for one in _documents(source, job)}
+            expected = {source.full_id(one.id): one for one in _documents(source, job)}
             found = self._endings(name, expected)
             failed = [document for document, ending in found.items() if ending.failures]
             if failed:
@@ -191,7 +191,7 @@ class Processing:
                 continue
             try:
                 expected[job.id] = {
-                    name: {source.prefix + one.id: one for one in _documents(source, job)}
+                    name: {source.full_id(one.id): one for one in _documents(source, job)}
                     for name, source in self._sources.items()
                 }
             except NodeInvalid as e:

@@ -21,6 +21,7 @@ from typing import Any, Literal, NamedTuple, get_args
 from ferryman import settings
 from ferryman.document import Document
 from ferryman.errors import UsageError
+from ferryman.sources.paths import id_of_text, text_of
 
 Detect = Literal["content", "fingerprint", "none"]
 
@@ -29,7 +30,7 @@ class Listed(NamedTuple):
     """One document as a listing sees it, content not read."""
 
     id: str
-    """Relative to the source's root, without the prefix."""
+    """Relative to the source's root, without the prefix. ``read`` gets it as ``listing`` gave it."""
     size: int
     """Bytes, or a guess: what waves and tasks are cut by."""
     fingerprint: str = ""
@@ -54,6 +55,10 @@ class Source:
     """Does a complete listing name every document, so that one that is missing is gone, and deleted? False: a listing
     brings work (jobs of a queue), and says nothing of the rest."""
 
+    encodes_ids = False
+    """Is a ``#`` in its ids meant to part a row from its file, and one in a name encoded (``%23``)? False: any text may
+    be an id, and the engine encodes it."""
+
     def __init__(
         self, *, prefix: str = "", detect: Detect = "content", max_deleted: float = settings.MAX_DELETED
     ) -> None:
@@ -61,12 +66,23 @@ class Source:
             raise UsageError(f"detect={detect!r}: choose one of {', '.join(get_args(Detect))}.")
         if not 0 <= max_deleted <= 1:
             raise UsageError(f"max_deleted={max_deleted!r}: give a share between 0 and 1.")
+        if "#" in prefix:
+            raise UsageError(f"prefix={prefix!r}: a # parts a child's key from its parent. Give another character.")
         self.prefix = prefix
         self.detect: Detect = detect
         self.max_deleted = max_deleted
 
     def check(self) -> None:
         """Raise ``UsageError`` if there is nothing to list from (no such folder)."""
+
+    def full_id(self, id: str) -> str:
+        """The id by which steps, destinations and the ledger know a document: behind the prefix, and encoded."""
+        return self.prefix + (id if self.encodes_ids else id_of_text(id))
+
+    def own_id(self, full_id: str) -> str:
+        """The id as ``listing`` gave it."""
+        id = full_id[len(self.prefix) :]
+        return id if self.encodes_ids else text_of(id)
 
     def partitions(self) -> list[Any]:
         """Pieces of work for ``listing``, in the source's own order. Of two documents with one id the later is kept."""

@@ -67,6 +67,8 @@ class Files(Source):
         UsageError: a glob or a limit that cannot be meant. Whether the root exists is asked later, by ``check``.
     """
 
+    encodes_ids = True
+
     def __init__(
         self,
         root: str | os.PathLike[str],

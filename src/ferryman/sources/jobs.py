@@ -63,6 +63,7 @@ class Jobs(Source):
     """
 
     lists_all = False
+    encodes_ids = True
 
     def __init__(
         self,

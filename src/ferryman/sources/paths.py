@@ -10,6 +10,7 @@ _PLAIN = re.compile(r"[ -~]*")
 _CONTROL = "\x00-\x1f\x7f-\x9f\u2028\u2029"  # they would break a line of output in two
 _UNDECODABLE = "\udc80-\udcff"  # a byte that is not UTF-8, as Python keeps it
 _ENCODED_IN_ID = re.compile(f"[%#{_CONTROL}{_UNDECODABLE}]")
+_ENCODED_IN_OWN_ID = re.compile("#|%(?=2[35])")
 _ENCODED_IN_MESSAGE = re.compile(f"[{_CONTROL}{_UNDECODABLE}]")
 
 
@@ -45,6 +46,20 @@ def id_of_key(key: str) -> str:
 def key_of(id: str) -> str:
     """The name in the store, from an id that ``id_of_key`` made."""
     return unquote_to_bytes(id).decode("utf-8", "surrogateescape") if "%" in id else id
+
+
+def id_of_text(text: str) -> str:
+    """The id of a document that has a name of its own (a key of a table, a URL); ``text_of`` leads back.
+
+    ``#`` becomes ``%23``, for it parts a child's key from its parent; a ``%`` becomes ``%25`` where 23 or 25 follow, so
+    that no two names have one id. All else stays as it is: a URL with ``%20`` in it too.
+    """
+    return _ENCODED_IN_OWN_ID.sub(_encode, text) if "#" in text or "%2" in text else text
+
+
+def text_of(id: str) -> str:
+    """The name, from an id that ``id_of_text`` made."""
+    return id.replace("%23", "#").replace("%25", "%") if "%2" in id else id
 
 
 def shown_key(key: str) -> str:

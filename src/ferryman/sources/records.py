@@ -12,6 +12,7 @@ from ferryman.errors import BadDocument, TransientError, UsageError
 from ferryman.sources.base import Detect, Listed, Source
 from ferryman.sources.choice import tree_of
 from ferryman.sources.packed import unpacked
+from ferryman.sources.paths import id_of_text
 from ferryman.sources.physical import Physical, checked_encoding, physical_lines
 
 
@@ -51,6 +52,8 @@ class Records(Source):
     known. A row that is refused is a document that ends as ERROR_DOC. Where ids are in the rows, a refused row hides
     whose row it is; the listing counts as incomplete then too, or its document would be taken for gone.
     """
+
+    encodes_ids = True
 
     def __init__(
         self,
@@ -138,7 +141,7 @@ class Records(Source):
         first = ""
         try:
             for row in self.rows(physical_lines(opened, self.encoding, self.max_bytes, path)):
-                id = f"{file}#{row.name}" if row.id is None else row.id
+                id = f"{file}#{row.name}" if row.id is None else id_of_text(row.id)
                 if not row.refused:
                     yield Document.of(id, row.fields, row.raw)
                     continue

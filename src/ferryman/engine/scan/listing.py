@@ -115,8 +115,7 @@ def _read_only(source: Table, wanted: frozenset[str], spark: Any) -> Any:
     frame = source.read(spark)
     if dict(frame.dtypes)[source.id] != "string":
         return frame  # how a number becomes an id is the workers' business; the judge takes what is owed
-    trim = len(source.prefix)
-    ids = spark.createDataFrame([(id[trim:],) for id in wanted], "ferryman_wanted string").hint("broadcast")
+    ids = spark.createDataFrame([(source.own_id(id),) for id in wanted], "ferryman_wanted string").hint("broadcast")
     return frame.join(ids, frame[source.id] == ids["ferryman_wanted"], "left_semi")
 
 
@@ -139,8 +138,9 @@ class ListPieces:
             for piece in pieces:
                 try:
                     for entry in source.listing(piece):
-                        if wanted is None or source.prefix + entry.id in wanted:
-                            out.add(entry, source.prefix)
+                        id = source.full_id(entry.id)
+                        if wanted is None or id in wanted:
+                            out.add(id, entry)
                 except Exception as e:
                     if isinstance(e, OSError) and e.errno in (errno.ENOSPC, errno.EDQUOT):
                         raise  # our own disk, not the source
@@ -162,7 +162,7 @@ class ListFrame:
         with _Writer(self.folder, self.source) as out:
             try:
                 for ids, fields in source.columns(batches):
-                    out.add_columns(ids, fields, source.prefix)
+                    out.add_columns(list(map(source.full_id, ids)), fields)
             except Exception as e:
                 for _ in batches:  # Spark wants its input read to the end
                     pass
@@ -196,24 +196,24 @@ class _Writer:
                 writer.close()
         self._writer = self._content = None
 
-    def add(self, entry: Listed | Document, prefix: str) -> None:
+    def add(self, id: str, entry: Listed | Document) -> None:
         if isinstance(entry, Document):
-            row, size = _inline(entry, prefix)
+            row, size = _inline(id, entry)
         else:
             size = entry.size
-            row = (prefix + entry.id, size, entry.fingerprint, entry.location, entry.refused or None, None, None, None)
+            row = (id, size, entry.fingerprint, entry.location, entry.refused or None, None, None, None)
         self._rows.append(row)
         self._bytes += size
         self._pending += size
         if len(self._rows) >= _GROUP_ROWS or self._pending >= _GROUP_BYTES:
             self._flush_rows()
 
-    def add_columns(self, ids: list[str], fields: list[bytes], prefix: str) -> None:
+    def add_columns(self, ids: list[str], fields: list[bytes]) -> None:
         """Rows without raw bytes, whole columns at a time."""
         if not ids:
             return
         columns: dict[str, Any] = {
-            "id": [prefix + id for id in ids] if prefix else ids,
+            "id": ids,
             "size": list(map(len, fields)),
             "version": [content_version(each, None) for each in fields],
             "fields": fields,
@@ -249,11 +249,11 @@ class _Writer:
         self._written += n
 
 
-def _inline(doc: Document, prefix: str) -> tuple[tuple[Any, ...], int]:
+def _inline(id: str, doc: Document) -> tuple[tuple[Any, ...], int]:
     """A whole document as a listing row; one whose fields JSON cannot hold is refused."""
     try:
         fields = encode_fields(doc.fields)
     except BadDocument as e:
-        return (prefix + doc.id, 0, "", "", str(e), content_version(repr(e).encode(), None), None, None), 0
+        return (id, 0, "", "", str(e), content_version(repr(e).encode(), None), None, None), 0
     size = len(fields) + len(doc.raw or b"")
-    return (prefix + doc.id, size, "", "", None, content_version(fields, doc.raw), fields, doc.raw), size
+    return (id, size, "", "", None, content_version(fields, doc.raw), fields, doc.raw), size

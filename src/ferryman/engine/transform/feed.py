@@ -57,7 +57,6 @@ class Feed:
         guard: Callable[[StepNode], Callable[[Document], Any]] | None = None,
     ) -> None:
         self._source: Source = next(n.source for n in plan.nodes if isinstance(n, SourceNode) and n.name == cut.source)
-        self._trim = len(self._source.prefix)
         self._contents = Contents()
         self.walk = Walk(plan, cut.source, stage, task=cut.number, guarded=guard or guarded)
 
@@ -107,7 +106,7 @@ class Feed:
             raise BadDocument(refused)
         row = block.table.slice(i, 1)
         size, location = row["size"][0].as_py(), row["location"][0].as_py()
-        doc = self._source.read(Listed(id[self._trim :], size, block.fingerprints[i], location))
+        doc = self._source.read(Listed(self._source.own_id(id), size, block.fingerprints[i], location))
         doc.version = block.versions[i] = content_version(encode_fields(doc.fields), doc.raw)
         doc.id = doc.origin_id = id
         return doc
