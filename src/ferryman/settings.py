@@ -46,7 +46,6 @@ JUDGED_BYTES: Final = 8 * MIB
 
 CUT_ROWS: Final = 262_144
 """Rows of the listing, 100 bytes each, that are put into the source's order at once."""
-
 MAX_DELETED: Final = 0.5
 """Share of a source's documents that may vanish at once before a person is asked."""
 
@@ -62,6 +61,10 @@ FINGERPRINT_TRUST_S: Final = 2.0
 
 SMALL_LISTING_PARTS: Final = 64
 """Folders a listing is cut into at most: enough to keep executors busy, few enough to walk in the driver."""
+
+DOUBTS: Final = 1000
+"""Folders of one piece of a listing that the driver looks at again: one look each, and an unmounted share shows in the
+first. Empty folders may be many; what was known in them is looked at before it is deleted."""
 
 # --- steps and delivering -------------------------------------------------------------------------
 ATTEMPTS: Final = 3

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ferryman.errors import TransientError
-from ferryman.sources import Files, Listed
+from ferryman.sources import Doubt, Files, Listed
 
 
 def tree(root: Path, *names: str) -> None:
@@ -24,7 +24,7 @@ def tree(root: Path, *names: str) -> None:
 
 def scan(source: Files) -> dict[str, Listed]:
     """Everything a scan lists, by id."""
-    entries = [entry for piece in source.partitions() for entry in source.listing(piece)]
+    entries = [x for piece in source.partitions() for x in source.listing(piece) if isinstance(x, Listed)]
     found = {entry.id: entry for entry in entries}
     assert len(found) == len(entries), "an id is listed twice"
     return found
@@ -35,9 +35,9 @@ def refused(source: Files) -> dict[str, str]:
     return {id: entry.refused for id, entry in scan(source).items() if entry.refused}
 
 
-def until_it_fails(entries: Iterable[Listed]) -> tuple[list[str], str]:
+def until_it_fails(entries: Iterable[Listed | Doubt]) -> tuple[list[str], str]:
     """The ids that come before the error, and its text."""
-    found: list[Listed] = []
+    found: list[Listed | Doubt] = []
     with pytest.raises(TransientError) as caught:
         found.extend(entries)
-    return [entry.id for entry in found], str(caught.value)
+    return [entry.id for entry in found if isinstance(entry, Listed)], str(caught.value)

@@ -16,8 +16,9 @@ from folders import refused, scan, tree, until_it_fails
 
 from ferryman import settings
 from ferryman.errors import BadDocument, UsageError
-from ferryman.sources import Files, Listed
+from ferryman.sources import Doubt, Files, Listed
 from ferryman.sources.folder import Folder
+from ferryman.sources.tree import FolderPiece
 
 AsNobody = Callable[[Callable[[], Any]], Any]
 
@@ -68,7 +69,7 @@ def test_a_listing_is_in_order(tmp_path: Path) -> None:
     """The files of a folder by name, then the folders in it: a scan of the same tree brings the same order."""
     tree(tmp_path, "b", "a", "c", "y/2", "y/1", "x/b/1", "x/a/1", "x/c")
 
-    ids = [entry.id for entry in Files(tmp_path).listing([("", True)])]
+    ids = [entry.id for entry in Files(tmp_path).listing([FolderPiece("", None)]) if isinstance(entry, Listed)]
 
     assert ids == ["a", "b", "c", "x/c", "x/a/1", "x/b/1", "y/1", "y/2"]
 
@@ -239,13 +240,13 @@ def test_an_unreadable_folder_makes_the_listing_incomplete(shared_folder: Path, 
     (shared_folder / "locked").chmod(0)
     source = Files(shared_folder)
 
-    ids, why = as_nobody(lambda: until_it_fails(source.listing([("", True)])))
+    ids, why = as_nobody(lambda: until_it_fails(source.listing([FolderPiece("", None)])))
     pieces = as_nobody(source.partitions)
 
     assert ids == ["a/1", "z/3"]
     assert f"{shared_folder}/locked: Permission denied" in why
     assert "chmod a+rx" in why
-    assert ("locked", True) in [folder for piece in pieces for folder in piece]
+    assert ("locked", None) in [folder for piece in pieces for folder in piece]
     assert sorted(as_nobody(lambda: scan(Files(shared_folder, exclude="locked")))) == ["a/1", "z/3"]
 
 
@@ -254,7 +255,7 @@ def test_a_folder_that_may_be_read_but_not_searched_is_incomplete(shared_folder:
     tree(shared_folder, "a/1", "names-only/2", "names-only/3")
     (shared_folder / "names-only").chmod(0o444)
 
-    ids, why = as_nobody(lambda: until_it_fails(Files(shared_folder).listing([("", True)])))
+    ids, why = as_nobody(lambda: until_it_fails(Files(shared_folder).listing([FolderPiece("", None)])))
 
     assert ids == ["a/1"]
     assert why.count("Permission denied") == 1
@@ -297,7 +298,7 @@ def test_a_folder_that_breaks_off_brings_what_it_gave(tmp_path: Path, monkeypatc
     scandir = os.scandir
     monkeypatch.setattr(os, "scandir", Failing)
 
-    ids, why = until_it_fails(Files(tmp_path).listing([("", True)]))
+    ids, why = until_it_fails(Files(tmp_path).listing([FolderPiece("", None)]))
 
     assert len(ids) == 1
     assert f"{tmp_path}: Stale file handle" in why
@@ -309,17 +310,21 @@ def test_only_a_few_broken_folders_are_named(shared_folder: Path, as_nobody: AsN
     for i in range(8):
         (shared_folder / str(i)).chmod(0)
 
-    _, why = as_nobody(lambda: until_it_fails(Files(shared_folder).listing([("", True)])))
+    _, why = as_nobody(lambda: until_it_fails(Files(shared_folder).listing([FolderPiece("", None)])))
 
     assert why.count("Permission denied") == 3
     assert "and 5 more" in why
 
 
 def test_a_folder_that_vanishes_is_gone(tmp_path: Path) -> None:
-    """As long as the root is there, it was deleted between the cut and the listing."""
+    """As long as the root is there, it was deleted between the cut and the listing; the driver is to look again."""
     tree(tmp_path, "a/1")
+    source = Files(tmp_path)
 
-    assert list(Files(tmp_path).listing([("gone", True), ("a", True)])) == list(Files(tmp_path).listing([("a", True)]))
+    found = list(source.listing([FolderPiece("gone", None), FolderPiece("a", None)]))
+
+    assert found == [*source.listing([FolderPiece("a", None)]), Doubt("gone", "missing")]
+    assert source.contradiction(Doubt("gone", "missing")) == ""
 
 
 def test_a_root_that_vanishes_is_not_an_empty_one(tmp_path: Path) -> None:
@@ -327,10 +332,10 @@ def test_a_root_that_vanishes_is_not_an_empty_one(tmp_path: Path) -> None:
     source = Files(tmp_path / "unmounted")
 
     for folder in ("", "sub"):
-        ids, why = until_it_fails(source.listing([(folder, True)]))
+        ids, why = until_it_fails(source.listing([FolderPiece(folder, None)]))
         assert ids == []
         assert f"there is no such folder on {socket.gethostname()}" in why
-    assert source.partitions() == [[("", True)]]
+    assert source.partitions() == [[FolderPiece("", None)]]
 
 
 def test_a_file_that_vanishes_while_its_folder_is_listed_is_gone(

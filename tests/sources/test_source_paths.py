@@ -87,7 +87,7 @@ def test_ids_do_not_depend_on_the_locale(tmp_path: Path, locale: str, utf8_mode:
     (tmp_path / "ça.txt").write_text("content")
     program = (
         "import sys; from ferryman.sources import Files; s = Files(sys.argv[1])\n"
-        "for x in s.listing([('', True)]): sys.stdout.buffer.write(x.id.encode() + b'=' + s.read(x).raw)"
+        "for x in s.listing([('', None)]): sys.stdout.buffer.write(x.id.encode() + b'=' + s.read(x).raw)"
     )
 
     done = subprocess.run(

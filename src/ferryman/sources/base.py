@@ -10,13 +10,14 @@ A scan asks a source three things, in this order:
 A source that has the content at hand while it lists (rows of a table, lines of a file) yields whole ``Document``s from
 ``listing``; one that would have to fetch it (files) yields ``Listed`` and is asked again by ``read``. After a crash
 everything may be asked again. What ``listing`` raises makes the listing incomplete: the rest goes on, and nothing of
-this source is deleted in this scan.
+this source is deleted in this scan. So does a ``Doubt`` that the driver contradicts: no machine is trusted alone where
+it does not see something.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Final, Literal, NamedTuple, get_args
 
 from ferryman import settings
 from ferryman.document import Document
@@ -39,6 +40,24 @@ class Listed(NamedTuple):
     """What ``read`` needs to find it, if the id is not enough."""
     refused: str = ""
     """Why it cannot be a document (a dangling link): it ends as ERROR_DOC with this message."""
+
+
+class Doubt(NamedTuple):
+    """What a listing found otherwise than it may be: a machine may not see a folder that is there (an unmounted share).
+
+    A ``listing`` may yield it; the driver asks ``contradiction``.
+    """
+
+    place: str
+    """Id of a folder or a file, without prefix."""
+    seen: str
+    """What it is where it was listed: MISSING, EMPTY or THERE."""
+
+
+MISSING: Final = "missing"
+EMPTY: Final = "empty"
+THERE: Final = "there"
+"""There, though the driver did not name it."""
 
 
 class Source:
@@ -88,9 +107,13 @@ class Source:
         """Pieces of work for ``listing``, in the source's own order. Of two documents with one id the later is kept."""
         raise NotImplementedError
 
-    def listing(self, partition: Any) -> Iterator[Listed | Document]:
-        """Every document of this piece."""
+    def listing(self, partition: Any) -> Iterator[Listed | Document | Doubt]:
+        """Every document of this piece. In between, what the driver should look at again."""
         raise NotImplementedError
+
+    def contradiction(self, doubt: Doubt) -> str:
+        """What this machine, the driver's, sees otherwise, naming the place; "" if it sees the same."""
+        return ""
 
     def read(self, listed: Listed) -> Document:
         """The content of what ``listing`` named, id without prefix.

@@ -6,6 +6,7 @@ import io
 import os
 import posixpath
 import re
+import socket
 import time
 import zipfile
 from collections.abc import Iterator
@@ -15,11 +16,11 @@ from typing import Any, Final
 
 from ferryman import settings
 from ferryman.errors import BadDocument, TransientError, UsageError, words
-from ferryman.sources.base import Listed
+from ferryman.sources.base import EMPTY, MISSING, THERE, Doubt, Listed
 from ferryman.sources.globs import Globs
 from ferryman.sources.paths import id_of_key, key_of, shown_key
 from ferryman.sources.root import LEAVE_OUT, too_large
-from ferryman.sources.tree import Piece, pieces, walked
+from ferryman.sources.tree import Found, Piece, pieces, walked
 
 _SECRET: Final = re.compile(r"secret|token|pass|key|cred|sas|sign|auth|conn", re.IGNORECASE)
 _USER: Final = re.compile(r"(?<=://)[^/@]*@")
@@ -110,54 +111,75 @@ class Bucket:
     def pieces(self) -> list[Piece]:
         return pieces(self._folders, id_of_key)
 
-    def listing(self, piece: Piece) -> Iterator[Listed]:
-        return walked(piece, key_of, self._folder, f"Mend that, {LEAVE_OUT}.")
+    def listing(self, piece: Piece) -> Iterator[Listed | Doubt]:
+        return walked(piece, key_of, self._folder, id_of_key, f"Mend that, {LEAVE_OUT}.")
+
+    def contradiction(self, doubt: Doubt) -> str:
+        place = self.shown(doubt.place)
+        try:
+            fs, path = self._fs_path(doubt.place)
+            there = bool(fs.exists(path))
+            if doubt.seen == THERE:
+                return "" if there else f"{place} is not there for {socket.gethostname()}"
+            if doubt.seen == MISSING:
+                return f"{place} is there for {socket.gethostname()}" if there else ""
+            full = there and bool(self._inside(key_of(doubt.place)))
+            return f"{place} is not empty for {socket.gethostname()}" if full else ""
+        except Exception as e:
+            return f"{place} cannot be looked at again: {self._words(e)}"
 
     def _folders(self, folder: str) -> list[str]:
-        below: list[str] = []
-        for _ in self._folder(folder, below, []):
+        found = Found([], [])
+        for _ in self._folder(folder, found):
             pass
-        return below
+        return found.below
 
-    def _folder(self, folder: str, below: list[str], troubles: list[str]) -> Iterator[Listed]:
-        """The files of one folder, sorted; notes the folders in it in ``below``, what went wrong in ``troubles``."""
+    def _folder(self, folder: str, found: Found) -> Iterator[Listed]:
+        """The files of one folder, sorted."""
         trusted = time.time() - settings.FINGERPRINT_TRUST_S
-        for name, about in self._entries(folder, troubles):
+        for name, about in self._entries(folder, found):
             if about["type"] == "directory":
                 if name.endswith("/"):
-                    troubles.append(f"{self.shown(id_of_key(name))}: names without a first part cannot be listed")
+                    found.troubles.append(f"{self.shown(id_of_key(name))}: names without a first part cannot be listed")
                 elif self._globs.walks(name):
-                    below.append(name)
+                    found.below.append(name)
             elif self._globs.takes(name):
                 yield self._listed(name, about, trusted)
 
-    def _entries(self, folder: str, troubles: list[str]) -> list[tuple[str, dict[str, Any]]]:
+    def _entries(self, folder: str, found: Found) -> list[tuple[str, dict[str, Any]]]:
         """What is in a folder, by its name relative to the root."""
         try:
-            fs, root = self._fs()
-            path = f"{root}/{folder}" if root and folder else root + folder
-            start = f"{root}/" if root else ""
-            found = []
-            for about in fs.ls(path, detail=True, refresh=True):
-                whole = str(about["name"])
-                name = whole.removeprefix(start)
-                if about["type"] == "directory":
-                    name = name.rstrip("/")
-                    if name in (folder, root):
-                        if not whole.endswith("/"):
-                            continue  # some list a folder in itself
-                        name = f"{folder}/"  # so does S3 where a key has an empty name in it, a//b
-                elif name.endswith("/") and not about.get("size"):
-                    continue  # what consoles make to show an empty folder
-                found.append((name, about))
-            return sorted(found, key=itemgetter(0))
+            entries = self._inside(folder)
+            found.seen = "" if entries else EMPTY
+            return entries
         except FileNotFoundError:
             if not folder:
-                troubles.append(f"{self.where}: there is nothing of this name")
+                found.troubles.append(f"{self.where}: there is nothing of this name")
+            else:
+                found.seen = MISSING
             return []
         except Exception as e:
-            troubles.append(f"{self.shown(id_of_key(folder))}: {self._words(e)}")
+            found.troubles.append(f"{self.shown(id_of_key(folder))}: {self._words(e)}")
             return []
+
+    def _inside(self, folder: str) -> list[tuple[str, dict[str, Any]]]:
+        fs, root = self._fs()
+        path = f"{root}/{folder}" if root and folder else root + folder
+        start = f"{root}/" if root else ""
+        found = []
+        for about in fs.ls(path, detail=True, refresh=True):
+            whole = str(about["name"])
+            name = whole.removeprefix(start)
+            if about["type"] == "directory":
+                name = name.rstrip("/")
+                if name in (folder, root):
+                    if not whole.endswith("/"):
+                        continue  # some list a folder in itself
+                    name = f"{folder}/"  # so does S3 where a key has an empty name in it, a//b
+            elif name.endswith("/") and not about.get("size"):
+                continue  # what consoles make to show an empty folder
+            found.append((name, about))
+        return sorted(found, key=itemgetter(0))
 
     def _listed(self, name: str, about: dict[str, Any], trusted: float) -> Listed:
         id, path, size = id_of_key(name), self.shown(id_of_key(name)), int(about.get("size") or 0)

@@ -9,7 +9,7 @@ from typing import Any
 from ferryman import settings
 from ferryman.document import Document
 from ferryman.errors import UsageError
-from ferryman.sources.base import Detect, Listed, Source
+from ferryman.sources.base import Detect, Doubt, Listed, Source
 from ferryman.sources.choice import tree_of
 from ferryman.sources.packed import read_unpacked
 from ferryman.sources.tree import Piece
@@ -107,13 +107,17 @@ class Files(Source):
         """Up to ``settings.SMALL_LISTING_PARTS`` pieces: folders are opened from the top until there are enough."""
         return self._tree.pieces()
 
-    def listing(self, partition: Piece) -> Iterator[Listed]:
+    def listing(self, partition: Piece) -> Iterator[Listed | Doubt]:
         """Every file of these folders, sorted by name within each folder.
 
         Raises:
             TransientError: some folders could not be read; raised after all the others were listed.
         """
         return self._tree.listing(partition)
+
+    def contradiction(self, doubt: Doubt) -> str:
+        """Is a folder there that was not found, or full that was empty?"""
+        return self._tree.contradiction(doubt)
 
     def read(self, listed: Listed) -> Document:
         """The file's bytes as they are now, read once.

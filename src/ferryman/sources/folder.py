@@ -13,11 +13,11 @@ from typing import Final
 
 from ferryman import settings
 from ferryman.errors import TransientError
-from ferryman.sources.base import Listed
+from ferryman.sources.base import EMPTY, MISSING, THERE, Doubt, Listed
 from ferryman.sources.globs import Globs
 from ferryman.sources.paths import id_of, name_of, shown
 from ferryman.sources.root import LEAVE_OUT, Root, Stream, relative, special, too_large, user
-from ferryman.sources.tree import Piece, pieces, walked
+from ferryman.sources.tree import Found, Piece, pieces, walked
 
 _TRUST_NS: Final = int(settings.FINGERPRINT_TRUST_S * 1e9)
 _BROKEN_LINK: Final = {
@@ -71,9 +71,24 @@ class Folder:
     def pieces(self) -> list[Piece]:
         return pieces(self._folders, id_of)
 
-    def listing(self, piece: Piece) -> Iterator[Listed]:
+    def listing(self, piece: Piece) -> Iterator[Listed | Doubt]:
         """Every file of these folders, sorted by name within each folder."""
-        return walked(piece, name_of, self._folder, f"Mend that (rights: chmod a+rx for {user()}), {LEAVE_OUT}.")
+        remedy = f"Mend that (rights: chmod a+rx for {user()}), {LEAVE_OUT}."
+        return walked(piece, name_of, self._folder, id_of, remedy)
+
+    def contradiction(self, doubt: Doubt) -> str:
+        path = self._root.path_of(name_of(doubt.place))
+        if doubt.seen == THERE:
+            return "" if os.path.lexists(path) else f"{shown(path)} is not there on {socket.gethostname()}"
+        try:
+            if doubt.seen == EMPTY:
+                with os.scandir(path) as entries:
+                    return "" if next(entries, None) is None else _only_here(path, "not empty")
+            return _only_here(path, "there") if os.path.lexists(path) else ""
+        except FileNotFoundError:
+            return ""
+        except OSError as e:
+            return f"{shown(path)}: {e.strerror} on {socket.gethostname()}"
 
     def _folders(self, folder: str) -> list[str]:
         """The folders in this one that must be walked, sorted."""
@@ -82,20 +97,20 @@ class Folder:
             names = [start + entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
         return sorted(name for name in names if self._globs.walks(name))
 
-    def _folder(self, folder: str, below: list[str], troubles: list[str]) -> Iterator[Listed]:
-        """The files of one folder; notes the folders in it in ``below``, and what went wrong in ``troubles``."""
+    def _folder(self, folder: str, found: Found) -> Iterator[Listed]:
+        """The files of one folder."""
         globs = self._globs
         start = f"{folder}/" if folder else ""
         start_id = id_of(start)
         trusted_ns = time.time_ns() - _TRUST_NS  # before anything is looked at: what changes meanwhile is not trusted
-        entries = self._entries(folder, troubles)
+        entries = self._entries(folder, found)
         while entries:
             entry = entries.pop()  # and forget it: with what it knows of its file it is large, and folders may be too
             name = start + entry.name
             try:
                 if entry.is_dir(follow_symlinks=False):
                     if globs.walks(name):
-                        below.append(name)
+                        found.below.append(name)
                     continue
                 if not globs.everything and not globs.takes(name) and not entry.is_symlink():
                     continue
@@ -109,22 +124,25 @@ class Folder:
             except FileNotFoundError:
                 continue  # gone since the folder was read
             except OSError as e:
-                troubles.append(f"{shown(self._root.path_of(name))}: {e.strerror}")
+                found.troubles.append(_trouble(self._root.path_of(name), e))
                 if isinstance(e, PermissionError):
                     return  # the folder may be read but not searched: all its files would say the same
 
-    def _entries(self, folder: str, troubles: list[str]) -> list[os.DirEntry[str]]:
+    def _entries(self, folder: str, found: Found) -> list[os.DirEntry[str]]:
         """What is in a folder, sorted by name, the last first."""
         path = self._root.path_of(folder)
         entries: list[os.DirEntry[str]] = []
         try:
-            with os.scandir(path) as found:
-                entries.extend(found)  # keeps what it got when the folder breaks off in the middle
+            with os.scandir(path) as inside:
+                entries.extend(inside)  # keeps what it got when the folder breaks off in the middle
+            found.seen = "" if entries else EMPTY
         except FileNotFoundError:
             if not folder or not os.path.isdir(self._root.path):
-                troubles.append(f"{shown(path)}: there is no such folder on {socket.gethostname()}")
+                found.troubles.append(f"{shown(path)}: there is no such folder on {socket.gethostname()}")
+            else:
+                found.seen = MISSING
         except OSError as e:
-            troubles.append(f"{shown(path)}: {e.strerror}")
+            found.troubles.append(_trouble(path, e))
         entries.sort(key=_by_name, reverse=True)
         return entries
 
@@ -174,6 +192,14 @@ class Folder:
     def _refused(self, name: str, leads_to: str, why: str) -> Listed:
         path = shown(self._root.path_of(name))
         return Listed(id_of(name), 0, refused=f"{path}: link to {shown(leads_to)}, which {why}, {LEAVE_OUT}.")
+
+
+def _trouble(path: str, error: OSError) -> str:
+    return f"{shown(path)}: {error.strerror} on {socket.gethostname()}"
+
+
+def _only_here(path: str, what: str) -> str:
+    return f"{shown(path)} is {what} on {socket.gethostname()}"
 
 
 class File:

@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 
 from ferryman.document import Document
 from ferryman.errors import BadDocument, TransientError, UsageError
-from ferryman.sources.base import Detect, Listed, Source
+from ferryman.sources.base import MISSING, Detect, Doubt, Listed, Source
 from ferryman.sources.choice import tree_of
 from ferryman.sources.packed import unpacked
 from ferryman.sources.paths import id_of_text
@@ -108,12 +108,13 @@ class Records(Source):
         troubles: list[RowPiece | str] = []
         for piece in self._tree.pieces():
             try:
-                files.extend(RowPiece(listed, False) for listed in self._tree.listing(piece))
+                found = self._tree.listing(piece)  # in the driver, so there is nothing to doubt
+                files.extend(RowPiece(each, False) for each in found if isinstance(each, Listed))
             except TransientError as e:
                 troubles.append(str(e))
         return files + troubles
 
-    def listing(self, partition: RowPiece | str) -> Iterator[Listed | Document]:
+    def listing(self, partition: RowPiece | str) -> Iterator[Listed | Document | Doubt]:
         """The documents of this file.
 
         Raises:
@@ -130,11 +131,16 @@ class Records(Source):
         except FileNotFoundError:
             if partition.alone:  # then there is nothing to list from, which is not the same as nothing in it
                 raise TransientError(f"{path}: vanished. {_REST}") from None
-            return  # gone since it was listed, and its documents with it
+            yield Doubt(file.id, MISSING)  # gone since it was listed, and its documents with it
+            return
         except BadDocument as e:
             raise TransientError(f"{e} {_REST}") from None
         with unpacked(stream, path, file.size) as opened:
             yield from self._documents(opened, file.id, path)
+
+    def contradiction(self, doubt: Doubt) -> str:
+        """Is a file there that a worker did not find?"""
+        return self._tree.contradiction(doubt)
 
     def _documents(self, opened: Any, file: str, path: str) -> Iterator[Listed | Document]:
         nameless = 0

@@ -4,16 +4,27 @@ from __future__ import annotations
 
 import io
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from hashlib import blake2b
 from itertools import pairwise
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from ferryman import settings
 from ferryman.errors import TransientError
-from ferryman.sources.base import Listed
+from ferryman.sources.base import THERE, Doubt, Listed
 
-Piece = list[tuple[str, bool]]
-"""A piece of a listing: folders by their id, each with whether the folders below belong to it too."""
+
+class FolderPiece(NamedTuple):
+    """A folder of a piece."""
+
+    id: str
+    below: str | None
+    """None: the folders below belong to it too. Else they are pieces of their own: ``names_hash`` of their names."""
+
+
+Piece = list[FolderPiece]
+"""A piece of a listing."""
 
 _NAMED_FOLDERS: Final = 3  # folders that an error names; a broken mount may have thousands
 
@@ -60,12 +71,15 @@ class Tree(Protocol):
     def pieces(self) -> list[Piece]:
         """Up to ``settings.SMALL_LISTING_PARTS`` pieces: folders are opened from the top until there are enough."""
 
-    def listing(self, piece: Piece) -> Iterator[Listed]:
-        """Every file of these folders, in an order that stays.
+    def listing(self, piece: Piece) -> Iterator[Listed | Doubt]:
+        """Every file of these folders, in an order that stays; and folders that are not as they may be elsewhere.
 
         Raises:
             TransientError: some folders could not be read; raised after all the others were listed.
         """
+
+    def contradiction(self, doubt: Doubt) -> str:
+        """See ``Source``."""
 
     def read(self, listed: Listed, limit_bytes: int) -> bytes:
         """A file's bytes as they are now.
@@ -86,42 +100,69 @@ class Tree(Protocol):
 
 def pieces(folders: Callable[[str], list[str]], id_of: Callable[[str], str]) -> list[Piece]:
     """See ``Tree.pieces``; ``folders`` says the names of the folders in a folder, and may raise."""
-    walked: list[str] = []  # their folders are pieces of their own, so they bring only their files
+    walked: list[tuple[str, list[str]]] = []  # their folders are pieces of their own, so they bring only their files
     whole: list[str] = []
     waiting = deque([""])
     while waiting and len(walked) + len(whole) + len(waiting) < settings.SMALL_LISTING_PARTS:
         folder = waiting.popleft()
         try:
-            waiting.extend(folders(folder))
-            walked.append(folder)
+            below = folders(folder)
+            waiting.extend(below)
+            walked.append((folder, below))
         except Exception:
             whole.append(folder)  # its listing meets the same and can say so without stopping the others
-    found = [(id_of(folder), False) for folder in walked]
-    found += [(id_of(folder), True) for folder in (*whole, *waiting)]
+    found = [FolderPiece(id_of(folder), names_hash(below)) for folder, below in walked]
+    found += [FolderPiece(id_of(folder), None) for folder in (*whole, *waiting)]
     parts = min(len(found), settings.SMALL_LISTING_PARTS)
     cuts = [len(found) * i // parts for i in range(parts + 1)]
     return [found[start:end] for start, end in pairwise(cuts)]
 
 
+def names_hash(names: Iterable[str]) -> str:
+    """What two machines that see the same names have in common."""
+    both = "\0".join(sorted(names)).encode("utf-8", "surrogatepass")
+    return blake2b(both, digest_size=16).hexdigest()
+
+
+@dataclass(slots=True)
+class Found:
+    """What is found in a folder beside its files."""
+
+    below: list[str]
+    """Folders in it, whole names."""
+    troubles: list[str]
+    """What went wrong, here and before."""
+    seen: str = ""
+    """MISSING or EMPTY, if it is."""
+
+
 def walked(
     piece: Piece,
     name_of: Callable[[str], str],
-    folder: Callable[[str, list[str], list[str]], Iterator[Listed]],
+    folder: Callable[[str, Found], Iterator[Listed]],
+    id_of: Callable[[str], str],
     remedy: str,
-) -> Iterator[Listed]:
+) -> Iterator[Listed | Doubt]:
     """See ``Tree.listing``.
 
     Args:
-        folder: lists the folder of a name; adds those below it to the first list, and what went wrong to the second.
+        folder: lists the folder of a name, and notes what it finds.
     """
     troubles: list[str] = []
-    for id, deep in piece:
+    doubts: list[Doubt] = []
+    for id, names in piece:
         waiting = [name_of(id)]
         while waiting:
-            below: list[str] = []
-            yield from folder(waiting.pop(), below, troubles)
-            if deep:
-                waiting.extend(reversed(below))
+            name = waiting.pop()
+            found = Found([], troubles)
+            yield from folder(name, found)
+            if found.seen:
+                doubts.append(Doubt(id_of(name), found.seen))
+            if names is None:
+                waiting.extend(reversed(found.below))
+            elif names_hash(found.below) != names:
+                doubts.extend(Doubt(id_of(each), THERE) for each in found.below)
+    yield from doubts[: settings.DOUBTS]
     if troubles:
         more = f"; and {len(troubles) - _NAMED_FOLDERS} more" if len(troubles) > _NAMED_FOLDERS else ""
         raise TransientError(f"{'; '.join(troubles[:_NAMED_FOLDERS])}{more}. {remedy}")

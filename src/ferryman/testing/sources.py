@@ -27,7 +27,7 @@ import cloudpickle
 
 from ferryman.document import Document, content_version, encode_fields
 from ferryman.errors import BadDocument, TransientError, UsageError
-from ferryman.sources.base import Listed, Source
+from ferryman.sources.base import Doubt, Listed, Source
 
 
 class SourceSuite:
@@ -56,8 +56,8 @@ class SourceSuite:
         return source.partitions()
 
     def entries(self, source: Source, piece: Any) -> Iterable[Listed | Document]:
-        """The entries of a piece, in a worker. Override it only as ``pieces``."""
-        return source.listing(piece)
+        """The documents of a piece, in a worker. Override it only as ``pieces``."""
+        return [entry for entry in source.listing(piece) if not isinstance(entry, Doubt)]
 
     # --- the promises -------------------------------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import socket
 import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from ferryman.engine.runner import Runner, Shipped
 from ferryman.errors import BadDocument, UsageError, told
 from ferryman.ledger.events import table_of
 from ferryman.plan import Plan, SourceNode
-from ferryman.sources import Listed, Table
+from ferryman.sources import Doubt, Listed, Source, Table
 
 LISTING: Final = pa.schema(
     [
@@ -43,6 +44,9 @@ what is fed, also if the table changes meanwhile. Most of it is not looked at ag
 _TASKS_A_SLOT: Final = 4
 """Listing tasks for each task slot: enough to even out folders of different sizes."""
 
+_TOLD_DOUBTS: Final = 3  # that a message names; an unmounted share may have thousands of folders
+_SEE_THE_SAME: Final = "Every machine must see the same there: mount it on all of them."
+
 _GROUP_ROWS: Final = 16_384
 _GROUP_BYTES: Final = 16 * settings.MIB
 
@@ -61,6 +65,10 @@ class ListedPart(NamedTuple):
     bytes: int
     failure: str | None
     """Why the piece is incomplete."""
+    host: str = ""
+    """Where it was listed."""
+    doubts: tuple[Doubt, ...] = ()
+    """What the driver is to look at again."""
 
 
 class Listing(NamedTuple):
@@ -102,7 +110,9 @@ def list_sources(plan: Plan, shipped: Shipped, folder: Path, runner: Runner, onl
             parts.append(ListedPart(node.name, "", 0, 0, told(e)))
     per_task = -(-len(pieces) // (_TASKS_A_SLOT * runner.slots))  # a task costs more than a small folder
     tasks = [pieces[at : at + per_task] for at in range(0, len(pieces), per_task)] if pieces else []
-    parts += chain.from_iterable(runner.run(ListPieces(shipped, str(folder), only), tasks))
+    listed = chain.from_iterable(runner.run(ListPieces(shipped, str(folder), only), tasks))
+    by_name = {node.name: node.source for node in sources}
+    parts += [_looked_at_again(by_name[part.source], part) for part in listed]
     for node in sources:
         if isinstance(node.source, Table) and all(p.source != node.name for p in parts):
             read = node.source.read if only is None else partial(_read_only, node.source, only[node.name])
@@ -133,11 +143,15 @@ class ListPieces:
     def _list(self, name: str, pieces: list[Any]) -> ListedPart:
         source = _source(self.shipped, name)
         wanted = None if self.only is None else self.only[name]
-        failures = []
+        failures: list[str] = []
+        doubts: list[Doubt] = []
         with _Writer(self.folder, name) as out:
             for piece in pieces:
                 try:
                     for entry in source.listing(piece):
+                        if isinstance(entry, Doubt):
+                            doubts.append(entry)
+                            continue
                         id = source.full_id(entry.id)
                         if wanted is None or id in wanted:
                             out.add(id, entry)
@@ -145,7 +159,8 @@ class ListPieces:
                     if isinstance(e, OSError) and e.errno in (errno.ENOSPC, errno.EDQUOT):
                         raise  # our own disk, not the source
                     failures.append(told(e))
-            return out.finish("; ".join(failures) or None)
+            part = out.finish("; ".join(failures) or None)
+            return part._replace(host=socket.gethostname(), doubts=tuple(doubts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +183,17 @@ class ListFrame:
                     pass
                 return out.finish(told(e))
             return out.finish()
+
+
+def _looked_at_again(source: Source, part: ListedPart) -> ListedPart:
+    """A part whose doubts the driver has answered: what it sees otherwise makes the part incomplete."""
+    found = [(each, said) for each in part.doubts if (said := source.contradiction(each))]
+    if not found:
+        return part._replace(doubts=())
+    told = [f"{said}, but {each.seen} on {part.host}" for each, said in found[:_TOLD_DOUBTS]]
+    more = f"; and {len(found) - _TOLD_DOUBTS} more" if len(found) > _TOLD_DOUBTS else ""
+    why = f"{'; '.join(told)}{more}. {_SEE_THE_SAME}"
+    return part._replace(doubts=(), failure="; ".join(filter(None, (part.failure, why))))
 
 
 def _source(shipped: Shipped, name: str) -> Any:
