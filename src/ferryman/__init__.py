@@ -5,7 +5,7 @@ A plan carries documents from sources, through steps, to destinations; every one
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -49,7 +49,7 @@ def run(
     conf: Mapping[str, str] | None = None,
     wait: float | None = None,
     every: float | None = None,
-    allow_deletes: bool = False,
+    allow_deletes: bool | Collection[str] = False,
     accept_changes: bool = False,
     from_version: int | None = None,
     notify: Sequence[str] = (),
@@ -62,7 +62,8 @@ def run(
             and ``conf``. Only a new one is stopped at the end.
         wait: seconds to wait for owed rows to come due; None: as long as the next is due within 60 s; 0: not at all.
         every: keep scanning, with this many seconds from start to start; None: one scan.
-        allow_deletes: let a scan delete more than a source's ``max_deleted``.
+        allow_deletes: let a scan delete more than a source's ``max_deleted``: of everything, or of these first-level
+            folders.
         accept_changes: go on under this version although the plan's structure has changed.
         from_version: carry on from the state of this older version of the plan, if that was not done before.
         notify: who is told what goes wrong, beside those that the plan names: see ``Plan.notify``.

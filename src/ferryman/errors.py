@@ -12,8 +12,7 @@
     │       └── Misconfigured all of it is wrong until somebody fixes it: stop there, no attempt is spent
     ├── UsageError         the person's to mend, nothing was done: exit 2
     │   ├── PlanError      the plan is not one that can run
-    │   ├── PlanChanged    the plan's structure is not what it was under this version
-    │   └── TooManyDeletes a scan would delete more than the source allows
+    │   └── PlanChanged    the plan's structure is not what it was under this version
     ├── StateError         this state directory must not be touched: exit 1
     │   ├── StateHeld      another driver holds it
     │   ├── StateDamaged   a file of it is missing or is not what was written
@@ -95,21 +94,6 @@ class PlanError(UsageError):
 
     def __str__(self) -> str:
         return "\n".join(self.findings)
-
-
-class TooManyDeletes(UsageError):
-    """A complete listing misses more documents than ``max_deleted`` allows. Nothing was committed."""
-
-    def __init__(self, source: str, gone: int, known: int, max_deleted: float) -> None:
-        super().__init__(source, gone, known, max_deleted)
-        self.source, self.gone, self.known, self.max_deleted = source, gone, known, max_deleted
-
-    def __str__(self) -> str:
-        return (
-            f"source {self.source}: {self.gone} of {self.known} documents are gone, more than "
-            f"max_deleted={self.max_deleted:g} allows. Nothing was changed. If they were removed on purpose, "
-            "run again with --allow-deletes."
-        )
 
 
 class PlanChanged(UsageError):

@@ -62,6 +62,17 @@ FINGERPRINT_TRUST_S: Final = 2.0
 SMALL_LISTING_PARTS: Final = 64
 """Folders a listing is cut into at most: enough to keep executors busy, few enough to walk in the driver."""
 
+GUARDED_DOCUMENTS: Final = 100
+"""Known documents from which on ``max_deleted`` holds for a first-level folder by itself: few may well go at once."""
+
+LOOKED_AT_AGAIN: Final = 10_000
+LOOKED_AT_A_FOLDER: Final = 32
+"""Documents of a source, and of one of its folders, that the driver looks for before they are deleted: a look each, and
+a machine that does not see a folder misses all that is in it."""
+
+LOOKED_AT_IN_A_STORE: Final = 200
+"""The same of what fsspec reaches: each look is a request."""
+
 DOUBTS: Final = 1000
 """Folders of one piece of a listing that the driver looks at again: one look each, and an unmounted share shows in the
 first. Empty folders may be many; what was known in them is looked at before it is deleted."""

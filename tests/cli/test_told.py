@@ -135,6 +135,31 @@ def test_run_hands_its_options_on(fake: Fake, state: Path, capsys: pytest.Captur
     assert json.loads(capsys.readouterr().out) == Summary().as_dict()
 
 
+@pytest.mark.parametrize(
+    ("words", "allowed"),
+    [
+        ([], False),
+        (["--allow-deletes"], True),
+        (["--allow-deletes=2019"], ["2019"]),
+        (["--allow-deletes=2019", "--allow-deletes=a b"], ["2019", "a b"]),
+        (["--allow-deletes=2019", "--allow-deletes"], True),
+    ],
+)
+def test_deletes_are_allowed_everywhere_or_in_folders(
+    fake: Fake, state: Path, words: list[str], allowed: bool | list[str]
+) -> None:
+    """Only what stands behind an equals sign is a folder: before the plan the option may stand alone."""
+    got: dict[str, Any] = {}
+
+    def run(plan: Any, **options: Any) -> Summary:
+        got.update(options)
+        return Summary()
+
+    fake("ferryman.engine.wave", run=run)
+    assert start(["run", *words, "plan.py", "--json"]) == 0
+    assert got["allow_deletes"] == allowed
+
+
 def test_run_tells_what_is_left_and_what_to_type(fake: Fake, state: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Counts, the newest few with their reasons, the commands that go on; the exit code is the run's."""
     fake(
@@ -618,6 +643,7 @@ def test_retry_says_what_comes_of_it(
         "destination": "index",
         "source": "files",
         "force": True,
+        "dirty": False,
         "why": "x",
     }
     assert capsys.readouterr().out == told + "\n"

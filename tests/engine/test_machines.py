@@ -186,3 +186,58 @@ def test_what_a_store_does_not_list_is_looked_at_again(place: Path) -> None:
     assert tree.contradiction(Doubt("gone", "missing")) == ""
     assert tree.contradiction(Doubt("gone", "empty")) == ""
     fsspec.filesystem("memory").rm(root, recursive=True)
+
+
+@pytest.mark.rule("delete.other-machine")
+def test_what_the_driver_sees_is_not_deleted(share: Share) -> None:
+    """A machine may have an old copy of a folder, which is neither missing nor empty."""
+    share.run(blind=False)
+    for folder in range(8):
+        shutil.copytree(share.root / str(folder), share.there / str(folder))
+        (share.there / str(folder) / "3.txt").unlink()
+    summary = share.run(blind=True)
+    assert (summary.exit, share.deleted()) == (4, [])
+    assert any(f"3.txt is there on {HOST}, but not in the listing" in m for m in summary.messages)
+    for folder in range(8):
+        (share.root / str(folder) / "3.txt").unlink()
+    assert share.run(blind=True).exit == 0
+    assert len(share.deleted()) == 8
+
+
+def test_what_is_left_out_is_not_there(place: Path) -> None:
+    """Files that the globs do not take any more, and what a link has taken the place of, are deleted as before."""
+    share = Share(place)
+    share.run(blind=False)
+    plan = Plan("share", version=1)
+    plan.source("files", Files(share.root, exclude=["3", "4/4.txt"])).destination("out", share.out)
+    (share.root / "5").rename(place / "five")
+    (share.root / "5").symlink_to(share.root / "6")
+    (share.root / "7" / "7.txt").unlink()
+    (share.root / "7" / "7.txt").symlink_to(share.root / "6")
+    assert run_plan(plan, share.state).exit == 0
+    assert len(share.deleted()) == 10 + 1 + 10 + 1
+
+
+def test_a_store_that_lists_less_than_it_has_deletes_nothing(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A listing with fewer pages, or none."""
+    import fsspec
+
+    memory = fsspec.filesystem("memory")
+    root = f"/store-{place.name}"
+    for name in ("a/1", "a/2", "a/3", "b/1", "b/2", "b/3"):
+        memory.pipe_file(f"{root}/{name}", name.encode())
+    out = Recorder(place / "out.jsonl")
+    plan = Plan("store", version=1)
+    plan.source("files", Files(f"memory:/{root}")).destination("out", out)
+    assert run_plan(plan, place / "state").exit == 0
+    of_store = type(memory).ls
+    monkeypatch.setattr(type(memory), "ls", lambda *args, **options: of_store(*args, **options)[:2])
+    summary = run_plan(plan, place / "state")
+    assert summary.exit == 4
+    assert not [id for id in out.arrived() if id.startswith("-")]
+    assert any("a/3 is there for" in message for message in summary.messages)
+    monkeypatch.setattr(type(memory), "ls", of_store)
+    memory.rm(f"{root}/a/3")
+    assert run_plan(plan, place / "state").exit == 0
+    assert [id for id in out.arrived() if id.startswith("-")] == ["-a/3"]
+    memory.rm(root, recursive=True)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ferryman.document import Document
-from ferryman.errors import TooManyDeletes, TransientError, UsageError
+from ferryman.errors import TransientError, UsageError
 from ferryman.plan import Plan
 from ferryman.sources import Files, Listed, Memory, Source
 from tests.support import NOT_SOON_S
@@ -187,8 +187,8 @@ def test_what_returns_is_a_new_revision(trial: Trial) -> None:
 
 @pytest.mark.rule("delete.guard")
 @pytest.mark.parametrize("allowed", [0.5, 0.3, 0.0])
-def test_too_many_deletes_stop_before_anything_is_committed(trial: Trial, allowed: float) -> None:
-    """Exit 2, how many and of which source are told; with --allow-deletes it goes on."""
+def test_too_many_deletes_wait_for_a_word(trial: Trial, allowed: float) -> None:
+    """Exit 2, how many and of which source are told; all else is delivered. With --allow-deletes they are deleted."""
     ids = [f"d{i}" for i in range(10)]
     trial.put(*ids, "stays")
     trial.build(max_deleted=allowed)
@@ -196,13 +196,13 @@ def test_too_many_deletes_stop_before_anything_is_committed(trial: Trial, allowe
     trial.out.forget()
     trial.put("new")
     trial.drop(*ids[:6])
-    with pytest.raises(TooManyDeletes) as error:
-        trial.run(checked=False)
-    assert (error.value.source, error.value.gone, error.value.known) == ("docs", 6, 11)
-    assert error.value.exit_code == 2
-    assert "--allow-deletes" in str(error.value)
-    assert trial.out.lines() == []
-    assert trial.status()["waves"] == 1
+    for _ in range(2):
+        summary = trial.run()
+        assert summary.exit == 2
+        [why] = summary.messages
+        assert why.startswith(("source docs: 6 of 11", "source docs: 6 of 12"))
+        assert why.endswith("run again with --allow-deletes.")
+        assert trial.out.counted() == {"new": 1}
     summary = trial.run(allow_deletes=True)
     assert summary.exit == 0
     assert trial.out.counted() == {"new": 1, **{f"-{i}": 1 for i in ids[:6]}}
@@ -221,7 +221,7 @@ def test_as_many_as_allowed_are_deleted(trial: Trial) -> None:
 
 @pytest.mark.rule("delete.guard")
 def test_the_guard_is_per_source(trial: Trial) -> None:
-    """One source that is emptied stops the run, however much the other one has."""
+    """One source that is emptied deletes nothing, however much the other one has; the other one goes on."""
     plan = trial.build(max_deleted=0.5).plan
     few = [{"id": "x"}]
     out = Recorder(trial.folder / "few.jsonl")
@@ -229,8 +229,14 @@ def test_the_guard_is_per_source(trial: Trial) -> None:
     trial.put(*(f"d{i}" for i in range(10)))
     run_plan(plan, trial.state)
     few.clear()
-    with pytest.raises(TooManyDeletes, match="source few: 1 of 1"):
-        run_plan(plan, trial.state, checked=False)
+    trial.drop("d0")
+    trial.put("new")
+    trial.out.forget()
+    summary = run_plan(plan, trial.state)
+    assert summary.exit == 2
+    assert any(message.startswith("source few: 1 of 1") for message in summary.messages)
+    assert trial.out.counted() == {"new": 1, "-d0": 1}
+    assert out.arrived() == ["x"]
 
 
 class Broken(Memory):

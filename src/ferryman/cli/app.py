@@ -51,7 +51,7 @@ def ferryman(
 
 app.command()(init.init)
 app.command()(demo.demo)
-app.command()(run.run)
+app.command(cls=run.RunCommand)(run.run)
 app.command()(preview.preview)
 app.command()(status.status)
 app.command()(documents.deliveries)

@@ -72,8 +72,8 @@ def preview(
                      waiting, how many rows of earlier waves it gets first
     more             how many more documents the run would take up, by reason
     unread           how many more it would read, to see if they have changed
-    stopped          why it would stop: the plan has changed, or too much is
-                     gone; the rest is what it would do if told to go on
+    stopped          why it would stop: the plan has changed; the rest is what
+                     it would do if told to go on
     complete         false if a listing is incomplete
     messages         what else a person should know
 

@@ -19,6 +19,9 @@ def retry(
     destination: OfDestination = None,
     source: OfSource = None,
     force: Annotated[bool, typer.Option("--force", help="Re-read and re-send everything, changed or not.")] = False,
+    dirty: Annotated[
+        bool, typer.Option("--dirty", help="Let the next scan read them, whatever their fingerprints say.")
+    ] = False,
     why: Annotated[str, typer.Option("--why", metavar="TEXT", show_default=False, help="Kept in the ledger.")] = "",
     state: StateDir = None,
     verbose: Verbose = False,
@@ -26,8 +29,9 @@ def retry(
     """Make failed documents due again.
 
     Resets the attempts of pending, failed and rejected deliveries: they are due now, and the next run sends them.
-    Starts no Spark. Without a filter: all of them. What was delivered is left alone unless --force asks for it. While
-    a run holds the state, the request is queued, and that run applies it.
+    Starts no Spark. Without a filter: all of them. What was delivered is left alone unless --force asks for it.
+    --dirty is for documents that have changed where no fingerprint shows it: they are read, and sent if they differ.
+    While a run holds the state, the request is queued, and that run applies it.
     """
     from ferryman.ledger import commands
     from ferryman.ledger.state import state_root
@@ -43,6 +47,7 @@ def retry(
         destination=destination,
         source=source,
         force=force,
+        dirty=dirty,
         why=why,
     )
     again = command("run", plan, state=state)

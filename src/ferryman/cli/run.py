@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from ferryman.cli import terminal
 from ferryman.cli.interrupt import CODE, Interrupt
@@ -26,6 +27,17 @@ from ferryman.errors import UsageError
 if TYPE_CHECKING:
     from ferryman.engine.wave import Summary
     from ferryman.plan import Plan
+
+_ALLOW = "--allow-deletes"
+_EVERYWHERE = "*"
+
+
+class RunCommand(TyperCommand):
+    """``--allow-deletes`` takes a value only behind an equals sign: alone, what follows is the next argument."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, [f"{_ALLOW}={_EVERYWHERE}" if arg == _ALLOW else arg for arg in args])
+
 
 EXAMPLES = 3
 """Deliveries shown with their reason at the end of a run; `ferryman deliveries` lists them all."""
@@ -51,8 +63,15 @@ def run(
         typer.Option("--every", metavar="TIME", show_default=False, help="Go on for ever, scanning as often: 30s, 5m."),
     ] = None,
     allow_deletes: Annotated[
-        bool, typer.Option("--allow-deletes", help="Do delete, also if more of a source is gone than its max_deleted.")
-    ] = False,
+        list[str] | None,
+        typer.Option(
+            _ALLOW,
+            metavar="[=FOLDER]",
+            show_default=False,
+            help="Delete even if more documents are gone than max_deleted allows; "
+            "with =FOLDER only in this first-level folder. May be repeated.",
+        ),
+    ] = None,
     accept_changes: Annotated[
         bool, typer.Option("--accept-changes", help="Go on under this version although the plan's structure changed.")
     ] = False,
@@ -86,7 +105,8 @@ def run(
     \b
       0  all delivered
       1  a fault of Ferryman or Spark
-      2  bad usage or a bad plan: nothing was done
+      2  bad usage or a bad plan: nothing was done; or deletes wait for
+         --allow-deletes: all else was done
       3  finished, but some documents are failed, rejected or in doubt
       4  incomplete: something is still pending (a destination is down)
     130  interrupted
@@ -99,7 +119,7 @@ def run(
         "conf": spark_settings(conf),
         "wait": seconds("--wait", wait),
         "every": seconds("--every", every),
-        "allow_deletes": allow_deletes,
+        "allow_deletes": _EVERYWHERE in (allow_deletes or ()) or allow_deletes or False,
         "accept_changes": accept_changes,
         "from_version": from_version,
         "master": master,

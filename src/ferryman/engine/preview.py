@@ -11,7 +11,6 @@ import contextlib
 import dataclasses
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -28,7 +27,7 @@ from ferryman.engine.scan.cut import TaskCut
 from ferryman.engine.scan.judge import Verdict, judge
 from ferryman.engine.scan.listing import Listing, list_sources
 from ferryman.engine.transform.task import Transform, now_us
-from ferryman.errors import EngineError, PlanChanged, TooManyDeletes, UsageError, WorkerDied
+from ferryman.errors import EngineError, PlanChanged, UsageError, WorkerDied
 from ferryman.ledger import commands, versions
 from ferryman.ledger.account import looking_again, named_damage
 from ferryman.ledger.events import EVENT_OF_ROW
@@ -185,7 +184,6 @@ class Judged(NamedTuple):
 
     seen: Seen
     verdict: Verdict
-    too_many: TooManyDeletes | None
     picked: Picked | None
 
 
@@ -237,21 +235,21 @@ class Previewing:
         state = State(self._root, self._plan)
         with state.readers.reading(), named_damage(state, folder):
             seen = Seen.of(state)
-            known, too_many = seen.state.documents, None
-            judged = partial(
-                judge, listings, known, seen.state.outbox, folder, now_us=self._now_us, slots=self._runner.slots
+            known = seen.state.documents
+            verdict = judge(
+                listings,
+                known,
+                seen.state.outbox,
+                folder,
+                now_us=self._now_us,
+                rivals=rivals(self._plan.nodes),
+                slots=self._runner.slots,
             )
-            judged = partial(judged, rivals=rivals(self._plan.nodes))
-            try:
-                verdict = judged()
-            except TooManyDeletes as e:
-                too_many = e
-                verdict = judged(allow_deletes=True)
             picked = None
             if document is not None:
                 cuts = [cut for piece in verdict.slices for cut in piece.tasks]
                 picked = pick(document, cuts, listings, known.paths(), folder)
-        return Judged(seen, verdict, too_many, picked)
+        return Judged(seen, verdict, picked)
 
     def _tell_of_scan(self, found: Preview, judged: Judged) -> None:
         for node in self._plan.nodes:
@@ -261,9 +259,7 @@ class Previewing:
         seen, plan = judged.seen, self._plan
         if seen.differences and not versions.is_pending(seen.state):
             found.stopped.append(str(PlanChanged(plan.name, plan.version, seen.differences)))
-        if judged.too_many is not None:
-            found.stopped.append(str(judged.too_many))
-        for note in judged.verdict.notes:
+        for note in (*judged.verdict.notes, *judged.verdict.too_many):
             self._tell(found, note)
         for why in found.stopped:
             self._tell(found, f"A run would stop: {why} What follows is what it would do then.")

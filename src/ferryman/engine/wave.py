@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,6 +23,7 @@ from ferryman.engine.deliver.dispatch import Dispatcher, first_due, owed_rows
 from ferryman.engine.driving import driving
 from ferryman.engine.runner import Patient, Runner, Shipped, run_patiently
 from ferryman.engine.scan.cut import Slice
+from ferryman.engine.scan.guard import Allowed
 from ferryman.engine.scan.judge import Verdict, judge
 from ferryman.engine.scan.listing import list_sources
 from ferryman.engine.summary import Summary as Summary
@@ -58,7 +59,7 @@ def run(
     conf: Mapping[str, str] | None = None,
     wait: float | None = None,
     every: float | None = None,
-    allow_deletes: bool = False,
+    allow_deletes: bool | Collection[str] = False,
     accept_changes: bool = False,
     from_version: int | None = None,
     notify: Sequence[NotifyTarget] = (),
@@ -72,7 +73,8 @@ def run(
             ``conf``. Only a new one is stopped at the end.
         wait: seconds to wait for owed rows to come due; None: as long as the next is due within 60 s; 0: not at all.
         every: keep scanning, with this many seconds from start to start; None: one scan.
-        allow_deletes: let a scan delete more than a source's ``max_deleted``.
+        allow_deletes: let a scan delete more than a source's ``max_deleted``: of everything, or of these first-level
+            folders.
         accept_changes: go on under this version although the plan's structure has changed.
         from_version: carry on from the state of this older version of the plan, if that was not done before.
         notify: who is told what goes wrong, beside those that the plan names.
@@ -100,7 +102,7 @@ class Run:
         observer: Observer,
         *,
         wait: float | None = None,
-        allow_deletes: bool = False,
+        allow_deletes: Allowed = False,
         notify: Sequence[NotifyTarget] = (),
         wave_bytes: int = settings.WAVE_BYTES,
         pace_s: float = settings.PACE_S,
@@ -121,6 +123,8 @@ class Run:
         self._summary = Summary()
         self._reporter = Reporter(state, [*state.plan.notified, *notify], self._tell)
         self._incomplete = False
+        self._held = False
+        """Deletes wait for a person's word."""
         self._littered = False
         """A worker died: it may have left files that nothing names."""
         self._waited = 0.0
@@ -206,7 +210,8 @@ class Run:
             wave_bytes=self._wave_bytes,
         )
         crash.point("scan.judged")
-        for note in verdict.notes:
+        self._held = bool(verdict.too_many) or (self._held and only_owed)
+        for note in (*verdict.notes, *verdict.too_many):
             if note not in self._summary.messages:  # a scan for what is owed meets the same again
                 self._tell(note)
         for piece in verdict.slices:
@@ -355,7 +360,9 @@ class Run:
             self._tell(
                 f"destination {name} is not in the plan any more, {rows} rows wait for it: put it back under this name."
             )
-        if summary.pending or self._incomplete:
+        if self._held:
+            summary.exit = 2
+        elif summary.pending or self._incomplete:
             summary.exit = 4
         elif summary.failed or summary.rejected or summary.in_doubt:
             summary.exit = 3

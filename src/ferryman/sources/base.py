@@ -16,7 +16,7 @@ it does not see something.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Final, Literal, NamedTuple, get_args
 
 from ferryman import settings
@@ -110,6 +110,11 @@ class Source:
     def listing(self, partition: Any) -> Iterator[Listed | Document | Doubt]:
         """Every document of this piece. In between, what the driver should look at again."""
         raise NotImplementedError
+
+    def still_there(self, ids: Iterable[str]) -> str:
+        """Of these documents, which were not listed any more: which one does this machine, the driver's, see all the
+        same? Its place, and on which machine; "" if none, or if there is nothing to look at."""
+        return ""
 
     def contradiction(self, doubt: Doubt) -> str:
         """What this machine, the driver's, sees otherwise, naming the place; "" if it sees the same."""

@@ -9,8 +9,9 @@ import re
 import socket
 import time
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import datetime
+from itertools import islice
 from operator import itemgetter
 from typing import Any, Final
 
@@ -113,6 +114,18 @@ class Bucket:
 
     def listing(self, piece: Piece) -> Iterator[Listed | Doubt]:
         return walked(piece, key_of, self._folder, id_of_key, f"Mend that, {LEAVE_OUT}.")
+
+    def still_there(self, ids: Iterable[str]) -> str:
+        for id in islice(ids, settings.LOOKED_AT_IN_A_STORE):
+            if not self._globs.takes(key_of(id)):
+                continue
+            try:
+                fs, path = self._fs_path(id)
+                if fs.isfile(path):
+                    return f"{self.shown(id)} is there for {socket.gethostname()}"
+            except Exception as e:
+                return f"{self.shown(id)} cannot be looked at again: {self._words(e)}"
+        return ""
 
     def contradiction(self, doubt: Doubt) -> str:
         place = self.shown(doubt.place)

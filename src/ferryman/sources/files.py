@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ferryman import settings
@@ -114,6 +114,10 @@ class Files(Source):
             TransientError: some folders could not be read; raised after all the others were listed.
         """
         return self._tree.listing(partition)
+
+    def still_there(self, ids: Iterable[str]) -> str:
+        """The first of these files that is there, by its path."""
+        return self._tree.still_there(ids)
 
     def contradiction(self, doubt: Doubt) -> str:
         """Is a folder there that was not found, or full that was empty?"""

@@ -7,7 +7,7 @@ import os
 import socket
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from operator import attrgetter
 from typing import Final
 
@@ -75,6 +75,30 @@ class Folder:
         """Every file of these folders, sorted by name within each folder."""
         remedy = f"Mend that (rights: chmod a+rx for {user()}), {LEAVE_OUT}."
         return walked(piece, name_of, self._folder, id_of, remedy)
+
+    def still_there(self, ids: Iterable[str]) -> str:
+        names: dict[str, set[str]] = {}
+        for id in ids:
+            folder, _, last = (name := name_of(id)).rpartition("/")
+            path = self._root.path_of(name)
+            if self._globs.takes(name) and os.path.lexists(path) and not os.path.isdir(path):
+                if folder not in names:
+                    names[folder] = self._names(folder)
+                if last in names[folder]:  # not another way to write its name, where letters' case makes no difference
+                    return _only_here(path, "there")
+        return ""
+
+    def _names(self, folder: str) -> set[str]:
+        """What is in a folder, if it is one that is walked and not reached by a link."""
+        while_in = folder
+        while while_in:
+            if not self._globs.walks(while_in) or os.path.islink(self._root.path_of(while_in)):
+                return set()
+            while_in = while_in.rpartition("/")[0]
+        try:
+            return set(os.listdir(self._root.path_of(folder)))
+        except OSError:
+            return set()  # the listing met the same
 
     def contradiction(self, doubt: Doubt) -> str:
         path = self._root.path_of(name_of(doubt.place))

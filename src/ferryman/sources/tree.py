@@ -78,6 +78,9 @@ class Tree(Protocol):
             TransientError: some folders could not be read; raised after all the others were listed.
         """
 
+    def still_there(self, ids: Iterable[str]) -> str:
+        """See ``Source``."""
+
     def contradiction(self, doubt: Doubt) -> str:
         """See ``Source``."""
 

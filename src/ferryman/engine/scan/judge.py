@@ -14,10 +14,10 @@ from typing import NamedTuple
 
 from ferryman import settings
 from ferryman.engine.scan.cut import Cutter, Slice
+from ferryman.engine.scan.guard import Allowed, hold_back
 from ferryman.engine.scan.known import kept
 from ferryman.engine.scan.listing import Listing
 from ferryman.engine.scan.verdict import SourceJudge
-from ferryman.errors import TooManyDeletes
 from ferryman.ledger.schemas import DOCUMENTS
 from ferryman.storage.query import connect, register
 from ferryman.storage.tables import Table
@@ -30,6 +30,8 @@ class Verdict(NamedTuple):
     notes: list[str]
     """What a person should know: duplicates, incomplete listings."""
     complete: bool
+    too_many: list[str]
+    """Why deletes wait for a person's word: messages that name ``--allow-deletes``."""
 
 
 def judge(
@@ -41,7 +43,7 @@ def judge(
     now_us: int,
     rivals: Mapping[str, Sequence[str]] = MappingProxyType({}),
     only_owed: bool = False,
-    allow_deletes: bool = False,
+    allow_deletes: Allowed = False,
     slots: int = 2,
     wave_bytes: int = settings.WAVE_BYTES,
 ) -> Verdict:
@@ -50,16 +52,10 @@ def judge(
     Args:
         rivals: source -> others that may bring documents of the same ids to the same target; see ``plan.rivals``.
         only_owed: take up only what a failed step or a person is waiting for; nothing is judged as gone.
+        allow_deletes: see ``guard.Allowed``.
         slots: tasks that run at once; a small scan is cut so that all have work.
-
-    Raises:
-        TooManyDeletes: before anything is cut.
     """
-    notes = [
-        f"source {x.source.name}: incomplete listing, nothing of it is deleted: {f}"
-        for x in listings
-        for f in x.failures
-    ]
+    notes = [_incomplete(x, why) for x in listings for why in x.failures]
     with connect(folder) as db:
         register(db, "documents", documents.paths(), DOCUMENTS)
         files = kept(documents.paths(), folder / "known")
@@ -74,16 +70,16 @@ def judge(
                 notes.append(
                     f"source {j.name}: {j.duplicates} duplicate ids, of each the last is kept: {', '.join(j.examples)}"
                 )
-            guard_deletes(j, allow_deletes)
         cutter = Cutter(folder, slots, sum(x.rows for x in listings), sum(x.bytes for x in listings), wave_bytes)
         for j in judges.values():
             j.cut_taken_up(cutter)
-        for j in judges.values():  # in the last slice: what replaces them elsewhere is delivered first
-            j.cut_gone(cutter)
-        return Verdict(cutter.finish(), notes, not any(x.failures for x in listings))
+        held = [hold_back(judges[x.source.name], x, allow_deletes) for x in listings]
+        notes += [_incomplete(x, h.contradicted) for x, h in zip(listings, held, strict=True) if h.contradicted]
+        for j, h in zip(judges.values(), held, strict=True):  # last: what replaces them elsewhere is delivered first
+            j.cut_gone(cutter, h.released)
+        complete = not any(x.failures for x in listings) and not any(h.contradicted for h in held)
+        return Verdict(cutter.finish(), notes, complete, [why for h in held for why in h.too_many])
 
 
-def guard_deletes(judge: SourceJudge, allowed: bool) -> None:
-    """Raise if too much of the source is gone."""
-    if not allowed and judge.gone > judge.max_deleted * judge.known:
-        raise TooManyDeletes(judge.name, judge.gone, judge.known, judge.max_deleted)
+def _incomplete(listing: Listing, why: str) -> str:
+    return f"source {listing.source.name}: incomplete listing, nothing of it is deleted: {why}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -162,10 +162,22 @@ class SourceJudge:
             for path in self.paths:
                 cutter.add_listed(self.name, path)
 
-    def cut_gone(self, cutter: Cutter) -> None:
+    def missing(self) -> Iterator[pa.RecordBatch]:
         """What was known and is not listed any more."""
         if self.gone:
-            for batch in self._gone.batches():
+            yield from self._gone.batches()
+
+    def taken_up(self, reason: str) -> Iterator[pa.RecordBatch]:
+        """What is listed and taken up for this reason, in no order."""
+        if not self._all_new:
+            for part in range(2 * self._rows // self._range + 1):
+                for batch in self._taken_up.batches(part):
+                    yield batch.filter(pc.equal(batch.column("reason"), reason))
+
+    def cut_gone(self, cutter: Cutter, released: Callable[[pa.RecordBatch], pa.RecordBatch]) -> None:
+        """Those of the missing documents that are deleted."""
+        for batch in map(released, self.missing()):
+            if batch.num_rows:
                 cutter.add_judged(self.name, self._order.gone(pa.Table.from_batches([batch])))
 
     # -- 1: by hashes ------------------------------------------------------------------------------
