@@ -189,23 +189,23 @@ def test_what_returns_is_a_new_revision(trial: Trial) -> None:
 @pytest.mark.parametrize("allowed", [0.5, 0.3, 0.0])
 def test_too_many_deletes_wait_for_a_word(trial: Trial, allowed: float) -> None:
     """Exit 2, how many and of which source are told; all else is delivered. With --allow-deletes they are deleted."""
-    ids = [f"d{i}" for i in range(10)]
+    ids = [f"d{i}" for i in range(12)]
     trial.put(*ids, "stays")
     trial.build(max_deleted=allowed)
     trial.run()
     trial.out.forget()
     trial.put("new")
-    trial.drop(*ids[:6])
+    trial.drop(*ids[:8])
     for _ in range(2):
         summary = trial.run()
         assert summary.exit == 2
         [why] = summary.messages
-        assert why.startswith(("source docs: 6 of 11", "source docs: 6 of 12"))
+        assert why.startswith(("source docs: 8 of 13", "source docs: 8 of 14"))
         assert why.endswith("run again with --allow-deletes.")
         assert trial.out.counted() == {"new": 1}
     summary = trial.run(allow_deletes=True)
     assert summary.exit == 0
-    assert trial.out.counted() == {"new": 1, **{f"-{i}": 1 for i in ids[:6]}}
+    assert trial.out.counted() == {"new": 1, **{f"-{i}": 1 for i in ids[:8]}}
 
 
 def test_as_many_as_allowed_are_deleted(trial: Trial) -> None:
