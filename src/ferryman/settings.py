@@ -81,6 +81,14 @@ first. Empty folders may be many; what was known in them is looked at before it 
 ATTEMPTS: Final = 3
 """Attempts a delivery gets before it is DEAD."""
 
+BRAKE: Final = 20
+"""Errors of so many documents in a row are the step's or the source's own: fewer may well be odd documents."""
+
+PATIENCE_S: Final = 86_400.0
+PATIENCE_TRIES: Final = 8
+"""What is transient by its own word is tried for a day, and so often at least: a service is mended in a day, and a run
+that is started once a day is not one try."""
+
 BACKOFF_FIRST_S: Final = 1.0
 BACKOFF_FACTOR: Final = 4.0
 BACKOFF_MAX_S: Final = 3600.0

@@ -139,7 +139,7 @@ def test_the_wait_is_drawn_by_lot(trial: Trial, where: str) -> None:
 
     It is kept: later runs leave alone what is not due.
     """
-    trial.build(*([broken] if where == "step" else []), answer=busy, backoff=1000)
+    trial.build(*([broken] if where == "step" else []), answer=busy, backoff=1000, called={"brake": None})
     ids = [f"d{n:03}" for n in range(200)]
     trial.put(*ids)
     trial.run(wait=0)

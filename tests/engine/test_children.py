@@ -47,7 +47,7 @@ def failing(times: int, *ids: str) -> Callable[[Document], Document]:
         if doc.id in ids:
             calls[doc.id] += 1
             if calls[doc.id] <= times:
-                raise TransientError("not yet")
+                raise RuntimeError("not yet")
         return doc
 
     return step

@@ -12,7 +12,6 @@ import pytest
 
 from ferryman.destinations import Effect
 from ferryman.document import Document
-from ferryman.errors import TransientError
 from ferryman.ledger import account
 from ferryman.plan import StepNode
 from ferryman.routers import ByField, Duplicate, RoundRobin, Router
@@ -26,9 +25,7 @@ def net(place: Path) -> Network:
     return Network(place)
 
 
-def failing(
-    times: int, *ids: str, error: Callable[[str], Exception] = TransientError
-) -> Callable[[Document], Document]:
+def failing(times: int, *ids: str, error: Callable[[str], Exception] = RuntimeError) -> Callable[[Document], Document]:
     """A step that fails the first ``times`` calls for each of these documents (all, if none is named)."""
     calls: Counter[str] = Counter()
 

@@ -102,18 +102,24 @@ class Trial:
         answer: Answer | None = None,
         detect: str = "content",
         max_deleted: float = 1.0,
+        called: dict[str, Any] | None = None,
         **policy: Any,
     ) -> Trial:
-        """Say what the plan is; steps are named as their functions."""
+        """Say what the plan is; steps are named as their functions.
+
+        Args:
+            called: policy of the source and the steps.
+            policy: of the destination.
+        """
         if out is not None:
             self.out = out
         if answer is not None:
             self.out.answer = answer
         plan = Plan("trial", version=1)
         given = source or Memory(self.documents, detect=detect, max_deleted=max_deleted)  # type: ignore[arg-type]
-        node = plan.source("docs", given)
+        node = plan.source("docs", given, **(called or {}))
         for step in steps:
-            node = node.step(step.__name__.strip("_"), step)
+            node = node.step(step.__name__.strip("_"), step, **(called or {}))
         node.destination("out", self.out, **{"backoff": 0, **policy})
         self._plan = plan
         return self

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ferryman import durations
 from ferryman.errors import UsageError
 
 if TYPE_CHECKING:
     from ferryman.plan import NotifyTarget
-
-UNITS_S = {"ms": 0.001, "": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 @dataclass
@@ -98,17 +96,17 @@ def notify_targets(texts: list[str] | None) -> list[NotifyTarget]:
 
 
 def seconds(option: str, text: str | None) -> float | None:
-    """``60``, ``60s``, ``1.5m``, ``2h``, ``500ms`` as seconds; None stays None.
+    """``60``, ``60s``, ``1.5m``, ``2h``, ``1d``, ``500ms`` as seconds; None stays None.
 
     Raises:
         UsageError: not a duration.
     """
     if text is None:
         return None
-    found = re.fullmatch(r"(\d+(?:\.\d*)?|\.\d+)\s*(ms|s|m|h|)", text.strip().lower())
-    if found is None:
-        raise UsageError(f"{option} {text}: give seconds, or a number with ms, s, m or h: 60, 60s, 2m.")
-    return float(found[1]) * UNITS_S[found[2]]
+    try:
+        return durations.seconds(text)
+    except ValueError:
+        raise UsageError(f"{option} {text}: give seconds, or a number with ms, s, m, h or d: 60, 60s, 2m.") from None
 
 
 def status_name(text: str | None) -> str | None:

@@ -31,7 +31,7 @@ class Troubles:
     begins and ends is reported.
 
     Args:
-        kind: the word before a node's name in reports.
+        kind: the word before a node's name in reports; "": the names have it.
         tell: takes a report, a line of text.
         clock: monotonic time in seconds.
     """
@@ -53,7 +53,7 @@ class Troubles:
         if self.endless and (before is None or (permanent and not before.permanent)):
             remedy = "repair it" if permanent else "nothing has to be done"
             self._tell(
-                f"{self._kind} {name}: {why}. What waits for it stays pending, and it is asked again by itself, "
+                f"{self._shown(name)}: {why}. What waits for it stays pending, and it is asked again by itself, "
                 f"at least once an hour: {remedy}."
             )
 
@@ -61,7 +61,7 @@ class Troubles:
         """A node has worked."""
         before = self._found.pop(name, None)
         if before is not None and self.endless:
-            self._tell(f"{self._kind} {name}: works again, after {self._clock() - before.since:.0f} s.")
+            self._tell(f"{self._shown(name)}: works again, after {self._clock() - before.since:.0f} s.")
 
     def wait_s(self, name: str) -> float | None:
         """Seconds until a node may be asked, 0 for one that is well; None: not in this run any more."""
@@ -75,6 +75,9 @@ class Troubles:
     def blocked(self, name: str) -> bool:
         """Is the node to be left alone now?"""
         return self.wait_s(name) != 0
+
+    def _shown(self, name: str) -> str:
+        return f"{self._kind} {name}" if self._kind else name
 
     def items(self) -> Iterator[tuple[str, Trouble]]:
         """Names and troubles, in the order in which they began."""

@@ -21,6 +21,7 @@ from typing import Any, Final
 from ferryman import settings
 from ferryman.engine.deliver.dispatch import Dispatcher, first_due, owed_rows
 from ferryman.engine.driving import driving
+from ferryman.engine.nodes import Nodes
 from ferryman.engine.runner import Patient, Runner, Shipped, run_patiently
 from ferryman.engine.scan.cut import Slice
 from ferryman.engine.scan.guard import Allowed
@@ -33,6 +34,7 @@ from ferryman.engine.trouble import Troubles
 from ferryman.errors import WorkerDied
 from ferryman.ledger import commands, versions
 from ferryman.ledger.account import left_over
+from ferryman.ledger.commands import StepDebt
 from ferryman.ledger.commit import commit_wave
 from ferryman.ledger.maintenance import maintain, sweep
 from ferryman.ledger.settle import late_answers, settle
@@ -107,6 +109,7 @@ class Run:
         wave_bytes: int = settings.WAVE_BYTES,
         pace_s: float = settings.PACE_S,
         sleep: Callable[[float], None] = time.sleep,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._state = state
         self._plan = state.plan
@@ -128,7 +131,10 @@ class Run:
         self._littered = False
         """A worker died: it may have left files that nothing names."""
         self._waited = 0.0
-        self._debt: tuple[int, int | None] = (0, None)
+        self._nodes = Nodes(state.plan, self._tell, clock)
+        self._unseen: set[str] = set()
+        """Sources that were away when known documents of theirs were to be looked at: all is to be scanned again."""
+        self._debt: list[StepDebt] = []
         self._debt_of: set[str] = set()
         """Files of ``documents`` from which it was computed: that reads all of them."""
 
@@ -136,6 +142,7 @@ class Run:
         """Recover, then scan and deliver; with ``every`` for ever."""
         self._trouble.endless = every is not None
         self.recover()
+        self._nodes.troubles.endless = every is not None
         while True:
             began = time.monotonic()
             self._incomplete = not self._scan()
@@ -152,6 +159,7 @@ class Run:
         """
         self._trouble.endless = True
         del self._summary.messages[:-_KEPT_MESSAGES]
+        self._nodes.troubles.endless = True
         complete = self._scan() if scan else True
         self._catch_up(None)
         return complete
@@ -159,9 +167,8 @@ class Run:
     def notify(self, least_s: float = 0.0) -> None:
         """Tell whoever wants to be told what is new since the last time, unless that is less than ``least_s`` ago."""
         kinds = {node.name: node.kind for node in self._plan.nodes}
-        stopped = [
-            Stopped(name, kinds.get(name, "node"), t.why, t.permanent) for name, t in self._dispatcher.trouble.items()
-        ]
+        stopped = [Stopped(name, kinds.get(name, "node"), t.why, t.permanent) for name, t in self._trouble.items()]
+        stopped += self._nodes.stopped()
         self._reporter.report(stopped, least_s)
 
     def due_s(self) -> float | None:
@@ -194,7 +201,10 @@ class Run:
         self._take_commands()
         self._observer.phase(self._state.wave + 1, "scan")
         folder = self._state.scratch("scan")
-        only = commands.owed_by_steps(self._state, now_us()) if only_owed else None
+        waiting = self._nodes.waiting(self._step_debt())
+        only = commands.owed_by_steps(self._state, now_us(), waiting) if only_owed else None
+        if not only_owed:
+            self._unseen = set()
         listings = list_sources(self._plan, self._shipped, folder, self._patient, only)
         crash.point("scan.listed")
         verdict: Verdict = judge(
@@ -205,6 +215,7 @@ class Run:
             now_us=now_us(),
             rivals=rivals(self._plan.nodes),
             only_owed=only_owed,
+            waiting=waiting,
             allow_deletes=self._allow_deletes,
             slots=self._runner.slots,
             wave_bytes=self._wave_bytes,
@@ -222,8 +233,10 @@ class Run:
     def _wave(self, piece: Slice) -> None:
         number = self._state.wave + 1
         self._observer.phase(number, "transform")
-        task = Transform(self._shipped, str(self._state.root), number, now_us(), self._state.epoch)
+        task = Transform(self._shipped, str(self._state.root), number, now_us(), self._state.epoch, self._nodes.now())
         staged = self._transform(task, piece)
+        self._nodes.hear(report for s in staged for report in s.nodes)
+        self._unseen |= {cut.source for cut, s in zip(piece.tasks, staged, strict=True) if s.unseen}
         crash.point("transform.done")
         if any(s.outbox or s.documents or s.ledger for s in staged):
             self._observer.taken_up(sum(part.rows for s in staged for _, part in s.outbox))
@@ -265,8 +278,9 @@ class Run:
         if self._littered:
             sweep(self._state)
             self._littered = False
-        owed_by_steps, _ = self._step_debt()
-        owed = owed_by_steps + sum(owed_rows(f) for f in self._state.outbox.files.values())
+        owed = sum(debt.owed for debt in self._step_debt()) + sum(
+            owed_rows(f) for f in self._state.outbox.files.values()
+        )
         self._observer.settled(info["delivered"], owed, info["dead"] + refused)
         return int(info["sent"])
 
@@ -299,8 +313,13 @@ class Run:
                     return
                 self._waited += pause if self._wait is not None else 0
                 self._sleep(pause)
+                idle = 0
                 continue
             moved = 0
+            if self._sources_back():
+                before = self._state.wave
+                self._incomplete |= not self._scan()
+                moved += self._state.wave - before
             if self._steps_owed(now_us()):
                 before = self._state.wave
                 self._scan(only_owed=True)
@@ -325,9 +344,11 @@ class Run:
                 continue
             if (probe := self._dispatcher.wait_s(destination)) is not None:
                 waits.append(max(probe, (first_due(file) - now) / 1e6))
-        _, due = self._step_debt()
-        if due is not None:
-            waits.append(max(0.0, (due - now) / 1e6))
+        for debt in self._step_debt():
+            if (held := self._nodes.wait_s(debt.held)) is not None:
+                waits.append(max(held, (debt.due - now) / 1e6, 0.0))
+        sources = [self._nodes.wait_of(source) for source in self._unseen]
+        waits += [until for until in sources if until is not None]
         return min(waits, default=None)
 
     def _due_files(self, now: int) -> bool:
@@ -336,7 +357,7 @@ class Run:
             for f in self._state.outbox.files.values()
         )
 
-    def _step_debt(self) -> tuple[int, int | None]:
+    def _step_debt(self) -> list[StepDebt]:
         """See ``commands.step_debt``."""
         files = set(self._state.documents.files)
         if files != self._debt_of:
@@ -344,8 +365,11 @@ class Run:
         return self._debt
 
     def _steps_owed(self, now: int) -> bool:
-        _, due = self._step_debt()
-        return due is not None and due <= now
+        return any(debt.due <= now and self._nodes.wait_s(debt.held) == 0 for debt in self._step_debt())
+
+    def _sources_back(self) -> bool:
+        """May a source be asked again of which known documents could not be looked at?"""
+        return any(not self._nodes.blocked(source) for source in self._unseen)
 
     # -- the end ---------------------------------------------------------------------------------
 
@@ -356,13 +380,15 @@ class Run:
         for name, trouble in self._trouble.items():
             remedy = "mend it and run again" if trouble.permanent else "run again when it is back"
             self._tell(f"destination {name}: {trouble.why}. Its documents are kept: {remedy}.")
+        for message in self._nodes.messages(self._step_debt()):
+            self._tell(message)
         for name, rows in self._dispatcher.strangers().items():
             self._tell(
                 f"destination {name} is not in the plan any more, {rows} rows wait for it: put it back under this name."
             )
         if self._held:
             summary.exit = 2
-        elif summary.pending or self._incomplete:
+        elif summary.pending or self._incomplete or self._unseen:
             summary.exit = 4
         elif summary.failed or summary.rejected or summary.in_doubt:
             summary.exit = 3

@@ -37,12 +37,16 @@ class Owed(msgspec.Struct, frozen=True, array_like=True):
         route: the whole route to the destination.
         attempt: attempts made.
         open: it is tried again; False: it ended as DEAD or ERROR_DOC, and a person may open it again.
+        since: its first transient error, µs since 1970; None: it had none.
+        transient: how many of the attempts ended in a transient error.
     """
 
     destination: str
     route: str
     attempt: int
     open: bool = True
+    since: int | None = None
+    transient: int = 0
 
     @property
     def end(self) -> tuple[str, str]:
@@ -139,3 +143,13 @@ def decode_failures(text: str | None) -> list[Failure]:
 def open_deliveries(failures: Sequence[Failure]) -> int:
     """How many deliveries are tried again."""
     return sum(o.open for failure in failures for o in failure.owed)
+
+
+def encode_held(keys: Iterable[str]) -> str | None:
+    """Nodes (or what single ones have to do with) that all that is owed waits for, as text for ``documents``."""
+    return "\n".join(sorted({" ".join(key.split("\n")) for key in keys})) or None
+
+
+def decode_held(text: str | None) -> list[str]:
+    """From ``documents``."""
+    return text.split("\n") if text else []

@@ -12,7 +12,7 @@ from typing import NamedTuple, cast
 from ferryman import settings
 from ferryman.destinations.base import Destination, Effect, Guarantee
 from ferryman.plan.cycles import cycles, in_order
-from ferryman.plan.nodes import DestinationNode, Node, RouterNode, SourceNode, StepNode
+from ferryman.plan.nodes import CalledNode, DestinationNode, Node, RouterNode, SourceNode, StepNode
 from ferryman.routers.base import Router
 from ferryman.sources.base import Source
 
@@ -166,6 +166,8 @@ def _bad_nodes(nodes: Sequence[Node]) -> list[str]:
             found.append(
                 f"{node.name}: {node.source!r} is no Source: take one of ferryman.sources, or subclass Source."
             )
+        if isinstance(node, CalledNode):
+            found += _bad_policy(node)
         if isinstance(node, RouterNode):
             found += _bad_router(node, [n.name for n in following[node.name]])
         if isinstance(node, StepNode):
@@ -184,6 +186,20 @@ def _bad_nodes(nodes: Sequence[Node]) -> list[str]:
         if isinstance(node, DestinationNode):
             found += _bad_destination(node)
     return found
+
+
+def _bad_policy(node: CalledNode) -> list[str]:
+    found = []
+    for option, value in (("brake", node.brake), ("attempts", node.attempts)):
+        if value is not None and (not isinstance(value, int) or value < 1):
+            found.append(f"{node.name}: {option}={value!r}: give a whole number, 1 or more, or None.")
+    return found + _bad_patience(node.name, node.patience_s)
+
+
+def _bad_patience(name: str, patience_s: object) -> list[str]:
+    if _is_number(patience_s, least=0):
+        return []
+    return [f'{name}: patience={patience_s!r}: give seconds from 0, or a time as in "90s", "15m", "2h", "1d".']
 
 
 def _bad_router(node: RouterNode, branches: list[str]) -> list[str]:
@@ -214,6 +230,8 @@ def _bad_destination(node: DestinationNode) -> list[str]:
         value = getattr(policy, option)
         if not isinstance(value, int) or value < 1:
             found.append(f"{node.name}: {option}={value!r}: give a whole number, 1 or more.")
+    if policy.patience_s is not None:
+        found += _bad_patience(node.name, policy.patience_s)
     if policy.backoff is not None and not (policy.backoff and all(_is_number(s, least=0) for s in policy.backoff)):
         found.append(f"{node.name}: backoff={policy.backoff!r}: give seconds from 0.")
     longest = settings.SEND_TIMEOUT_MAX_S

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from ferryman import settings
 from ferryman.destinations.base import Destination, Effect, Guarantee
@@ -15,13 +15,40 @@ StepFunction = Callable[..., Any]
 """Document -> Document (goes on), None (DROPPED), or an iterable of the document and its children (each goes on)."""
 
 
+class Limits(NamedTuple):
+    """How long errors are tried again.
+
+    Attributes:
+        attempts: tries; where there is patience, of errors that are not transient by their own word.
+        patience_s: how long, from the first one on, transient errors are tried again; None: ``attempts`` count all.
+    """
+
+    attempts: int
+    patience_s: float | None
+
+    def passed(self, attempt: int, transient: int, waited_s: float | None) -> bool:
+        """Was this failed attempt the last one?
+
+        Args:
+            attempt: its number, from 1.
+            transient: how many of these ended in a transient error.
+            waited_s: seconds since the first transient error, if this one is transient; else None.
+        """
+        if self.patience_s is None:
+            return attempt >= self.attempts
+        if waited_s is None:
+            return attempt - transient >= self.attempts
+        return waited_s >= self.patience_s and transient >= settings.PATIENCE_TRIES
+
+
 @dataclass(frozen=True, slots=True)
 class Policy:
     """How a destination is delivered to.
 
     Attributes:
         guarantee: what a kill may do to a delivery in flight.
-        attempts: tries a delivery gets before it is DEAD.
+        attempts: tries a delivery gets before it is DEAD; of errors that nobody anticipated, where there is patience.
+        patience_s: how long transient errors are tried again; None: ``attempts`` are all that there are.
         backoff: seconds to wait at most after the n-th failed attempt (the wait is uniform below it); None: 1 s × 4ⁿ.
         batch: rows a chunk at most.
         batch_bytes: bytes a chunk at most (one larger row is a chunk of its own).
@@ -31,18 +58,31 @@ class Policy:
 
     guarantee: Guarantee
     attempts: int = settings.ATTEMPTS
+    patience_s: float | None = settings.PATIENCE_S
     backoff: tuple[float, ...] | None = None
     batch: int = settings.BATCH_ROWS
     batch_bytes: int = settings.BATCH_BYTES
     deletes: bool = True
     send_timeout: float = settings.SEND_TIMEOUT_S
 
-    def longest_wait_s(self, attempt: int) -> float:
-        """Upper end of the wait after attempt number ``attempt`` (from 1), seconds."""
-        if self.backoff:
-            return self.backoff[min(attempt, len(self.backoff)) - 1]
-        wait = settings.BACKOFF_FIRST_S * settings.BACKOFF_FACTOR ** min(attempt - 1, 32)
-        return min(settings.BACKOFF_MAX_S, wait)
+    @property
+    def limits(self) -> Limits:
+        """Of errors of the destination itself."""
+        return Limits(self.attempts, self.patience_s)
+
+    def longest_wait_s(self, attempt: int, *, patient: bool = False) -> float:
+        """Upper end of the wait after attempt number ``attempt`` (from 1), seconds.
+
+        Args:
+            patient: there is no last attempt: after many the wait is not shorter than the default, whatever
+                ``backoff`` says.
+        """
+        default = settings.BACKOFF_FIRST_S * settings.BACKOFF_FACTOR ** min(attempt - 1, 32)
+        default = min(settings.BACKOFF_MAX_S, default)
+        if not self.backoff:
+            return default
+        wait = self.backoff[min(attempt, len(self.backoff)) - 1]
+        return max(wait, default) if patient and attempt >= settings.PATIENCE_TRIES else wait
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +99,33 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True)
-class SourceNode(Node):
+class CalledNode(Node):
+    """One that is called for each document before the commit: what its errors mean.
+
+    Attributes:
+        brake: after errors of so many documents in a row the node itself is in trouble; None: never.
+        patience_s: how long transient errors are tried again.
+        attempts: tries, of whatever error; None: as the destination says.
+    """
+
+    brake: int | None = field(default=settings.BRAKE, kw_only=True)
+    patience_s: float = field(default=settings.PATIENCE_S, kw_only=True)
+    attempts: int | None = field(default=None, kw_only=True)
+
+    def limits(self, policy: Policy) -> Limits:
+        """Of this node's errors, for deliveries to a destination of this policy: ``attempts`` that were given win."""
+        if self.attempts is not None:
+            return Limits(self.attempts, None)
+        return Limits(policy.attempts, None if policy.patience_s is None else self.patience_s)
+
+
+@dataclass(frozen=True, slots=True)
+class SourceNode(CalledNode):
     source: Source = field(kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
-class StepNode(Node):
+class StepNode(CalledNode):
     fn: StepFunction = field(kw_only=True)
     effect: Effect = field(default=Effect.SAFE, kw_only=True)
     mutates: bool = field(default=True, kw_only=True)
@@ -72,7 +133,7 @@ class StepNode(Node):
 
 
 @dataclass(frozen=True, slots=True)
-class RouterNode(Node):
+class RouterNode(CalledNode):
     router: Router = field(kw_only=True)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from ferryman import settings
+from ferryman import durations, settings
 from ferryman.destinations.base import Destination, Effect, Guarantee
 from ferryman.errors import PlanError
 from ferryman.plan import graph
@@ -43,9 +43,19 @@ class Plan:
         """``name-vVERSION``: the folder of its state."""
         return f"{self.name}-v{self.version}"
 
-    def source(self, name: str, source: Source) -> Handle:
-        """Where documents come from."""
-        return self._add(SourceNode(_name(name), source=source))
+    def source(
+        self,
+        name: str,
+        source: Source,
+        *,
+        brake: int | None = settings.BRAKE,
+        patience: float | str = settings.PATIENCE_S,
+        attempts: int | None = None,
+    ) -> Handle:
+        """Where documents come from. ``brake``, ``patience`` and ``attempts`` say what errors of its ``read`` mean, as
+        for ``step``."""
+        policy = _called(brake, patience, attempts)
+        return self._add(SourceNode(_name(name), source=source, **policy))
 
     def step(
         self,
@@ -55,6 +65,9 @@ class Plan:
         effect: Effect = Effect.SAFE,
         mutates: bool = True,
         timeout: float | None = None,
+        brake: int | None = settings.BRAKE,
+        patience: float | str = settings.PATIENCE_S,
+        attempts: int | None = None,
         after: Any = None,
     ) -> Handle:
         """A function of a document. It returns the document (which goes on), None (DROPPED), or an iterable of the
@@ -65,16 +78,38 @@ class Plan:
             effect: what repeating it does outside; POTENT is refused (steps run before the commit).
             mutates: does it change the document?
             timeout: seconds a call may take; one that takes longer is interrupted, or its process is ended.
+            brake: after errors of so many documents in a row, the step itself is in trouble: it is left alone, and its
+                documents are kept. None: never.
+            patience: how long a document is tried again that meets transient errors: seconds, or "15m", "2h", "1d".
+            attempts: so often at most, whatever the error; None: as the destination says.
             after: nodes or names it follows; a name may be declared later.
         """
         return self._add(
-            StepNode(_name(name), _names(after), fn=fn, effect=Effect(effect), mutates=mutates, timeout=timeout)
+            StepNode(
+                _name(name),
+                _names(after),
+                fn=fn,
+                effect=Effect(effect),
+                mutates=mutates,
+                timeout=timeout,
+                **_called(brake, patience, attempts),
+            )
         )
 
-    def route(self, name: str, router: Router, *, after: Any = None) -> Handle:
+    def route(
+        self,
+        name: str,
+        router: Router,
+        *,
+        brake: int | None = settings.BRAKE,
+        patience: float | str = settings.PATIENCE_S,
+        attempts: int | None = None,
+        after: Any = None,
+    ) -> Handle:
         """A fork: each node that follows is a branch, called by its name, and the router says which ones a document
-        takes."""
-        return self._add(RouterNode(_name(name), _names(after), router=router))
+        takes. ``brake``, ``patience`` and ``attempts`` as for ``step``."""
+        policy = _called(brake, patience, attempts)
+        return self._add(RouterNode(_name(name), _names(after), router=router, **policy))
 
     def tap(self, name: str, destination: Destination, **policy: Any) -> Handle:
         """A destination in the middle of a path: it gets the document as it is here, and the document goes on
@@ -89,7 +124,8 @@ class Plan:
         after: Any = None,
         tap: bool = False,
         guarantee: Guarantee | str | None = None,
-        attempts: int = settings.ATTEMPTS,
+        attempts: int | None = None,
+        patience: float | str = settings.PATIENCE_S,
         backoff: float | Iterable[float] | None = None,
         batch: int | None = None,
         batch_bytes: int = settings.BATCH_BYTES,
@@ -99,6 +135,8 @@ class Plan:
         """Where documents end. The guarantee is by default the best that the destination can keep.
 
         Args:
+            attempts: tries a delivery gets, whatever the error. None: 3; of transient errors as ``patience`` says.
+            patience: how long a delivery is tried again that meets transient errors: seconds, or "15m", "2h", "1d".
             backoff: seconds after the first, second, … failed attempt (the last one repeats); the wait is uniform
                 between 0 and that. Default 1, 4, 16 … at most an hour.
             batch: rows a chunk at most; default: what the destination prefers, else 500.
@@ -111,7 +149,8 @@ class Plan:
         waits = None if backoff is None else tuple([backoff] if isinstance(backoff, (int, float)) else backoff)
         policy = Policy(
             guarantee=_default_guarantee(destination) if guarantee is None else Guarantee(guarantee),
-            attempts=attempts,
+            attempts=settings.ATTEMPTS if attempts is None else attempts,
+            patience_s=_patience(patience) if attempts is None else None,
             backoff=waits,
             batch=settings.BATCH_ROWS if batch is None else batch,
             batch_bytes=batch_bytes,
@@ -216,6 +255,21 @@ def _names(after: Any) -> tuple[str, ...]:
 def _name(given: object) -> str:
     """A name; what is no text in angle brackets, for ``check`` to refuse."""
     return given if isinstance(given, str) else f"<{given!r}>"
+
+
+def _called(brake: int | None, patience: float | str, attempts: int | None) -> dict[str, Any]:
+    """Policy of a node that is called before the commit."""
+    return {"brake": brake, "patience_s": _patience(patience), "attempts": attempts}
+
+
+def _patience(given: float | str) -> float:
+    """Seconds; what is no duration as it is, for ``check`` to refuse."""
+    if not isinstance(given, str):
+        return given
+    try:
+        return durations.seconds(given)
+    except ValueError:
+        return given  # type: ignore[return-value]
 
 
 def _default_guarantee(destination: Destination) -> Guarantee:

@@ -38,6 +38,7 @@ JUDGED: Final = pa.schema(
         pa.field("given", pa.string()),
         pa.field("due", pa.int64()),
         pa.field("failed", pa.string()),
+        pa.field("held", pa.string()),
     ]
 )
 """One row a document that a wave takes up; ``part`` and ``row`` say where its listing row is (null for ``gone``)."""

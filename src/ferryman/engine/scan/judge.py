@@ -7,7 +7,7 @@ touched; documents whose content was not read while listing are marked ``look``:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
@@ -17,7 +17,7 @@ from ferryman.engine.scan.cut import Cutter, Slice
 from ferryman.engine.scan.guard import Allowed, hold_back
 from ferryman.engine.scan.known import kept
 from ferryman.engine.scan.listing import Listing
-from ferryman.engine.scan.verdict import SourceJudge
+from ferryman.engine.scan.verdict import SourceJudge, due_now
 from ferryman.ledger.schemas import DOCUMENTS
 from ferryman.storage.query import connect, register
 from ferryman.storage.tables import Table
@@ -43,6 +43,7 @@ def judge(
     now_us: int,
     rivals: Mapping[str, Sequence[str]] = MappingProxyType({}),
     only_owed: bool = False,
+    waiting: Collection[str] = (),
     allow_deletes: Allowed = False,
     slots: int = 2,
     wave_bytes: int = settings.WAVE_BYTES,
@@ -52,6 +53,7 @@ def judge(
     Args:
         rivals: source -> others that may bring documents of the same ids to the same target; see ``plan.rivals``.
         only_owed: take up only what a failed step or a person is waiting for; nothing is judged as gone.
+        waiting: what documents are ``held`` by that are not due now, whatever their time says.
         allow_deletes: see ``guard.Allowed``.
         slots: tasks that run at once; a small scan is cut so that all have work.
     """
@@ -64,7 +66,8 @@ def judge(
             name = listing.source.name
             others = {other: judges.get(other) for other in rivals.get(name, ())}
             place = folder / f"judged-{name}"
-            judges[name] = SourceJudge(db, place, listing, documents, files, outbox, now_us, only_owed, others)
+            due = due_now(now_us, waiting)
+            judges[name] = SourceJudge(db, place, listing, documents, files, outbox, due, only_owed, others)
         for j in judges.values():
             if j.duplicates:
                 notes.append(

@@ -25,6 +25,7 @@ KNOWN: Final = {
     "given": "given",
     "due": "due",
     "failed": "failed",
+    "held": "held",
 }
 """Columns that a judged row has from its document's last row in ``documents``, and what they are called there."""
 

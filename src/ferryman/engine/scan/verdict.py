@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -47,6 +47,7 @@ _KNOWN: Final = pa.schema(
         ("wave", pa.int64()),
         ("due", pa.int64()),
         ("forced", pa.bool_()),
+        ("held", pa.string()),
         ("is_given", pa.bool_()),
         ("file", pa.int64()),
         ("row", pa.int64()),
@@ -55,7 +56,7 @@ _KNOWN: Final = pa.schema(
 )
 """A row of ``documents`` without what is wide of it: that is ``size`` bytes, in this row of this file."""
 
-_NARROW: Final = ("document", "version", "revision", "fingerprint", "operation", "wave", "due", "forced")
+_NARROW: Final = ("document", "version", "revision", "fingerprint", "operation", "wave", "due", "forced", "held")
 
 _TAKEN: Final = pa.schema([("h", pa.uint64()), ("id", pa.string())])
 
@@ -95,6 +96,7 @@ class SourceJudge:
     Args:
         folder: of its own, for what does not fit into memory.
         files: of ``documents``, in its order, as they can be read by tasks.
+        due: is a failed step of ``k`` due, as SQL; see ``due_now``.
         rivals: sources that may bring the same ids to the same destination, with those that are listed before it.
     """
 
@@ -106,7 +108,7 @@ class SourceJudge:
         documents: Table,
         files: list[str],
         outbox: Table,
-        now_us: int,
+        due: str,
         only_owed: bool,
         rivals: Mapping[str, SourceJudge | None],
     ) -> None:
@@ -116,7 +118,7 @@ class SourceJudge:
         self._source = listing.source.source
         self.name = listing.source.name
         self.max_deleted = self._source.max_deleted
-        self._now_us = now_us
+        self._due = due
         self._files = files
         self._outbox = outbox
         self._only_owed = only_owed
@@ -342,7 +344,7 @@ class SourceJudge:
 
     def _reason(self) -> str:
         """Why a document is taken up, as SQL; NULL: it is not."""
-        due = f"WHEN k.due <= {self._now_us} THEN 'retry'"
+        due = f"WHEN {self._due} THEN 'retry'"
         if self._only_owed:
             return f"CASE WHEN k.forced THEN 'forced' {due} END"
         always = "WHEN k.operation = 'upsert' THEN 'again'" if self._source.detect == "none" else ""
@@ -368,6 +370,16 @@ class SourceJudge:
         for batch in verdict.filter(pc.invert(is_gone)).combine_chunks().to_batches():
             place, clash = (batch.column(name).to_numpy(zero_copy_only=False) for name in ("place", "clash"))
             self._taken_up.add(batch, (place.astype(np.int64) + self._rows * clash) // self._range)
+
+
+def due_now(now_us: int, waiting: Collection[str]) -> str:
+    """Is a failed step of ``k``, a row of ``documents``, due, as SQL?
+
+    Args:
+        waiting: what holds documents back now.
+    """
+    held = f" AND (k.held IS NULL OR k.held NOT IN ({', '.join(map(quoted, sorted(waiting)))}))" if waiting else ""
+    return f"k.due <= {now_us}{held}"
 
 
 def _rows_of(paths: list[str]) -> str:

@@ -6,7 +6,7 @@ from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
-from ferryman.ledger.family import Failure, decode_failures
+from ferryman.ledger.family import Failure, decode_failures, decode_held
 from ferryman.storage.groups import values
 
 KNOWN: Final = [
@@ -17,6 +17,7 @@ KNOWN: Final = [
     "given",
     "due",
     "failed",
+    "held",
 ]
 
 
@@ -30,6 +31,7 @@ class Known(NamedTuple):
     given: str
     due: int | None
     failed: str | None
+    held: str | None
 
     @property
     def failures(self) -> list[Failure]:
@@ -78,6 +80,11 @@ class Block:
         if known is None:
             return 1
         return known.revision if self.is_retry(i, known) else known.revision + 1
+
+    def held(self, i: int) -> list[str]:
+        """Nodes that all it owes waits for; see ``family.encode_held``."""
+        known = self.known(i)
+        return decode_held(known.held) if known is not None else []
 
     def to_retry(self, i: int) -> list[Failure] | None:
         """Where a retry of this very version goes on; None: it is no retry."""

@@ -18,8 +18,11 @@ from ferryman.document import Document
 from ferryman.engine.child import Child, Died
 from ferryman.engine.scan.cut import TaskCut
 from ferryman.engine.transform.block import Block
+from ferryman.engine.transform.faults import Fault, fault_of
 from ferryman.engine.transform.feed import Feed, Taken, guarded
-from ferryman.engine.transform.staging import Stager, is_last
+from ferryman.engine.transform.pulse import Pulse
+from ferryman.engine.transform.staging import Stager
+from ferryman.engine.transform.walk import Met
 from ferryman.errors import EngineError, PermanentError
 from ferryman.ledger.family import Failure
 from ferryman.plan import DestinationNode, Plan, StepNode
@@ -34,6 +37,7 @@ _Contents = tuple[list[bytes | None], list[bytes | None]]
 class Walked(NamedTuple):
     """What is left of a walk."""
 
+    met: list[Met]
     failures: list[Failure]
     reached: list[Failure]
     kept: list[str]
@@ -48,6 +52,10 @@ class Told(NamedTuple):
     calls: list[tuple[str, tuple[Any, ...]]]
     """Of the stage, in their order."""
     walked: Walked | None
+    fault: Fault | None
+    """Why it could not be read."""
+    pulses: dict[str, Pulse]
+    """How the nodes are doing now."""
 
 
 class CarefulFeed:
@@ -58,14 +66,18 @@ class CarefulFeed:
         self._cut = cut
         self._stager = stager
         self._attempts = max((n.policy.attempts for n in plan.nodes if isinstance(n, DestinationNode)), default=1)
+        self._row = 0
         self._timeouts = {n.name: n.timeout for n in plan.nodes if isinstance(n, StepNode)}
         self._deaths: Counter[_Place] = Counter()
         self._killers: dict[_Place, str] = {}
         """Calls that are not made again -> why."""
         self._children = 0
 
-    def take_up(self, block: Block, contents: _Contents) -> list[int]:
-        """Read, walk and stage each document of the block; which rows were not as they were."""
+    def take_up(
+        self, block: Block, contents: _Contents, pulses: dict[str, Pulse]
+    ) -> tuple[list[int], dict[str, Pulse]]:
+        """Read, walk and stage each document of the block; which rows were not as they were, and how the nodes are
+        doing then."""
         taken_up = []
         reader = _Reader(self._plan, self._cut, block, contents)
         child = Child(reader.read, reader.begin)
@@ -73,11 +85,15 @@ class CarefulFeed:
         self._stager.begin(block)
         try:
             for i in range(len(block)):
-                told = self._ask(child, reader, i)
+                told = self._ask(child, reader, i, pulses)
+                pulses = told.pulses
+                self._row += 1
                 block.versions[i], block.fingerprints[i] = told.version, told.fingerprint
                 if told.taken is Taken.KNOWN:
                     continue
-                if told.walked is not None:
+                if told.fault is not None:
+                    self._stager.unread(i, told.fault)
+                elif told.walked is not None:
                     go = partial(_replay, told.calls, self._stager)
                     self._stager.walked(i, told.walked, go, retry=told.taken is Taken.AGAIN)
                 else:
@@ -87,14 +103,14 @@ class CarefulFeed:
         finally:
             child.end()
         self._stager.end()
-        return taken_up
+        return taken_up, pulses
 
-    def _ask(self, child: Child, reader: _Reader, i: int) -> Told:
+    def _ask(self, child: Child, reader: _Reader, i: int, pulses: dict[str, Pulse]) -> Told:
         """What the child says of row ``i``; after a death another child is asked."""
         while True:
             reader.children = self._children
             try:
-                told: Told = child.ask((i, self._killers))
+                told: Told = child.ask((i, self._row, pulses, self._killers))
                 return told
             except Died as e:
                 if not e.place:
@@ -125,29 +141,33 @@ class _Reader:
         self._plan = plan
         self._cut = cut
         self._contents = contents
-        self._recorder = Recorder(plan)
+        self._recorder = Recorder()
         self._killers: dict[_Place, str] = {}
         self._feed: Feed
 
     def begin(self) -> None:  # pragma: no cover - the child
         cut = self._cut._replace(number=self._cut.number + self.children)
-        self._feed = Feed(self._plan, cut, self._recorder, self._guarded)
+        self._feed = Feed(self._plan, cut, self._recorder, {}, self._guarded)
 
-    def read(self, request: tuple[int, dict[_Place, str]]) -> Told:  # pragma: no cover - the child
-        i, self._killers = request
+    def read(
+        self, request: tuple[int, int, dict[str, Pulse], dict[_Place, str]]
+    ) -> Told:  # pragma: no cover - the child
+        i, self._feed.walk.row, pulses, self._killers = request
+        self._feed.take_over(pulses)
         block, (fields, raws) = self.block, self._contents
         self._recorder.calls = []
         self._at("", block.ids[i])
         if (why := self._killers.get(("", block.ids[i]))) is not None:
-            taken, go = self._feed.unread(block, i, PermanentError(why))
+            taken, go = self._feed.unread(block, i, fault_of(PermanentError(why), self._cut.source, "reading it"))
         else:
             taken, go = self._feed.take(block, i, fields[i], raws[i])
         walked = None
         if go is not None:
             go()
             walk = self._feed.walk
-            walked = Walked(walk.failures, walk.reached, walk.kept)
-        return Told(taken, block.versions[i], block.fingerprints[i], self._recorder.calls, walked)
+            walked = Walked(walk.met, walk.failures, walk.reached, walk.kept)
+        fault = self._feed.fault if taken is Taken.UNREAD else None
+        return Told(taken, block.versions[i], block.fingerprints[i], self._recorder.calls, walked, fault, pulses)
 
     def _at(self, step: str, id: str) -> None:  # pragma: no cover - the child
         self.note(f"{step}\0{time.monotonic()}\0{id}")
@@ -172,8 +192,7 @@ class _Reader:
 class Recorder:
     """A stage that writes down what it is told."""
 
-    def __init__(self, plan: Plan) -> None:
-        self._policies = {n.name: n.policy for n in plan.nodes if isinstance(n, DestinationNode)}
+    def __init__(self) -> None:
         self.calls: list[tuple[str, tuple[Any, ...]]] = []
 
     def upsert(self, *args: Any) -> None:
@@ -185,12 +204,6 @@ class Recorder:
     def dropped(self, *args: Any) -> None:
         doc, *rest = args
         self.calls.append(("dropped", (_named(doc), *rest)))
-
-    def failed(
-        self, doc: Document, end: tuple[str, str], branches: str, why: str, attempt: int, permanent: bool
-    ) -> bool:
-        self.calls.append(("failed", (_named(doc), end, branches, why, attempt, permanent)))
-        return not permanent and not is_last(attempt, self._policies[end[0]])
 
 
 def _named(doc: Document, raw: bytes | None = None) -> Document:

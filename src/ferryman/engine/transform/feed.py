@@ -7,7 +7,7 @@ import faulthandler
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from types import FrameType
 from typing import Any, Final
@@ -16,8 +16,10 @@ from ferryman.document import Document, content_version, decode_fields, encode_f
 from ferryman.engine.scan.cut import TaskCut
 from ferryman.engine.transform.block import Block
 from ferryman.engine.transform.contents import Contents
+from ferryman.engine.transform.faults import Fault, FaultKind, StepTimeout, fault_of
+from ferryman.engine.transform.pulse import Pulse
 from ferryman.engine.transform.walk import Stage, Walk
-from ferryman.errors import BadDocument, PermanentError, TransientError, of_code, words
+from ferryman.errors import BadDocument, of_code
 from ferryman.plan import Plan, SourceNode, StepNode
 from ferryman.sources import Listed, Source
 
@@ -40,13 +42,19 @@ class Taken(enum.Enum):
     """It goes its whole way."""
     AGAIN = enum.auto()
     """It goes on where it failed."""
+    UNREAD = enum.auto()
+    """It could not be read; what that means shows when the task is through."""
 
 
 class Feed:
     """Feeds documents of one source.
 
     Args:
+        pulses: node -> how it is doing in this task.
         guard: a step's function as it is to be called.
+
+    Attributes:
+        fault: why the last document could not be read.
     """
 
     def __init__(
@@ -54,11 +62,20 @@ class Feed:
         plan: Plan,
         cut: TaskCut,
         stage: Stage,
+        pulses: Mapping[str, Pulse],
         guard: Callable[[StepNode], Callable[[Document], Any]] | None = None,
     ) -> None:
+        self._name = cut.source
         self._source: Source = next(n.source for n in plan.nodes if isinstance(n, SourceNode) and n.name == cut.source)
         self._contents = Contents()
-        self.walk = Walk(plan, cut.source, stage, task=cut.number, guarded=guard or guarded)
+        self._pulses = pulses
+        self.fault: Fault
+        self.walk = Walk(plan, cut.source, stage, task=cut.number, guarded=guard or guarded, pulses=pulses)
+
+    def take_over(self, pulses: Mapping[str, Pulse]) -> None:
+        """Go on with what is known of the nodes."""
+        self._pulses = pulses
+        self.walk.take_over(pulses)
 
     def contents(self, block: Block) -> tuple[list[bytes | None], list[bytes | None]]:
         """Fields and raw bytes of each row that have been staged while listing."""
@@ -71,22 +88,33 @@ class Feed:
         reason = block.reasons[i]
         if reason == "gone":
             return Taken.GONE, None
-        try:
-            if fields is not None:
-                doc = Document.of(block.ids[i], decode_fields(fields), raw, block.versions[i])
-            else:
+        if reason == "retry" and self._waits(block, i):
+            return Taken.KNOWN, None
+        if fields is not None:
+            doc = Document.of(block.ids[i], decode_fields(fields), raw, block.versions[i])
+        else:
+            pulse = self._pulses[self._name]
+            if pulse.closed and not pulse.lets(block.ids[i], self.walk.row):
+                return self._unread(Fault(FaultKind.HELD, self._name, f"waits for source {self._name}"))
+            try:
                 doc = self._read(block, i)
-        except BaseException as e:
-            return self.unread(block, i, of_code(e))
+            except BaseException as e:
+                fault = fault_of(of_code(e), self._name, "reading it", reading=True)
+                pulse.failed(fault, block.ids[i], self.walk.row)
+                if fault.kind is FaultKind.PERMANENT:
+                    return self.unread(block, i, fault)
+                return self._unread(fault)
+            if not pulse.steady:
+                pulse.succeeded()
         if reason == "look" and block.is_known_as(i, doc.version):
             return (Taken.TOUCHED if self._source.detect == "fingerprint" else Taken.KNOWN), None
         if reason == "retry" and (failures := block.to_retry(i)) is not None:
             return Taken.AGAIN, partial(self.walk.again, doc, failures)
         return Taken.FIRST, partial(self.walk.first, doc)
 
-    def unread(self, block: Block, i: int, error: BaseException) -> tuple[Taken, Callable[[], None] | None]:
-        """A document that could not be read, unless it is still as unreadable as it was."""
-        unread = f"{UNREAD}:{words(error) if isinstance(error, PermanentError) else block.fingerprints[i]}"
+    def unread(self, block: Block, i: int, fault: Fault) -> tuple[Taken, Callable[[], None] | None]:
+        """A document that could not be read, by a fault of its own, unless it is still as unreadable as it was."""
+        unread = f"{UNREAD}:{fault.text if fault.kind is FaultKind.PERMANENT else block.fingerprints[i]}"
         version = block.versions[i] or content_version(unread.encode("utf-8", "surrogatepass"), None)
         if block.reasons[i] == "look" and block.is_known_as(i, version):
             return Taken.KNOWN, None
@@ -94,7 +122,16 @@ class Feed:
         doc = Document.of(block.ids[i], {}, None, version)
         failures = block.to_retry(i)
         taken = Taken.FIRST if failures is None else Taken.AGAIN
-        return taken, partial(self.walk.unread, doc, error, failures)
+        return taken, partial(self.walk.unread, doc, fault, failures)
+
+    def _waits(self, block: Block, i: int) -> bool:
+        """Does all that is to be retried wait for nodes that are known to be away? Then it need not be read."""
+        held = block.held(i)
+        return bool(held) and all((p := self._pulses.get(key)) is not None and p.away for key in held)
+
+    def _unread(self, fault: Fault) -> tuple[Taken, None]:
+        self.fault = fault
+        return Taken.UNREAD, None
 
     def close(self) -> None:
         self._contents.close()
@@ -124,7 +161,7 @@ def guarded(step: StepNode) -> Callable[[Document], Any]:
     fn, name = step.fn, step.name
 
     def interrupt(_signal: int, _frame: FrameType | None) -> None:
-        raise TransientError(f"step {name} took longer than timeout={timeout_s:g} s")
+        raise StepTimeout(f"step {name} took longer than timeout={timeout_s:g} s")
 
     def timed(doc: Document) -> Any:
         before = signal.signal(signal.SIGALRM, interrupt)

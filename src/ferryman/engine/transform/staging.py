@@ -4,27 +4,32 @@ from __future__ import annotations
 
 import datetime as dt
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 import pyarrow as pa
 
 from ferryman import settings
 from ferryman.document import Document, Operation
-from ferryman.engine.transform.block import Block
+from ferryman.engine.transform.block import Block, Known
+from ferryman.engine.transform.faults import TRANSIENT, Fault, FaultKind
 from ferryman.engine.transform.outgoing import Outgoing, picked
+from ferryman.engine.transform.pulse import NodeReport, Pulse
 from ferryman.engine.transform.succession import Outcome, succession
 from ferryman.engine.transform.unchanged import Unchanged
+from ferryman.engine.transform.walk import Met, Walk
 from ferryman.ledger.delivery import DeliveryHash, hasher
 from ferryman.ledger.events import ORDINAL_STEPS, table_of
 from ferryman.ledger.family import (
     Failure,
     Given,
+    Owed,
     content_of,
     decode_given,
     encode_failures,
     encode_given,
+    encode_held,
     open_deliveries,
     parent_of,
 )
@@ -32,7 +37,7 @@ from ferryman.ledger.outbox import OutboxWriter
 from ferryman.ledger.schemas import DOCUMENTS, LEDGER
 from ferryman.ledger.settle import due_stats
 from ferryman.ledger.statuses import Status
-from ferryman.plan import DestinationNode, Plan, Policy, target_of
+from ferryman.plan import CalledNode, DestinationNode, Plan, target_of
 from ferryman.storage.parquet import Part, PartWriter, write_part
 from ferryman.testing import crash
 
@@ -47,6 +52,62 @@ class Staged(NamedTuple):
     documents: list[Part]
     ledger: list[Part]
     counts: dict[str, int]
+    nodes: list[NodeReport]
+    unseen: bool
+    """Known documents of the source could not be looked at."""
+
+
+class Undecided(NamedTuple):
+    """A family of which a step, a router or the source failed: whose fault that is shows when the task is through.
+
+    Attributes:
+        failures: where it had failed before, and has ended.
+        given: what the walk gave.
+    """
+
+    i: int
+    met: list[Met]
+    failures: list[Failure]
+    reached: list[Failure]
+    kept: list[str]
+    given: list[Given]
+    retry: bool
+
+
+class Unread(NamedTuple):
+    """A document that could not be read."""
+
+    i: int
+    fault: Fault
+
+
+class Trail(Protocol):
+    """What a walk came to; see ``Walk``."""
+
+    @property
+    def met(self) -> list[Met]: ...
+    @property
+    def failures(self) -> list[Failure]: ...
+    @property
+    def reached(self) -> list[Failure]: ...
+    @property
+    def kept(self) -> list[str]: ...
+
+
+class Unreader(Protocol):
+    """Goes on with a document that could not be read; see ``Feed``."""
+
+    walk: Walk
+
+    def unread(self, block: Block, i: int, fault: Fault) -> tuple[Any, Callable[[], None] | None]: ...
+
+
+class Left(NamedTuple):
+    """What a walk has left; see ``Outcome``."""
+
+    failures: list[Failure]
+    reached: list[Failure]
+    kept: list[str]
 
 
 class Stager:
@@ -60,6 +121,7 @@ class Stager:
         self._now_us = now_us
         self._plan = (plan.name, plan.version, source)
         self._nodes = {n.name: n for n in plan.nodes if isinstance(n, DestinationNode)}
+        self._called = {n.name: n for n in plan.nodes if isinstance(n, CalledNode)}
         self._hashers: dict[tuple[str, str, Operation], DeliveryHash] = {}
         self._block: Block
         self._i = 0
@@ -67,8 +129,10 @@ class Stager:
         self._given: list[Given] = []
         """What the walk has given so far of this document's family."""
         self._unchanged = Unchanged(plan, source)
-        self._failed: list[tuple[Document, _End, str, str, int]] = []
+        self._failed: list[tuple[Document, _End, str, str, int, bool]] = []
         """Its failures that are tried again; they share a due time."""
+        self._undecided: list[tuple[Block, list[Undecided | Unread]]] = []
+        """By block, in their order."""
         self._sendings: dict[tuple[_End, str, Operation], Outgoing] = {}
         self._bytes = 0
         """Content of the outbox rows since the last flush."""
@@ -85,11 +149,15 @@ class Stager:
         self._clean_given: list[str] = []
         self._others: list[dict[str, Any]] = []
         self._event_rows: list[tuple[Any, ...]] = []
-        self._staged = Staged([], [], [], dict.fromkeys(("dropped", "error_doc", "dead"), 0))
+        self._staged = Staged([], [], [], dict.fromkeys(("dropped", "error_doc", "dead"), 0), [], False)
 
     def begin(self, block: Block) -> None:
         """What is said from now on is about rows of this block, each of them once."""
         self._block = block
+        if not self._undecided or self._undecided[-1][1]:
+            self._undecided.append((block, []))
+        else:
+            self._undecided[-1] = (block, [])
 
     def end(self) -> None:
         """The block is through."""
@@ -97,8 +165,31 @@ class Stager:
         if self._bytes >= settings.PART_BYTES:
             self._flush()
 
-    def finish(self) -> Staged:
-        """Write what is left; everything staged is fsynced when this returns."""
+    def decide(self, pulses: Mapping[str, Pulse], feed: Unreader) -> None:
+        """All documents are through: whose fault was what went wrong?"""
+        for block, waiting in self._undecided:
+            self._block = block
+            for each in waiting:
+                if isinstance(each, Undecided):
+                    self._decided(each, pulses)
+                elif pulses[each.fault.node].gives_back(each.fault) and self._stays(each):
+                    self._staged = self._staged._replace(unseen=True)
+                else:
+                    _, go = feed.unread(block, each.i, each.fault)
+                    if go is not None:
+                        self._i, self._given = each.i, []
+                        go()
+                        self._decided(_undecided(each.i, feed.walk, self._given, block), pulses)
+            self._gather()
+        self._undecided = []
+
+    def finish(self, nodes: list[NodeReport]) -> Staged:
+        """Write what is left; everything staged is fsynced when this returns.
+
+        Args:
+            nodes: what is to be told of them.
+        """
+        self._staged.nodes.extend(nodes)
         self._flush()
         if self._events is not None:
             self._staged.ledger.append(self._events.finish())
@@ -131,33 +222,30 @@ class Stager:
     def dropped(self, doc: Document, end: _End, branches: str, why: str, attempt: int) -> None:
         self._event(doc, end, branches, Status.DROPPED, why, attempt)
 
-    def failed(self, doc: Document, end: _End, branches: str, why: str, attempt: int, permanent: bool) -> bool:
-        if permanent:
-            self._event(doc, end, branches, Status.ERROR_DOC, why, attempt)
-        elif is_last(attempt, self._nodes[end[0]].policy):
-            self._event(doc, end, branches, Status.DEAD, f"{why} (attempt {attempt}, the last)", attempt)
-        else:
-            self._failed.append((doc, end, branches, why, attempt))
-            return True
-        return False
-
     # -- what becomes of a document and its family -----------------------------------------------------
 
-    def walked(self, i: int, walk: Outcome, go: Callable[[], None], *, retry: bool) -> None:
+    def walked(self, i: int, walk: Trail, go: Callable[[], None], *, retry: bool) -> None:
         """Let the walk go, and stage what it says of row ``i`` and its family."""
         self._i = i
         given: list[Given] = []
         self._given = given
         self._unchanged.begin(self._block, i)
         go()
-        if self._block.first_seen and not walk.failures:
+        if walk.met:
+            found = Undecided(i, walk.met, walk.failures, walk.reached, walk.kept, given, retry)
+            self._undecided[-1][1].append(found)
+        elif self._block.first_seen:
             self._clean.append(i)
             self._clean_given.append(encode_given(tuple(given)))
         else:
-            self._family(i, walk, given, retry)
+            self._family(i, Left(walk.failures, walk.reached, walk.kept), given, retry)
         if self._split:
             self._end_split()
         self._family_at.clear()
+
+    def unread(self, i: int, fault: Fault) -> None:
+        """Row ``i`` could not be read."""
+        self._undecided[-1][1].append(Unread(i, fault))
 
     def unwalked(self, i: int, *, gone: bool) -> None:
         """It vanished, or only its fingerprint is new."""
@@ -182,15 +270,79 @@ class Stager:
         known = self._block.known(i)
         assert known is not None
         if known.fingerprint != self._block.fingerprints[i]:
-            failures = known.failures
-            self._remember(i, revision=known.revision, given=known.given, due=known.due, failures=failures)
+            self._others.append({**_row(self._block.ids[i], known), "fingerprint": self._block.fingerprints[i]})
 
-    def _family(self, i: int, walk: Outcome, made: list[Given], retry: bool) -> None:
+    def _decided(self, found: Undecided, pulses: Mapping[str, Pulse]) -> None:
+        """What went wrong is known to be the documents' or the nodes'."""
+        self._i = found.i
+        failures = list(found.failures)
+        held: set[str] | None = set()
+        known = self._block.known(found.i)
+        told = _places(known.failures) if known is not None and found.retry else set()
+        for met in found.met:
+            pulse = pulses.get(met.fault.node)
+            if pulse is not None and pulse.gives_back(met.fault):
+                owed = met.owed
+                self._hold([(met.doc, o, met) for o in owed if (met.member, o.end) not in told])
+            else:
+                owed = [self._spent(met, o) for o in met.owed]
+            failures.append(Failure(met.member, met.node, met.route, met.branches, owed))
+            if not any(o.open for o in owed):
+                continue
+            if held is not None and pulse is not None and (pulse.gives_back(met.fault) or pulse.holds(met.fault)):
+                held.add(met.fault.key)
+            else:
+                held = None
+        self._family(found.i, Left(failures, found.reached, found.kept), found.given, found.retry, held or set())
+
+    def _hold(self, owed: list[tuple[Document, Owed, Met]]) -> None:
+        """No attempt is spent; said once of each delivery, so that it is accounted for."""
+        for doc, each, met in owed:
+            why = f"{met.fault.text} (no attempt is spent)"
+            self._event(doc, each.end, met.branches, Status.ERROR, why, each.attempt, self._now_us)
+
+    def _spent(self, met: Met, owed: Owed) -> Owed:
+        """An attempt of this delivery is spent; whether it is tried again."""
+        fault, policy = met.fault, self._nodes[owed.destination].policy
+        attempt, transient, since = owed.attempt + 1, owed.transient, owed.since
+        if fault.kind is FaultKind.PERMANENT:
+            self._event(met.doc, owed.end, met.branches, Status.ERROR_DOC, fault.text, attempt)
+            return Owed(*owed.end, attempt, False, since, transient)
+        waited_s = None
+        if fault.kind in TRANSIENT:
+            since, transient = since or self._now_us, transient + 1
+            waited_s = (self._now_us - since) / 1e6
+        node = self._called.get(fault.node)
+        limits = policy.limits if node is None else node.limits(policy)
+        last = limits.passed(attempt, transient, waited_s)
+        if last:
+            why = f"{fault.text} (attempt {attempt}, the last)"
+            self._event(met.doc, owed.end, met.branches, Status.DEAD, why, attempt)
+        else:
+            patient = waited_s is not None and limits.patience_s is not None
+            self._failed.append((met.doc, owed.end, met.branches, fault.text, attempt, patient))
+        return Owed(*owed.end, attempt, not last, since, transient)
+
+    def _stays(self, unread: Unread) -> bool:
+        """A known document of which the source is away stays as it is: nobody knows whether it has changed. False: it
+        is new, and must be remembered."""
+        i, block = unread.i, self._block
+        known = block.known(i)
+        if known is None or known.operation == "delete":
+            return False
+        forced = block.reasons[i] == "forced"
+        if forced or block.reasons[i] == "retry":
+            held = encode_held([unread.fault.key])
+            if held != known.held:
+                self._others.append({**_row(block.ids[i], known), "held": held, "forced": forced})
+        return True
+
+    def _family(self, i: int, walk: Outcome, made: list[Given], retry: bool, held: Collection[str] = ()) -> None:
         """The row of ``documents``; deletes of what is not made any more."""
         if not retry:
             self._supersede(i)
-        due = self._due() if self._failed else None
-        for doc, end, branches, why, attempt in self._failed:
+        due = self._due() if self._failed else self._now_us if held else None
+        for doc, end, branches, why, attempt, _ in self._failed:
             self._event(doc, end, branches, Status.ERROR, why, attempt, due)
         self._failed = []
         known, given = self._block.known(i), made
@@ -200,7 +352,10 @@ class Stager:
                 end = (old.destination, old.route)
                 self._event(self._relative(old.member), end, "", Status.DROPPED, why, 0, None, "delete")
             given = heirs.given + [old for old in heirs.gone if not self._delete(old)]
-        self._remember(i, given=encode_given(tuple(given)), due=due, failures=walk.failures)
+        left = encode_given(tuple(given))
+        self._remember(i, given=left, due=due, failures=walk.failures, held=encode_held(held))
+        if retry and held and known is not None and _same(self._others[-1], _row(self._block.ids[i], known)):
+            self._others.pop()  # it waits on; nothing is new
 
     def _delete(self, given: Given) -> bool:
         """Send a delete, unless the destination keeps what it has; is it settled?"""
@@ -234,7 +389,10 @@ class Stager:
 
     def _due(self) -> int:
         """When the family's failures are tried again: together, so that the origin is read once."""
-        longest = max(self._nodes[end[0]].policy.longest_wait_s(attempt) for _, end, _, _, attempt in self._failed)
+        longest = max(
+            self._nodes[end[0]].policy.longest_wait_s(attempt, patient=patient)
+            for _, end, _, _, attempt, patient in self._failed
+        )
         return self._now_us + int(random.uniform(0, longest) * 1e6)
 
     def _relative(self, member: str) -> Document:
@@ -295,9 +453,9 @@ class Stager:
         operation: Operation = "upsert",
         *,
         given: str,
-        revision: int | None = None,
         due: int | None = None,
         failures: list[Failure] | None = None,
+        held: str | None = None,
     ) -> None:
         """A row of ``documents``."""
         block, failures = self._block, failures or []
@@ -305,13 +463,15 @@ class Stager:
             {
                 "document": block.ids[i],
                 "version": block.versions[i],
-                "revision": block.revision(i) if revision is None else revision,
+                "revision": block.revision(i),
                 "fingerprint": block.fingerprints[i],
                 "operation": operation,
                 "given": given,
                 "due": due,
                 "owed": 0 if due is None else open_deliveries(failures),
                 "failed": encode_failures(failures),
+                "held": held,
+                "forced": False,
             }
         )
 
@@ -344,6 +504,7 @@ class Stager:
                 operation="upsert",
                 given=self._clean_given,
                 owed=0,
+                forced=False,
             )
             self._documents.append(table)
         if self._others:
@@ -405,7 +566,7 @@ class Stager:
         crash.point("transform.outbox")
 
     def _documents_table(self, n: int, **columns: Any) -> pa.Table:
-        return table_of(DOCUMENTS, n, source=self._source, wave=self._wave, forced=False, **columns)
+        return table_of(DOCUMENTS, n, source=self._source, wave=self._wave, **columns)
 
     def _flush(self) -> None:
         for name in list(self._writers):
@@ -442,6 +603,32 @@ _EVENT: Final = (
 """Columns of an event that its document and delivery say."""
 
 
-def is_last(attempt: int, policy: Policy) -> bool:
-    """Has the delivery had all its attempts?"""
-    return attempt >= policy.attempts
+def _row(id: str, known: Known) -> dict[str, Any]:
+    """A row of ``documents`` that says the same again."""
+    return {
+        "document": id,
+        "version": known.version,
+        "revision": known.revision,
+        "fingerprint": known.fingerprint,
+        "operation": known.operation,
+        "given": known.given,
+        "due": known.due,
+        "owed": 0 if known.due is None else open_deliveries(known.failures),
+        "failed": known.failed,
+        "held": known.held,
+        "forced": False,
+    }
+
+
+def _same(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    return all(one[name] == other[name] for name in one if name != "due")
+
+
+def _places(failures: list[Failure]) -> set[tuple[str, _End]]:
+    """(member, end) of deliveries of which the ledger has events."""
+    return {(f.member, o.end) for f in failures for o in f.owed}
+
+
+def _undecided(i: int, walk: Trail, given: list[Given], block: Block) -> Undecided:
+    retry = block.to_retry(i) is not None
+    return Undecided(i, walk.met, walk.failures, walk.reached, walk.kept, given, retry)

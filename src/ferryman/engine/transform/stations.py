@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ferryman.document import Document
+from ferryman.engine.transform.pulse import Pulse
 from ferryman.plan import DestinationNode, Node, RouterNode, SourceNode, StepNode, ends, successors
 from ferryman.routers import Router
 
@@ -29,6 +30,8 @@ class Station:
     next: Station | None = None
     where: str = ""
     """How a message names it."""
+    pulse: Pulse | None = None
+    """How it is doing; None: it is not called."""
     _whole: dict[str, tuple[End, ...]] = field(default_factory=dict)
 
     def ends_by(self, route: str) -> tuple[End, ...]:

@@ -10,7 +10,7 @@ from ferryman.ledger.family import Failure, Given, Owed, ancestry
 
 
 class Outcome(Protocol):
-    """What a walk leaves, beside what it said; see ``Walk``."""
+    """What a walk leaves, beside what it said; see ``Walk``. ``failures`` are all of the family's by now."""
 
     @property
     def failures(self) -> list[Failure]: ...

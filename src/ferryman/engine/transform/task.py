@@ -7,7 +7,7 @@ Spark may run a task twice; only the files that the winning attempt returns are 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Self
 
@@ -16,6 +16,7 @@ from ferryman.engine.scan.cut import TaskCut
 from ferryman.engine.transform.block import Block
 from ferryman.engine.transform.careful import CarefulFeed
 from ferryman.engine.transform.feed import Feed, Taken
+from ferryman.engine.transform.pulse import NodesNow, pulses
 from ferryman.engine.transform.staging import Staged, Stager
 
 _BLOCK: Final = 4096
@@ -32,6 +33,7 @@ class Transform:
     now_us: int
     epoch: int = 0
     """Of the driver; 0: nothing of it is ever committed."""
+    nodes: NodesNow = field(default_factory=NodesNow)
     careful: bool = False
     """A worker died over it: each document in a child process."""
 
@@ -48,22 +50,27 @@ class Uptake:
 
     def __init__(self, task: Transform, cut: TaskCut) -> None:
         plan = task.shipped.plan()
+        self._pulses = pulses(plan, task.nodes, cut.rows)
         self._stager = Stager(plan, cut.source, Path(task.root), task.wave, task.now_us, task.epoch)
-        self._feed = Feed(plan, cut, self._stager)
+        self._feed = Feed(plan, cut, self._stager, self._pulses)
         self._careful = CarefulFeed(plan, cut, self._stager) if task.careful else None
 
     def take_up(self, block: Block) -> list[int]:
         """Read, walk and stage each document of the block; which rows were not as they were."""
         if self._careful is not None:
-            return self._careful.take_up(block, self._feed.contents(block))
+            taken_up, self._pulses = self._careful.take_up(block, self._feed.contents(block), self._pulses)
+            return taken_up
         taken_up = []
         feed, stager = self._feed, self._stager
         stager.begin(block)
         for i, (fields, raw) in enumerate(zip(*feed.contents(block), strict=True)):
             taken, go = feed.take(block, i, fields, raw)
+            feed.walk.row += 1
             if taken is Taken.KNOWN:
                 continue
-            if go is not None:
+            if taken is Taken.UNREAD:
+                stager.unread(i, feed.fault)
+            elif go is not None:
                 stager.walked(i, feed.walk, go, retry=taken is Taken.AGAIN)
             else:
                 stager.unwalked(i, gone=taken is Taken.GONE)
@@ -74,7 +81,10 @@ class Uptake:
 
     def finish(self) -> Staged:
         """What was staged, once there are no more blocks."""
-        return self._stager.finish()
+        for pulse in self._pulses.values():
+            pulse.finish()
+        self._stager.decide(self._pulses, self._feed)
+        return self._stager.finish([r for p in self._pulses.values() if (r := p.report())])
 
     def __enter__(self) -> Self:
         return self

@@ -1,5 +1,8 @@
 """The way of a document through the plan, in a worker's hands: steps, routers, taps; and the way back to what failed.
 
+What an error at a node means is not decided here but when the task is through (``staging``): whether it is the
+document's own, or the node's, shows only then. The walk keeps what it met.
+
 ``first`` takes a document down every way it goes, from its source on. ``again`` is a retry: it replays the way of the
 family's members to the nodes at which they failed, and from there on goes only towards the deliveries that are still
 owed. On the replayed part nothing is delivered or dropped a second time: a member that is not on the way to a failure
@@ -9,16 +12,35 @@ is let go as soon as it is made, and a router takes the branch it took before.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from ferryman.document import Document, encode_fields
+from ferryman.engine.transform.faults import Fault, FaultKind, fault_of
+from ferryman.engine.transform.pulse import Pulse
 from ferryman.engine.transform.stations import End, Station, joined, stations
-from ferryman.errors import BadDocument, Dropped, PermanentError, named, of_code, words
+from ferryman.errors import BadDocument, Dropped, PermanentError, of_code, words
 from ferryman.ledger.family import Failure, Owed, ancestry, descends, parent_of
 from ferryman.plan import Plan, StepNode
 
-_Wanted = dict[End, int] | None
-"""Deliveries to make -> attempts they have had; None: all, for the first time."""
+_Wanted = dict[End, Owed] | None
+"""Deliveries to make -> what they have had; None: all, for the first time."""
+
+
+class Met(NamedTuple):
+    """A member came to a node, and something went wrong.
+
+    Attributes:
+        doc: the member: enough of it for an event.
+        owed: the deliveries that are missing below, as they were before.
+    """
+
+    member: str
+    doc: Document
+    node: str
+    route: str
+    branches: str
+    owed: list[Owed]
+    fault: Fault
 
 
 class Stage(Protocol):
@@ -30,9 +52,6 @@ class Stage(Protocol):
     def dropped(self, doc: Document, end: End, branches: str, why: str, attempt: int) -> None:
         """It ends on purpose."""
 
-    def failed(self, doc: Document, end: End, branches: str, why: str, attempt: int, permanent: bool) -> bool:
-        """A step failed on the way; is it tried again?"""
-
 
 class Walk:
     """Walks documents of one source, one after the other.
@@ -40,30 +59,48 @@ class Walk:
     Args:
         task: number of the task in its wave; see ``Router.open``.
         guarded: a step's function as it is to be called.
+        pulses: node -> how it is doing in this task.
 
     Attributes:
-        failures: where the last document's family failed; what had ended before a retry, too.
+        row: the last document's, in its task.
+        met: what went wrong with the last document's family.
+        failures: where it had failed before a retry, and has ended.
         reached: failures that the last ``again`` came to and went on from.
         kept: members that were let go as soon as they were made, for nothing of them is owed.
     """
 
     def __init__(
-        self, plan: Plan, source: str, stage: Stage, *, task: int, guarded: Callable[[StepNode], Callable[..., Any]]
+        self,
+        plan: Plan,
+        source: str,
+        stage: Stage,
+        *,
+        task: int,
+        guarded: Callable[[StepNode], Callable[..., Any]],
+        pulses: Mapping[str, Pulse],
     ) -> None:
         self._stage = stage
         self._stations = stations(plan.nodes, task, guarded)
         self._source = self._stations[source]
+        self.take_over(pulses)
+        self.row = 0
         self._origin = ""
         self._made: set[tuple[str, str]] = set()
         """(route, id) of children."""
         self._told: set[tuple[str, End]] = set()
         """(id, end) of which something was said, in a retry."""
         self._retrying = False
+        self.met: list[Met] = []
         self.failures: list[Failure] = []
         self.reached: list[Failure] = []
         self.kept: list[str] = []
 
     # -- what a worker asks for --------------------------------------------------------------------
+
+    def take_over(self, pulses: Mapping[str, Pulse]) -> None:
+        """Go on with what is known of the nodes."""
+        for name, station in self._stations.items():
+            station.pulse = pulses.get(name)
 
     def first(self, doc: Document) -> None:
         """The whole way."""
@@ -76,21 +113,21 @@ class Walk:
         self._replay(doc, self._source, "", "", owed)
         self._supersede(doc, owed)
 
-    def unread(self, doc: Document, error: BaseException, failures: Sequence[Failure] | None) -> None:
+    def unread(self, doc: Document, fault: Fault, failures: Sequence[Failure] | None) -> None:
         """It could not be read; ``failures``: those of the same version, if this is a retry."""
         if failures is None:
             self._begin(doc.id, retrying=False)
-            self._fail(doc, self._source, "", "", None, error)
+            self._meet(doc, self._source, "", "", None, fault)
         else:
-            self._fail_again(self._begin_again(doc.id, failures), doc, self._source, error)
+            self._meet_again(self._begin_again(doc.id, failures), doc, fault)
 
     # -- onwards -----------------------------------------------------------------------------------
 
     def _begin(self, id: str, *, retrying: bool) -> None:
         self._origin = id
         self._retrying = retrying
-        if self.failures or self.reached or self.kept or self._made or self._told:
-            self.failures, self.reached, self.kept = [], [], []
+        if self.met or self.failures or self.reached or self.kept or self._made or self._told:
+            self.met, self.failures, self.reached, self.kept = [], [], [], []
             self._made, self._told = set(), set()
 
     def _begin_again(self, id: str, failures: Sequence[Failure]) -> list[Failure]:
@@ -108,6 +145,9 @@ class Walk:
                 self._fail(doc, station, route, branches, wanted, BadDocument(doc.refused))
                 return
             if station.step is not None:
+                if self._is_closed(station):
+                    self._meet(doc, station, route, branches, wanted, _held(station))
+                    return
                 try:
                     out = self._called(station, doc, route)
                 except Dropped as e:
@@ -123,6 +163,9 @@ class Walk:
             elif station.delivers:
                 self._deliver(doc, station, route, branches, wanted)
             elif station.router is not None:
+                if self._is_closed(station):
+                    self._meet(doc, station, route, branches, wanted, _held(station))
+                    return
                 try:
                     chosen = self._choose(doc, station)
                     copies = [doc.copy() for _ in chosen[1:]] if station.router.copies else []
@@ -145,17 +188,25 @@ class Walk:
         """The document and children of it; a child's deliveries have had no attempt yet."""
         for each in out:
             own = each.id == doc.id or wanted is None
-            self._go(each, station.next, route, branches, wanted if own else dict.fromkeys(wanted or (), 0))
+            self._go(each, station.next, route, branches, wanted if own else {e: Owed(*e, 0) for e in wanted or ()})
 
     def _called(self, station: Station, doc: Document, route: str) -> Sequence[Document]:
         """What the step makes of it: documents of this family, at least one."""
         assert station.step is not None
+        assert station.pulse is not None
         id = doc.id
         try:
-            out = station.step(doc)
-        finally:
-            doc.id = id  # its id is the source's, whatever a step does to the object
-        return (doc,) if out is doc else self._returned(doc, station, route, out)
+            try:
+                out = station.step(doc)
+            finally:
+                doc.id = id  # its id is the source's, whatever a step does to the object
+            found = (doc,) if out is doc else self._returned(doc, station, route, out)
+        except Dropped:
+            station.pulse.succeeded()
+            raise
+        if not station.pulse.steady:
+            station.pulse.succeeded()
+        return found
 
     def _returned(self, doc: Document, station: Station, route: str, out: Any) -> list[Document]:
         """What a step returned, as documents of this family, none of them twice."""
@@ -202,6 +253,8 @@ class Walk:
             raise PermanentError(f"chose a branch twice: {', '.join(chosen)}")
         if not chosen:
             raise PermanentError("chose no branch: to let a document go, drop it in a step")
+        if station.pulse is not None and not station.pulse.steady:
+            station.pulse.succeeded()
         return chosen
 
     def _deliver(self, doc: Document, station: Station, route: str, branches: str, wanted: _Wanted) -> None:
@@ -210,13 +263,14 @@ class Walk:
         if wanted is not None:
             if end not in wanted:
                 return
-            before = wanted[end]
+            before = wanted[end].attempt
         try:
             fields = encode_fields(doc.fields)
             if doc.raw is not None and not isinstance(doc.raw, bytes):
                 raise PermanentError(f"{doc.id} has a {type(doc.raw).__name__} as raw, which must be bytes or None")
         except Exception as e:
-            self._fail(doc, station, route, branches, {end: before}, e)
+            only = {end: Owed(*end, 0) if wanted is None else wanted[end]}
+            self._fail(doc, station, route, branches, only, e)
             return
         if self._retrying:
             self._told.add((doc.id, end))
@@ -229,7 +283,7 @@ class Walk:
             if wanted is None or end in wanted:
                 if self._retrying:
                     self._told.add((doc.id, end))
-                self._stage.dropped(doc, end, branches, why, 1 + (wanted[end] if wanted else 0))
+                self._stage.dropped(doc, end, branches, why, 1 + (wanted[end].attempt if wanted else 0))
 
     def _drop_untaken(
         self, doc: Document, station: Station, chosen: list[str], route: str, branches: str, wanted: _Wanted
@@ -248,23 +302,30 @@ class Walk:
                 doc, untaken, branches, wanted, f"not its branch: {station.where} sent it to {', '.join(chosen)}"
             )
 
+    def _is_closed(self, station: Station) -> bool:
+        """Is this node in trouble, and not to be called for this family?"""
+        pulse = station.pulse
+        return pulse is not None and pulse.closed and not pulse.lets(self._origin, self.row)
+
     def _fail(
         self, doc: Document, station: Station, route: str, branches: str, wanted: _Wanted, error: BaseException
     ) -> None:
-        """An attempt of everything below is spent."""
-        text = _why(station, error)
-        owed = []
-        for end in station.ends_by(route):
-            if wanted is None or end in wanted:
-                owed.append(self._failed(doc, end, branches, 0 if wanted is None else wanted[end], text, error))
-        self.failures.append(Failure(self._member(doc.id), station.name, route, branches, owed))
+        """A call failed."""
+        self._meet(doc, station, route, branches, wanted, self._fault(station, error))
 
-    def _failed(self, doc: Document, end: End, branches: str, before: int, text: str, error: BaseException) -> Owed:
+    def _fault(self, station: Station, error: BaseException) -> Fault:
+        fault = fault_of(error, station.name, station.where)
+        if station.pulse is not None:
+            station.pulse.failed(fault, self._origin, self.row)
+        return fault
+
+    def _meet(self, doc: Document, station: Station, route: str, branches: str, wanted: _Wanted, fault: Fault) -> None:
+        """Nothing goes on from here, for now."""
+        ends = station.ends_by(route)
+        owed = [Owed(*end, 0) for end in ends] if wanted is None else [wanted[e] for e in ends if e in wanted]
         if self._retrying:
-            self._told.add((doc.id, end))
-        permanent = isinstance(error, PermanentError)
-        again = self._stage.failed(doc, end, branches, text, before + 1, permanent)
-        return Owed(*end, before + 1, again)
+            self._told.update((doc.id, o.end) for o in owed)
+        self.met.append(Met(self._member(doc.id), _only(doc), station.name, route, branches, owed, fault))
 
     # -- back to what failed -----------------------------------------------------------------------
 
@@ -276,18 +337,21 @@ class Walk:
             if here:
                 owed = [f for f in owed if f not in here]
                 self.reached += here
-                wanted = {o.end: o.attempt for f in here for o in f.owed if o.open}
+                wanted = {o.end: o for f in here for o in f.owed if o.open}
                 apart = doc.copy() if owed else doc
                 self._go(apart, station.next if station is self._source else station, route, here[0].branches, wanted)
                 if not owed:
                     return
             if station.step is not None:
+                if self._is_closed(station):
+                    self._meet_again(owed, doc, _held(station))
+                    return
                 try:
                     out = self._called(station, doc, route)
                 except Dropped:
                     return
                 except BaseException as e:
-                    self._fail_again(owed, doc, station, of_code(e))
+                    self._meet_again(owed, doc, self._fault(station, of_code(e)))
                     return
                 if len(out) > 1 or out[0].id != doc.id:
                     self._replay_each(out, station, route, branches, owed)
@@ -322,15 +386,13 @@ class Walk:
             else:
                 self.kept.append(member)
 
-    def _fail_again(self, owed: list[Failure], doc: Document, station: Station, error: BaseException) -> None:
-        """The way back failed: an attempt is spent, and the next retry goes to the same places."""
-        text = _why(station, error)
+    def _meet_again(self, owed: list[Failure], doc: Document, fault: Fault) -> None:
+        """The way back failed: the next retry goes to the same places."""
         for failure in owed:
             member = self._relative(doc, failure.member)
-            again = [
-                self._failed(member, o.end, failure.branches, o.attempt, text, error) for o in failure.owed if o.open
-            ]
-            self.failures.append(Failure(failure.member, failure.node, failure.route, failure.branches, again))
+            still = [o for o in failure.owed if o.open]
+            self._told.update((member.id, o.end) for o in still)
+            self.met.append(Met(failure.member, member, failure.node, failure.route, failure.branches, still, fault))
 
     def _supersede(self, doc: Document, owed: list[Failure]) -> None:
         """What was owed and is not made any more."""
@@ -365,5 +427,12 @@ def _branch_taken(branches: str, station: Station) -> Station:
     return station.branches[taken[station.name]]
 
 
-def _why(station: Station, error: BaseException) -> str:
-    return words(error) if isinstance(error, BadDocument) else f"{station.where}: {named(error)}"
+def _held(station: Station) -> Fault:
+    return Fault(FaultKind.HELD, station.name, f"waits for {station.where}, which is in trouble")
+
+
+def _only(doc: Document) -> Document:
+    """Enough of it for an event."""
+    only = Document.of(doc.id, {})
+    only.parent_id = doc.parent_id
+    return only

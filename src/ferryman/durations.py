@@ -1,0 +1,20 @@
+"""Durations as people write them: ``90s``, ``15m``, ``2h``, ``1d``."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+UNITS_S: Final = {"ms": 0.001, "": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
+
+
+def seconds(text: str) -> float:
+    """``60``, ``60s``, ``1.5m``, ``2h``, ``1d``, ``500ms`` as seconds.
+
+    Raises:
+        ValueError: not a duration.
+    """
+    found = re.fullmatch(r"(\d+(?:\.\d*)?|\.\d+)\s*(ms|s|m|h|d|)", text.strip().lower())
+    if found is None:
+        raise ValueError(f"{text!r}: give seconds, or a number with ms, s, m, h or d: 60, 60s, 2m, 1d")
+    return float(found[1]) * UNITS_S[found[2]]

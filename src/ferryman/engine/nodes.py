@@ -1,0 +1,109 @@
+"""The nodes of a run that are in trouble: steps, routers, sources. What tasks report of them decides what waits."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+
+from ferryman import settings
+from ferryman.engine.transform.faults import Fault, FaultKind
+from ferryman.engine.transform.pulse import NodeReport, NodesNow
+from ferryman.engine.trouble import Troubles
+from ferryman.ledger.commands import StepDebt
+from ferryman.ledger.family import decode_held
+from ferryman.notify import Stopped
+from ferryman.plan import Plan
+
+
+class Nodes:
+    """Remembers over the waves of a run which nodes are in trouble, and which have shown that they are not."""
+
+    def __init__(self, plan: Plan, tell: Callable[[str], None], clock: Callable[[], float]) -> None:
+        self._kinds = {n.name: n.kind for n in plan.nodes}
+        self._proven: set[str] = set()
+        self.troubles = Troubles("", tell, clock)
+        """By kind and name."""
+
+    def now(self) -> NodesNow:
+        """What the next wave's tasks should know."""
+        blocked = frozenset(n for n in self._kinds if self.blocked(n))
+        return NodesNow(blocked, frozenset(self._proven))
+
+    def hear(self, reports: Iterable[NodeReport]) -> None:
+        """Take in what the tasks of a wave have seen: a node that only its brake has stopped, and that was well in
+        another task, is not in trouble."""
+        by_node: dict[str, list[NodeReport]] = {}
+        for report in reports:
+            by_node.setdefault(report.node, []).append(report)
+        for node, told in by_node.items():
+            well = any(r.well and not any(not f.scope for f in r.faults) for r in told)
+            whole = [(r, f) for r in told for f in r.faults if not f.scope and not (r.stopped and well)]
+            for key in {f.key for r in told for f in r.faults if f.scope}:
+                fault = next(f for r in told for f in r.faults if f.key == key)
+                self.troubles.begin(self._about(key), self._why(key, fault), permanent=False)
+            if whole:
+                # Somebody has to mend it if any task says so; else it is away.
+                report, fault = max(whole, key=lambda each: _permanent(*each))
+                late_s = settings.BACKOFF_MAX_S if report.stopped else 0.0  # each try costs attempts
+                why, permanent = self._why(node, fault), _permanent(report, fault)
+                self.troubles.begin(self._about(node), why, permanent=permanent, at_least_s=late_s)
+                self._proven.discard(node)
+            elif well:
+                self.troubles.end(self._about(node))
+                self._proven.add(node)
+
+    # -- what waits for them -----------------------------------------------------------------------
+
+    def wait_s(self, held: str | None) -> float | None:
+        """Seconds until something that is held so may be tried; None: not in this run."""
+        if held is None:
+            return 0.0
+        waits = [wait for key in decode_held(held) if (wait := self.wait_of(key)) is not None]
+        return min(waits, default=None)
+
+    def wait_of(self, key: str) -> float | None:
+        """The same, of a single node or what it has to do with."""
+        return self.troubles.wait_s(self._about(key))
+
+    def blocked(self, node: str) -> bool:
+        """Is it not to be called now?"""
+        return self.wait_of(node) != 0
+
+    def waiting(self, debts: Iterable[StepDebt]) -> frozenset[str]:
+        """Of what documents are held by: what is not to be tried now."""
+        return frozenset(d.held for d in debts if d.held is not None and self.wait_s(d.held) != 0.0)
+
+    # -- what is told of them ----------------------------------------------------------------------
+
+    def messages(self, debts: Iterable[StepDebt]) -> list[str]:
+        """At the end of a run, a line a node in trouble."""
+        pending: Counter[str] = Counter()
+        for debt in debts:
+            for key in decode_held(debt.held):
+                pending[self._about(key)] += debt.owed
+        return [
+            f"{about} {'is stopped' if t.permanent else 'is not available'}: {t.why}. {pending[about]} deliveries are "
+            f"pending: {'mend it and run again' if t.permanent else 'run again when it is back'}."
+            for about, t in self.troubles.items()
+        ]
+
+    def stopped(self) -> list[Stopped]:
+        """For those who want to be told."""
+        return [
+            Stopped(about.partition(" ")[2], about.partition(" ")[0], t.why, t.permanent)
+            for about, t in self.troubles.items()
+        ]
+
+    def _about(self, key: str) -> str:
+        node, _, scope = key.partition(" ")
+        return f"{self._kinds.get(node, 'node')} {node}" + (f" ({scope})" if scope else "")
+
+    def _why(self, key: str, fault: Fault) -> str:
+        """Without what the message says anyway."""
+        about = self._about(key.partition(" ")[0])
+        why = fault.text.removeprefix(f"{about}: ").removeprefix("reading it: ")
+        return f"{why} ({fault.at})" if fault.at else why
+
+
+def _permanent(report: NodeReport, fault: Fault) -> bool:
+    return report.stopped or fault.kind is FaultKind.MISCONFIGURED

@@ -1,0 +1,106 @@
+"""What an error of a step, a router or a source's read means: for its document, or for the whole node."""
+
+from __future__ import annotations
+
+import enum
+import os
+import traceback
+from typing import Final, NamedTuple
+
+import ferryman
+from ferryman.errors import BadDocument, Misconfigured, PermanentError, TransientError, Unavailable, named, words
+from ferryman.outages import chain, is_connection
+
+
+class FaultKind(enum.Enum):
+    """How it is counted."""
+
+    HELD = enum.auto()
+    """Nothing was called: the node is known to be in trouble."""
+    UNAVAILABLE = enum.auto()
+    """The whole node, for now."""
+    MISCONFIGURED = enum.auto()
+    """The whole node, until somebody mends it."""
+    PERMANENT = enum.auto()
+    """The document, for good."""
+    TRANSIENT = enum.auto()
+    """The document, for now, by the error's own word."""
+    CONNECTION = enum.auto()
+    """As transient; if all fail so, it is the node's."""
+    UNFORESEEN = enum.auto()
+    """Nobody said what it means."""
+
+
+TRANSIENT: Final = (FaultKind.TRANSIENT, FaultKind.CONNECTION)
+OF_NODE: Final = (FaultKind.HELD, FaultKind.UNAVAILABLE, FaultKind.MISCONFIGURED)
+
+
+class Fault(NamedTuple):
+    """What went wrong at a node, in words: an error of other people's code may not be kept, nor travel.
+
+    Attributes:
+        node: whose it is.
+        text: for the ledger; begins with the node.
+        at: ``plan.py:12``: the line of other people's code that raised it, where that is known.
+        scope: only what the node has to do with this ("host:…") is in trouble; "": the whole node.
+    """
+
+    kind: FaultKind
+    node: str
+    text: str
+    at: str = ""
+    scope: str = ""
+
+    @property
+    def key(self) -> str:
+        """What documents wait for that are held back."""
+        return f"{self.node} {self.scope}" if self.scope else self.node
+
+
+class StepTimeout(TransientError):
+    """A step's call took longer than ``timeout=``: nobody knows why, so it counts as what nobody anticipated."""
+
+
+def fault_of(error: BaseException, node: str, where: str, *, reading: bool = False) -> Fault:
+    """What an error means.
+
+    Args:
+        where: how a message names the node.
+        reading: a source's ``read`` raised it.
+    """
+    text = words(error) if isinstance(error, BadDocument) else f"{where}: {_named(error)}"
+    kind = _kind(error, reading)
+    at = _line_of(error) if kind is FaultKind.UNFORESEEN else ""
+    return Fault(kind, node, text, at, words(getattr(error, "scope", "")) if kind is FaultKind.UNAVAILABLE else "")
+
+
+def _kind(error: BaseException, reading: bool) -> FaultKind:
+    if isinstance(error, Misconfigured):
+        return FaultKind.MISCONFIGURED
+    if isinstance(error, PermanentError):
+        return FaultKind.PERMANENT
+    if isinstance(error, Unavailable):
+        return FaultKind.UNAVAILABLE
+    if any(isinstance(each, StepTimeout) for each in chain(error)):
+        return FaultKind.UNFORESEEN
+    if is_connection(error, reading=reading):
+        return FaultKind.CONNECTION
+    return FaultKind.TRANSIENT if isinstance(error, TransientError) else FaultKind.UNFORESEEN
+
+
+def _named(error: BaseException) -> str:
+    return f"TransientError: {words(error)}" if isinstance(error, StepTimeout) else named(error)
+
+
+_OURS: Final = os.path.dirname(os.path.abspath(ferryman.__file__)) + os.sep
+
+
+def _line_of(error: BaseException) -> str:
+    """The innermost line that is neither ours nor a library's; else the innermost."""
+    lines = [(f.f_code.co_filename, number) for f, number in traceback.walk_tb(error.__traceback__)]
+    theirs = [each for each in lines if not each[0].startswith(_OURS)]
+    own = [each for each in theirs if "site-packages" not in each[0] and f"{os.sep}lib{os.sep}python" not in each[0]]
+    if not theirs:
+        return ""
+    path, number = (own or theirs)[-1]
+    return f"{path}:{number}"

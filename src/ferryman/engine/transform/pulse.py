@@ -1,0 +1,183 @@
+"""How the nodes that a task calls are doing: may a node be called, and are its errors its own or the documents'?
+
+==============================  ===========================================================================
+an error                        what it means for the node
+==============================  ===========================================================================
+it says so (``Unavailable``)    it is away: what comes to it from now on is held back, and spends no attempt
+it says so (``Misconfigured``)  the same, until somebody mends it
+of the connection               after ``brake`` documents in a row, or if all failed so, as if it had said Unavailable
+unforeseen                      after ``brake`` in a row a second look: as many more, spread over the rest of the task;
+                                if none succeeds, and no other task's did, as if it had said Misconfigured
+transient, permanent, dropped   nothing: the code said on purpose what becomes of its document
+==============================  ===========================================================================
+
+A node of which some task had a success in this run gets the second look for errors of the connection, too, and if all
+documents of a task fail so, they are the documents' own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ferryman.engine.transform.faults import OF_NODE, Fault, FaultKind
+from ferryman.plan import CalledNode, Plan
+
+_COUNTED = (FaultKind.CONNECTION, FaultKind.UNFORESEEN)
+
+
+@dataclass(frozen=True, slots=True)
+class NodesNow:
+    """What a run knows of its nodes when a wave begins."""
+
+    blocked: frozenset[str] = frozenset()
+    """They are not called now."""
+    proven: frozenset[str] = frozenset()
+    """A call of theirs has succeeded in this run, since they were in trouble last."""
+
+
+class NodeReport(NamedTuple):
+    """What a task has seen of a node."""
+
+    node: str
+    well: bool
+    """A call succeeded."""
+    faults: tuple[Fault, ...]
+    """Its trouble, and that of single scopes."""
+    stopped: bool
+    """By its brake: nobody said that it is in trouble."""
+
+
+class Pulse:
+    """One node, as far as one task has seen.
+
+    Attributes:
+        closed: it may not be called for any document; ask ``lets``.
+        steady: its last call succeeded, and all is well.
+    """
+
+    def __init__(self, node: str, brake: int | None, now: NodesNow, rows: int) -> None:
+        self.node = node
+        self.closed = node in now.blocked
+        self.steady = False
+        self._brake = brake
+        self._proven = node in now.proven
+        self._rows = rows
+        self._fault: Fault | None = None
+        self._scopes: dict[str, Fault] = {}
+        self._stopped = False
+        self._well = False
+        self._own = False
+        """The errors are known to be the documents'."""
+        self._seen: set[FaultKind] = set()
+        self._met: Fault | None = None
+        """The last fault that counts."""
+        self._counted = dict.fromkeys(_COUNTED, 0)
+        """Origins that failed so, since the last success."""
+        self._origin: str | None = None
+        """The last one of these."""
+        self._trip: Fault | None = None
+        """A second look is taken, for this."""
+        self._looks = 0
+        self._next = 0
+        """Row of the task from which on the second look goes on."""
+        self._stride = 1
+
+    @property
+    def away(self) -> bool:
+        """Is it not called any more in this task?"""
+        return self.closed and (self._trip is None or self._fault is not None)
+
+    def lets(self, origin: str, row: int) -> bool:
+        """May a closed node be called for a document of this family, which has this row in the task?"""
+        if self.away:
+            return False
+        if origin == self._origin:
+            return True
+        if row < self._next:
+            return False
+        self._next = row + self._stride
+        return True
+
+    def succeeded(self) -> None:
+        """A call returned, or dropped its document."""
+        self.steady = self._well = True
+        self._counted = dict.fromkeys(_COUNTED, 0)
+        if self._trip is not None and self._fault is None:
+            self._trip, self._own, self.closed = None, True, False
+
+    def failed(self, fault: Fault, origin: str, row: int) -> None:
+        """A call ended in this fault."""
+        self.steady = False
+        if fault.kind in (FaultKind.UNAVAILABLE, FaultKind.MISCONFIGURED):
+            if fault.scope:
+                self._scopes.setdefault(fault.scope, fault)
+            else:
+                self._close(fault)
+        elif fault.kind in _COUNTED:
+            self._seen.add(fault.kind)
+            self._met = fault
+            if origin != self._origin:
+                self._origin = origin
+                self._count(fault, row)
+
+    def finish(self) -> None:
+        """The task has no more documents."""
+        if self._fault is not None:
+            return
+        if self._trip is not None:
+            self._give_up(self._trip)
+        elif self._met is not None and self._all_of_connection():
+            self._close(self._met)
+
+    def gives_back(self, fault: Fault) -> bool:
+        """Is this attempt not counted?"""
+        if fault.kind in OF_NODE:
+            return True
+        away = self._fault is not None and self._fault.kind is not FaultKind.MISCONFIGURED and not self._stopped
+        return away and fault.kind is FaultKind.CONNECTION
+
+    def holds(self, fault: Fault) -> bool:
+        """Is what failed so not tried again before the node is called again?"""
+        return self._fault is not None and fault.kind in _COUNTED
+
+    def report(self) -> NodeReport | None:
+        """What the driver should know; None: nothing was called."""
+        faults = (*((self._fault,) if self._fault else ()), *self._scopes.values())
+        if not faults and not self._well:
+            return None
+        return NodeReport(self.node, self._well, faults, self._stopped)
+
+    def _count(self, fault: Fault, row: int) -> None:
+        if self._trip is not None:
+            self._looks += 1
+            if self._brake is not None and self._looks >= self._brake:
+                self._give_up(fault)
+            return
+        self._counted[fault.kind] += 1
+        if self._brake is None or self._own or self._counted[fault.kind] < self._brake:
+            return
+        if fault.kind is FaultKind.CONNECTION and not (self._proven or self._well):
+            self._close(fault)
+        elif not (self._proven and fault.kind is FaultKind.UNFORESEEN):
+            self._trip, self.closed = fault, True
+            self._next, self._stride = row + 1, max(1, (self._rows - row - 1) // self._brake)
+
+    def _all_of_connection(self) -> bool:
+        """Did all documents fail so?"""
+        tried = self._brake is not None and not self._well and not self._proven
+        return tried and self._seen == {FaultKind.CONNECTION}
+
+    def _give_up(self, fault: Fault) -> None:
+        """The second look found nothing better."""
+        assert self._trip is not None
+        self._stopped = self._trip.kind is FaultKind.UNFORESEEN
+        self._close(fault)
+
+    def _close(self, fault: Fault) -> None:
+        self._fault, self.closed = fault, True
+
+
+def pulses(plan: Plan, now: NodesNow, rows: int) -> dict[str, Pulse]:
+    """Node -> how it is doing, when a task of so many rows begins."""
+    return {n.name: Pulse(n.name, n.brake, now, rows) for n in plan.nodes if isinstance(n, CalledNode)}
