@@ -229,5 +229,8 @@ TEMPORARY_S: Final = 3600.0
 """A half-written file of a command or the journal that is older than this is nobody's any more: writing takes
 moments."""
 
+SEQUENCE_MAX: Final = 1 << 52
+"""What a destination says it holds is believed up to here (in the year 2106 we come to it): JSON keeps 2⁵³."""
+
 SEQUENCE_PER_SECOND: Final = 1 << 20
 """A fresh state's first sequence is its creation time in seconds times this: it overwrites what a lost state wrote."""

@@ -60,7 +60,7 @@ def test_a_write_that_was_given_up_never_comes_after_a_newer_one(place: Path, fa
     with one_worker(failures) as runner:
         trial.put("a", text="one")
         summary = trial.run(runner=runner, wait=0)
-        assert (summary.exit, summary.owed, runner.deaths) == (4, 1, 1)
+        assert (summary.exit, summary.pending, runner.deaths) == (4, 1, 1)
         assert any("write: no answer within 0.5 s" in m for m in summary.messages)
         trial.put("a", text="two")
         assert trial.run(runner=runner).exit == 0
@@ -101,7 +101,7 @@ def test_under_at_most_once_what_was_given_up_is_in_doubt(place: Path) -> None:
         assert trial.run(runner=runner).exit == 3
         (place / "go").touch()
         time.sleep(0.5)
-    assert trial.counts() == {"unknown": 2, "indexed": 2}
+    assert trial.counts() == {"in_doubt": 2, "delivered": 2}
     assert trial.out.counted() == {"c": 1, "d": 1}
 
 
@@ -137,7 +137,7 @@ def test_other_calls_that_hang_end_their_process_too(place: Path, method: str) -
         summary = trial.run(runner=runner, wait=0)
         assert runner.deaths == 1
         assert any(f"{method}: no answer within 0.4 s" in m for m in summary.messages)
-        assert summary.owed == (1 if method == "open" else 0)
+        assert summary.pending == (1 if method == "open" else 0)
         (place / "go").touch()
         assert trial.run(runner=runner).exit == 0
     assert trial.out.counted() == {"a": 1}

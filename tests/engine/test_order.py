@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,14 +13,18 @@ import pyarrow as pa
 import pytest
 
 from ferryman.destinations import Outcome
-from ferryman.destinations.base import Delivery
+from ferryman.destinations.base import Delivery, Effect
 from ferryman.document import Document
 from ferryman.engine.deliver.contest import Order, order_of
 from ferryman.errors import TransientError
+from ferryman.ledger.journal import Result, RowResult
 from ferryman.routers import Duplicate
 from ferryman.storage.parquet import write_part
+from ferryman.testing.inprocess import InProcess
 from tests.support import NOT_SOON_S
 from tests.support.network import Network
+from tests.support.recorder import Recorder
+from tests.support.trial import Trial
 
 # --- a retry with other children ------------------------------------------------------------------------
 
@@ -84,6 +90,40 @@ def test_copies_by_different_routes_do_not_wait_for_each_other(place: Path) -> N
 
 def _same(doc: Document) -> Document:
     return doc
+
+
+# --- late answers ---------------------------------------------------------------------------------------
+
+
+def killed(chunk: list[Delivery]) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.rule("order.late")
+@pytest.mark.parametrize("change", ["newer", "deleted", "none"])
+def test_a_late_answer_sends_nothing_old_after_something_newer(place: Path, change: str) -> None:
+    """Under at-most-once: the worker that was in the middle of a chunk says at last that nothing took effect, and the
+    next version was sent meanwhile. Without one it is sent again."""
+    trial = Trial(place).build(out=Recorder(place / "out.jsonl", before=killed, effect=Effect.POTENT))
+    trial.put("a", text="one")
+    assert trial.run(runner=InProcess(fork=True, failures=1)).in_doubt == 1
+    with trial.take() as state:
+        [pass_] = [number for number in state.journal.passes() if state.journal.claims(number)]
+        [claim] = state.journal.claims(pass_)
+        state.journal.publish(pass_, Result(*claim, 1, 0, None, [RowResult(0, "ERROR", "busy", 1, 0)]))
+    trial.out.before = None
+    if change == "newer":
+        trial.put("a", text="two")
+    elif change == "deleted":
+        trial.drop("a")
+    trial.build(out=trial.out)
+    assert trial.run().exit == 0
+    came = [(line["op"], line["text"]) for line in trial.out.lines()]
+    assert came == {"newer": [("upsert", "two")], "deleted": [("delete", "")], "none": [("upsert", "one")]}[change]
+    last = "INDEXED" if change == "none" else "DROPPED"
+    statuses = [e["status"] for e in trial.history("a") if e["revision"] == 1]
+    assert statuses[0] == "INDEXING"
+    assert statuses[-1] == last
 
 
 # --- the comparison itself ------------------------------------------------------------------------------

@@ -261,6 +261,14 @@ class Destination:
     def check(self) -> None:
         """Reachable and fit? Raise ``Unavailable`` or ``Misconfigured`` if not."""
 
+    def highest_sequence(self) -> int | None:
+        """The highest sequence among the deliveries that it holds, tombstones too; None: it holds none, or cannot tell.
+
+        In the driver, after ``check``: when a state is made, and after deliveries that were stale, so that what comes
+        next is above. Worth having for a destination that compares sequences.
+        """
+        return None
+
     def open(self, context: DestinationContext) -> None:
         """Once a task, in the worker."""
 

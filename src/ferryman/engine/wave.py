@@ -20,6 +20,7 @@ from typing import Any, Final
 
 from ferryman import settings
 from ferryman.engine.deliver.dispatch import Dispatcher, first_due, owed_rows
+from ferryman.engine.deliver.newer import Newer
 from ferryman.engine.driving import driving
 from ferryman.engine.nodes import Nodes
 from ferryman.engine.runner import Patient, Runner, Shipped, run_patiently
@@ -123,6 +124,7 @@ class Run:
         self._shipped = Shipped.of(state.plan)
         self._trouble = Troubles("destination", self._tell)
         self._dispatcher = Dispatcher(state, self._shipped, runner, self._trouble, pace_s=pace_s)
+        self._newer = Newer(state, self._dispatcher, self._tell)
         self._summary = Summary()
         self._reporter = Reporter(state, [*state.plan.notified, *notify], self._tell)
         self._incomplete = False
@@ -147,6 +149,7 @@ class Run:
             began = time.monotonic()
             self._incomplete = not self._scan()
             self._catch_up(began + every if every is not None else None)
+            self._tell_stale()
             self.notify()
             if every is None:
                 return self._finish()
@@ -162,6 +165,7 @@ class Run:
         self._nodes.troubles.endless = True
         complete = self._scan() if scan else True
         self._catch_up(None)
+        self._tell_stale()
         return complete
 
     def notify(self, least_s: float = 0.0) -> None:
@@ -255,6 +259,7 @@ class Run:
 
     def _commit(self, number: int, staged: list[Staged]) -> None:
         self._observer.phase(number, "commit")
+        self._newer.before_commit()
         commit_wave(
             self._state,
             number,
@@ -274,6 +279,7 @@ class Run:
         self._summary.waves += 1
         self._summary.delivered += info["delivered"] - info["deleted"]
         self._summary.deleted += info["deleted"]
+        self._newer.note(info["stale"])
         self._maintain()
         if self._littered:
             sweep(self._state)
@@ -288,6 +294,10 @@ class Run:
         for note in maintain(self._state):
             if note not in self._summary.messages:  # it fails after each wave
                 self._tell(note)
+
+    def _tell_stale(self) -> None:
+        if self._newer.report():
+            self._redeliver()
 
     def _take_commands(self) -> None:
         for command in commands.waiting(self._state):

@@ -17,7 +17,7 @@ files of the ledger already, and an outbox file that was delivered whole is only
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +29,7 @@ import pyarrow.compute as pc
 from ferryman.ledger.events import sent_events
 from ferryman.ledger.journal import Journal, Result, RowResult, Rows
 from ferryman.ledger.outbox import OutboxWriter, row_groups
+from ferryman.ledger.overtaken import drop_overtaken
 from ferryman.ledger.schemas import OUTBOX_KEPT
 from ferryman.ledger.state import SETTLED, State
 from ferryman.ledger.statuses import Status
@@ -124,11 +125,9 @@ def read_fold(state: State, wave: int) -> Fold:
             file = by_key[key]
             parts, rest = _without_overlap(of_file)
             results += parts
-            repairs += [
-                Repair(file.path, file.partition["destination"], wave, r.range, r.rows, r.eligible)
-                for r in rest
-                if r.part is None
-            ]
+            for r in rest:
+                noted = drop_overtaken(state, file, r.rows) if pass_ < wave else r.rows
+                repairs.append(Repair(file.path, file.partition["destination"], wave, r.range, noted, r.eligible))
         if pass_ == wave:
             unknown += [c for c in claims if c.key in by_key and not _answered(c, found[c.key])]
     return Fold(results, repairs, unknown)
@@ -201,9 +200,20 @@ def _commit_ledger(state: State, wave: int, fold: Fold, run: RunTasks) -> None:
             "delivered": sum(leaving.values()),
             "deleted": deleted,
             "sent": sum(touched.values()),
+            "stale": _stale(fold, by_key),
             "dead": sum(n.status in (Status.DEAD, Status.ERROR_DOC) for rows in noted for n in rows),
         },
     )
+
+
+def _stale(fold: Fold, by_key: dict[int, DataFile]) -> dict[str, int]:
+    """Destination -> deliveries that it left alone, for it has something newer: done, with a word to it."""
+    of = [(by_key[r.key].partition["destination"], r.rows) for r in fold.results]
+    of += [(repair.destination, repair.noted) for repair in fold.repairs]
+    counts: Counter[str] = Counter()
+    for destination, noted in of:
+        counts[destination] += sum(n.status == Status.INDEXED for n in noted)
+    return dict(+counts)
 
 
 def _unknown(state: State, file: DataFile, rows: Rows, meant: list[int] | None) -> list[RowResult]:

@@ -89,6 +89,13 @@ class State:
     def next_sequence(self) -> int:
         return self.outbox.transactions[SEQUENCE]
 
+    def skip_sequences(self, held: int) -> bool:
+        """Go on above this sequence, from the next commit on; False if we are above already, or it is not one."""
+        if not self.next_sequence <= held < settings.SEQUENCE_MAX:
+            return False
+        self.outbox.transactions[SEQUENCE] = held + 1
+        return True
+
     @property
     def settled(self) -> int:
         return min(t.transactions[SETTLED] for t in self.tables)

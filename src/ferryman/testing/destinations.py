@@ -197,6 +197,18 @@ class DestinationSuite:
         assert {o.kind for o in outcomes} <= {"ok", "stale"}
         self._holds(tmp_path, chunk)
 
+    def test_it_tells_the_highest_sequence_that_it_holds(self, tmp_path: Path) -> None:
+        """None before the first delivery; an older one changes nothing. A state made anew goes on above it."""
+        destination = self.destination(tmp_path)
+        if type(destination).highest_sequence is Destination.highest_sequence:
+            raise SkipTest("highest_sequence() is not overridden")
+        destination.check()
+        assert destination.highest_sequence() is None
+        self._write(destination, tmp_path, [delivery("a", 7), delivery("b", 5)])
+        assert destination.highest_sequence() == 7
+        self._write(self.destination(tmp_path), tmp_path, [delivery("a", 6), delivery("c", 1 << 51)])
+        assert destination.highest_sequence() == 1 << 51
+
     def test_an_older_delivery_does_not_undo_a_newer_one(self, tmp_path: Path) -> None:
         """What has a lower sequence than what is there is stale, and changes nothing."""
         self._needs_comparing(tmp_path)

@@ -107,6 +107,15 @@ class Directory(Destination):
                 for left in (self.directory / INDEX / "new").iterdir():
                     left.unlink(missing_ok=True)
 
+    def highest_sequence(self) -> int | None:
+        """Of files and deletes."""
+        taken = sa.select(sa.func.max(DOCUMENTS.c.sequence)).where(DOCUMENTS.c.operation != "new")
+        engine = self._index()
+        with explained(self.directory), SQLite().explained(self.target()), engine.connect() as connection:
+            found: int | None = connection.scalar(taken)
+        engine.dispose()
+        return found
+
     def open(self, context: DestinationContext) -> None:
         self._engine = self._index()
 

@@ -164,6 +164,19 @@ class OpenSearch(Destination):
         finally:
             http.close()
 
+    def highest_sequence(self) -> int | None:
+        """Of the documents: the server tells nobody what it remembers of deletes."""
+        http = self._connection()
+        index = f"/{quote(self.index, safe='')}"
+        query = {"size": 0, "aggs": {"highest": {"max": {"field": f"{OBJECT}.sequence"}}}}
+        try:
+            self._ask(http, "POST", f"{index}/_refresh", None, ())
+            answer = self._ask(http, "POST", f"{index}/_search", query, ())
+            highest = msgspec.json.decode(answer.body)["aggregations"]["highest"]["value"]
+        finally:
+            http.close()
+        return None if highest is None else int(highest)
+
     def open(self, context: DestinationContext) -> None:
         self._once = context.guarantee is Guarantee.AT_MOST_ONCE
         self._http = self._connection()

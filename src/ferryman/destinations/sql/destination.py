@@ -158,6 +158,19 @@ class Sql(Destination):
         with self._dialect.explained(where):
             self._dialect.prepare(self._url, self._layout, self.full_text, where)
 
+    def highest_sequence(self) -> int | None:
+        """Of rows and tombstones."""
+        layout = self._layout
+        tables = [layout.documents] if layout.appends else [layout.documents, layout.tombstones]
+        with self._dialect.explained(self.target()):
+            engine = self._dialect.open_reader(self._url)
+            try:
+                with engine.connect() as connection:
+                    found = [connection.scalar(sa.select(sa.func.max(t.c.sequence))) for t in tables]
+            finally:
+                engine.dispose()
+        return max((n for n in found if n is not None), default=None)
+
     def open(self, context: DestinationContext) -> None:
         with self._dialect.explained(self.target()):
             self._writer = self._dialect.writer(self._url, self._layout)

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+from ferryman.destinations.base import Destination
 from ferryman.engine.deliver.contest import Order, order_of
 from ferryman.engine.deliver.lane import Lane, LaneReport, Pass
 from ferryman.engine.deliver.sender import Hung, Sender
@@ -76,6 +77,21 @@ class Dispatcher:
     def wait_s(self, destination: str) -> float | None:
         """Seconds until a pass may ask this destination; None: never in this run."""
         return self.trouble.wait_s(destination) if destination in self._nodes else None
+
+    def highest_sequence(self, destination: str) -> int | None:
+        """The highest sequence that this destination holds; None: it cannot tell, or not now."""
+        node = self._nodes.get(destination)
+        if node is None or type(node.destination).highest_sequence is Destination.highest_sequence:
+            return None
+        sender = Sender(f"ask-{destination}")
+        try:
+            sender.call(node.destination.check, timeout_s=node.policy.send_timeout)
+            held = sender.call(node.destination.highest_sequence, timeout_s=node.policy.send_timeout)
+        except Exception:  # whatever it is, `check` says it before something is delivered
+            return None
+        finally:
+            sender.end()
+        return held if isinstance(held, int) else None
 
     def _due(self, now_us: int) -> dict[str, list[DataFile]]:
         """Destination -> files with rows that are due, oldest first."""
