@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import datetime as dt
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ferryman.engine.scan.listing import LISTING, ListedPart, Listing
 from ferryman.ledger.events import table_of
 from ferryman.ledger.family import Given, encode_given
-from ferryman.ledger.schemas import DOCUMENTS
+from ferryman.ledger.schemas import DOCUMENTS, LEDGER
+from ferryman.ledger.settle import due_stats
+from ferryman.ledger.state import SEQUENCE, SETTLED, WAVE, State
 from ferryman.plan import Plan, SourceNode
 from ferryman.sources import Memory
 from ferryman.storage.parquet import write_part
@@ -23,7 +27,12 @@ _ROWS = 65_536
 
 def ids(first: int, end: int) -> list[str]:
     """Of 45 characters, as files have them."""
-    return [f"contracts/2024/region-{n % 97:02d}/file-{n:011d}.pdf" for n in range(first, end)]
+    return [id_of(n) for n in range(first, end)]
+
+
+def id_of(n: int) -> str:
+    """The document of this number."""
+    return f"contracts/2024/region-{n % 97:02d}/file-{n:011d}.pdf"
 
 
 def documents_table(folder: Path, count: int, *, children: int = 0, revisions: int = 1, forced: bool = False) -> Table:
@@ -50,29 +59,32 @@ def documents_table(folder: Path, count: int, *, children: int = 0, revisions: i
                 owed=0,
                 forced=forced and revision == revisions,
             )
-            parts.append(table.data_file(write_part(folder, rows)))
+            parts.append(table.data_file(write_part(folder, rows, epoch=1)))
     table.commit("documents", adds=parts)
     return table
 
 
-def listing_of(folder: Path, count: int, revision: int, *, first: int = 0) -> Listing:
-    """All these documents in this revision, 65 536 to a file."""
+def listing_of(
+    folder: Path, count: int, revision: int, *, first: int = 0, only: Callable[[int], bool] = lambda n: True
+) -> Listing:
+    """All these documents in this revision, 65 536 to a file; only those of which the number is wanted."""
     parts = []
     for start, end in blocks(count - first):
         start, end = start + first, end + first
+        numbers = [n for n in range(start, end) if only(n)]
         path = str(folder / f"listed-{start:011d}.parquet")
         rows = table_of(
             LISTING,
-            end - start,
-            row=np.arange(end - start),
-            id=ids(start, end),
+            len(numbers),
+            row=np.arange(len(numbers)),
+            id=[id_of(n) for n in numbers],
             size=1000,
             fingerprint="",
             location="",
-            version=versions(start, end, revision),
+            version=[version_of(n, revision) for n in numbers],
         )
         pq.write_table(rows, path, compression="none", use_dictionary=False, row_group_size=16_384)
-        parts.append(ListedPart("docs", path, end - start, 1000 * (end - start), None))
+        parts.append(ListedPart("docs", path, len(numbers), 1000 * len(numbers), None))
     plan = Plan("sizes", version=1)
     plan.source("docs", Memory([]))
     [node] = [node for node in plan.nodes if isinstance(node, SourceNode)]
@@ -81,7 +93,12 @@ def listing_of(folder: Path, count: int, revision: int, *, first: int = 0) -> Li
 
 def versions(first: int, end: int, revision: int) -> list[str]:
     """As long as content versions are."""
-    return [f"{n:056x}{revision:08x}" for n in range(first, end)]
+    return [version_of(n, revision) for n in range(first, end)]
+
+
+def version_of(n: int, revision: int) -> str:
+    """Of the document of this number."""
+    return f"{n:056x}{revision:08x}"
 
 
 def blocks(count: int) -> Iterator[tuple[int, int]]:
@@ -97,3 +114,58 @@ def empty_outbox(folder: Path) -> Any:
     table.load()
     table.fence("bench", 1)
     return table
+
+
+def state(root: Path, plan: Plan, count: int, *, revisions: int = 1, dead: int = 0) -> None:
+    """A state in which all these documents were delivered once a revision; the first ``dead`` failed in a step."""
+    with State.take(root, plan) as made:
+        documents, ledger = [], []
+        given = encode_given((Given("", "", "out"),))
+        for revision in range(1, revisions + 1):
+            for first, end in blocks(count):
+                n = end - first
+                document, version = ids(first, end), versions(first, end, revision)
+                failed = np.arange(first, end) < (dead if revision == revisions else 0)
+                rows = table_of(
+                    DOCUMENTS,
+                    n,
+                    source="docs",
+                    document=document,
+                    version=version,
+                    revision=revision,
+                    fingerprint="",
+                    operation="upsert",
+                    wave=revision,
+                    given=given,
+                    owed=0,
+                    forced=pa.repeat(False, n),
+                )
+                documents.append(
+                    made.documents.data_file(
+                        write_part(made.documents.folder, rows, epoch=made.epoch, stats=due_stats([None] * n))
+                    )
+                )
+                event = table_of(
+                    LEDGER,
+                    n,
+                    source="docs",
+                    document=document,
+                    origin=document,
+                    version=version,
+                    revision=revision,
+                    operation="upsert",
+                    route="",
+                    branches="",
+                    destination="out",
+                    delivery_hash=[f"{hash((i, revision)) & (1 << 64) - 1:016x}{i:016x}" for i in range(first, end)],
+                    status=np.where(failed, "DEAD", "INDEXED"),
+                    attempt=1,
+                    wave=revision,
+                    ordinal=2,
+                    created=dt.datetime.now(dt.UTC),
+                )
+                ledger.append(made.ledger.data_file(write_part(made.ledger.folder, event, epoch=made.epoch)))
+        made.ledger.commit("version", adds=ledger, transactions={SETTLED: revisions})
+        made.documents.commit("version", adds=documents, transactions={SETTLED: revisions})
+        numbers = {SETTLED: revisions, WAVE: revisions, SEQUENCE: made.next_sequence + count}
+        made.outbox.commit("version", transactions=numbers)

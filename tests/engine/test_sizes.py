@@ -142,3 +142,16 @@ def test_what_is_known_stays_readable_for_all_waves_of_a_scan(place: Path, monke
     assert trial.run(wave_bytes=1300 * settings.KIB).waves > 3
     assert trial.out.counted() == {**{f"d{i}": 1 for i in range(7)}, "-d7": 1}
     assert {e["revision"] for i in range(8) for e in trial.history(f"d{i}")} == {1, 2}
+
+
+def test_every_document_counts_whatever_its_name(place: Path) -> None:
+    """One in a hundred of many that are named alike vanishes, and each of those is found."""
+    count = 60_000
+    documents = synthetic.documents_table(place / "documents", count)
+    (place / "scan").mkdir()
+    listing = synthetic.listing_of(place / "scan", count, 1, only=lambda n: n % 100 != 0)
+    verdict = judge(
+        [listing], documents, synthetic.empty_outbox(place / "outbox"), place / "scan", now_us=0, allow_deletes=True
+    )
+    gone = [id for s in verdict.slices for task in s.tasks for t in task.tables() for id in t["id"].to_pylist()]
+    assert sorted(gone) == sorted(id for n, id in enumerate(synthetic.ids(0, count)) if n % 100 == 0)

@@ -9,8 +9,8 @@ from ferryman import settings
 from ferryman.engine.transform.faults import Fault, FaultKind
 from ferryman.engine.transform.pulse import NodeReport, NodesNow
 from ferryman.engine.trouble import Troubles
-from ferryman.ledger.commands import StepDebt
 from ferryman.ledger.family import decode_held
+from ferryman.ledger.retries import StepDebt
 from ferryman.notify import Stopped
 from ferryman.plan import Plan
 

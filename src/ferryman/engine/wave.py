@@ -33,11 +33,11 @@ from ferryman.engine.transform.staging import Staged
 from ferryman.engine.transform.task import Transform, now_us
 from ferryman.engine.trouble import Troubles
 from ferryman.errors import WorkerDied
-from ferryman.ledger import commands, versions
+from ferryman.ledger import commands, retries, versions
 from ferryman.ledger.account import left_over
-from ferryman.ledger.commands import StepDebt
 from ferryman.ledger.commit import commit_wave
 from ferryman.ledger.maintenance import maintain, sweep
+from ferryman.ledger.retries import StepDebt
 from ferryman.ledger.settle import late_answers, settle
 from ferryman.ledger.state import State, state_root
 from ferryman.notify import Reporter, Stopped
@@ -206,7 +206,7 @@ class Run:
         self._observer.phase(self._state.wave + 1, "scan")
         folder = self._state.scratch("scan")
         waiting = self._nodes.waiting(self._step_debt())
-        only = commands.owed_by_steps(self._state, now_us(), waiting) if only_owed else None
+        only = retries.owed_by_steps(self._state, now_us(), waiting) if only_owed else None
         if not only_owed:
             self._unseen = set()
         listings = list_sources(self._plan, self._shipped, folder, self._patient, only)
@@ -368,10 +368,10 @@ class Run:
         )
 
     def _step_debt(self) -> list[StepDebt]:
-        """See ``commands.step_debt``."""
+        """See ``retries.step_debt``."""
         files = set(self._state.documents.files)
         if files != self._debt_of:
-            self._debt, self._debt_of = commands.step_debt(self._state), files
+            self._debt, self._debt_of = retries.step_debt(self._state), files
         return self._debt
 
     def _steps_owed(self, now: int) -> bool:

@@ -123,7 +123,7 @@ def view(root: Path, plan: Plan | None) -> Iterator[View]:
         connect(Path(spill)) as db,
     ):
         state.verify()
-        yield View(db, state)
+        yield View(db, state, Path(spill))
 
 
 @contextlib.contextmanager

@@ -16,7 +16,7 @@ from collections import defaultdict
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import msgspec
 import pyarrow as pa
@@ -36,7 +36,7 @@ from ferryman.ledger.statuses import Status
 from ferryman.plan import Plan
 from ferryman.storage import files
 from ferryman.storage.parquet import Part, read_part, write_part
-from ferryman.storage.query import connect, quoted_list, register
+from ferryman.storage.query import connect, register
 from ferryman.storage.tables import DataFile
 from ferryman.testing import crash
 
@@ -87,17 +87,6 @@ _CONCERNS: Final[dict[str, frozenset[Status]]] = {
 
 _OF_DOCUMENTS: Final = (Status.FORCE, Status.DIRTY)
 """What is said of whole documents, wherever they are delivered."""
-
-_OWED_BY_STEPS: Final = """
-    SELECT source, document, last.due AS due, last.owed AS owed, last.held AS held FROM (
-        SELECT source, document,
-            arg_max({due: CASE WHEN forced THEN 0 ELSE due END, owed: owed, held: held}, wave) AS last
-        FROM documents
-        WHERE document IN (SELECT document FROM documents WHERE due IS NOT NULL OR forced)
-        GROUP BY source, document
-    )
-"""
-"""By its last row, when each document is due of which a step is or was owed; NULL: nothing is owed any more."""
 
 RESOLVED: Final = {"delivered": Status.INDEXED, "failed": Status.DEAD, "pending": Status.RESTART}
 """What may be recorded of a delivery in doubt -> what becomes of it."""
@@ -236,53 +225,6 @@ def _say(state: State, command: Command, chosen: list[dict[str, Any]]) -> None:
     commit_wave(state, number, documents=document_file, ledger=[event_file], replaced=replaced)
     settle(state, number, lambda task, items: [task(i) for i in items])
     state.retire(state.outbox, [path for path, _ in replaced])
-
-
-class StepDebt(NamedTuple):
-    """Documents of which failed steps owe something, by what they wait for.
-
-    Attributes:
-        held: nodes in trouble, as ``documents`` has them; None: they wait for their time only.
-        owed: deliveries.
-        due: when the first of them is due, µs since 1970; 0: a person waits for it.
-    """
-
-    held: str | None
-    owed: int
-    due: int
-
-
-def step_debt(state: State) -> list[StepDebt]:
-    """What failed steps owe."""
-    if all(f.stats.get("nullCount", {}).get("due", 0) == f.rows for f in state.documents.files.values()):
-        return []
-    with connect(state.staging) as db:
-        register(db, "documents", state.documents.paths(), DOCUMENTS)
-        found = db.execute(
-            f"SELECT held, sum(owed), min(due) FROM ({_OWED_BY_STEPS}) WHERE due IS NOT NULL GROUP BY held"
-        ).fetchall()
-    return [StepDebt(held, int(owed or 0), int(due)) for held, owed, due in found]
-
-
-def owed_by_steps(state: State, now_us: int, waiting: Collection[str] = ()) -> dict[str, frozenset[str]] | None:
-    """Source -> documents that a due retry or a person is waiting for; None: too many to name them.
-
-    Args:
-        waiting: what documents are ``held`` by that are not due, whatever their time says.
-    """
-    ready = f"AND (held IS NULL OR held NOT IN (SELECT unnest({quoted_list(sorted(waiting))})))" if waiting else ""
-    with connect(state.staging) as db:
-        register(db, "documents", state.documents.paths(), DOCUMENTS)
-        due = db.execute(
-            f"SELECT source, document FROM ({_OWED_BY_STEPS}) WHERE due <= {now_us} {ready} "
-            f"LIMIT {settings.NAMED_DOCUMENTS + 1}"
-        ).fetchall()
-    if len(due) > settings.NAMED_DOCUMENTS:
-        return None
-    found: dict[str, set[str]] = defaultdict(set)
-    for source, document in due:
-        found[source].add(document)
-    return {source: frozenset(documents) for source, documents in found.items()}
 
 
 def _statuses(command: Command) -> frozenset[str]:

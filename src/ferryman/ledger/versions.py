@@ -17,9 +17,11 @@ from __future__ import annotations
 import datetime as dt
 import os
 import shutil
+import tempfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from ferryman.errors import UsageError
@@ -27,15 +29,17 @@ from ferryman.ledger import commands
 from ferryman.ledger.commit import commit_wave
 from ferryman.ledger.events import EVENT_OF_ROW, ORDINAL_COMMAND, table_of
 from ferryman.ledger.folder import NOTIFIED, TAKEOVER
+from ferryman.ledger.latest import chosen_by_file, latest
 from ferryman.ledger.schemas import DOCUMENTS, LEDGER, OUTBOX_KEPT
 from ferryman.ledger.settle import settle
 from ferryman.ledger.state import SEQUENCE, SETTLED, WAVE, State
 from ferryman.ledger.statuses import Status
 from ferryman.plan import Plan, changed_sources, structure
 from ferryman.storage import files
+from ferryman.storage.groups import RowGroups
 from ferryman.storage.lock import Lock
-from ferryman.storage.parquet import read_part, write_part
-from ferryman.storage.query import connect, quoted_list, register
+from ferryman.storage.parquet import Part, PartWriter, read_part, write_part
+from ferryman.storage.query import connect, quoted_list, verify
 from ferryman.testing import crash
 
 
@@ -93,10 +97,9 @@ def adopt(state: State) -> str:
     gone = [name for name, node in before.items() if node.kind in ("destination", "tap") and name not in after]
     paths = [f.path for f in state.outbox.files.values() if f.partition["destination"] in gone]
     dropped = [_dropped(state, path, number, why) for path in paths]
-    documents = _taken_up_again(state, changed_sources(before, after), number)
-    events = [*dropped, _restarted(documents, why)]
-    parts = [write_part(state.ledger.folder, table, epoch=state.epoch) for table in events if table.num_rows]
-    staged = [] if not documents.num_rows else [write_part(state.documents.folder, documents, epoch=state.epoch)]
+    parts = [write_part(state.ledger.folder, table, epoch=state.epoch) for table in dropped if table.num_rows]
+    staged, restarted = _taken_up_again(state, changed_sources(before, after), number, why)
+    parts += restarted
     crash.point("version.staged")
     if parts or staged:
         commit_wave(state, number, documents=staged, ledger=parts, replaced=[(path, None) for path in paths])
@@ -108,7 +111,8 @@ def adopt(state: State) -> str:
     crash.point("version.adopted")
     rows = sum(t.num_rows for t in dropped)
     ended = f"; {rows} rows for {', '.join(gone)} were dropped, for they are not in it any more" if rows else ""
-    return f"{why}: {documents.num_rows} documents are done again, for their way has changed or had failed{ended}"
+    again = sum(part.rows for part in staged)
+    return f"{why}: {again} documents are done again, for their way has changed or had failed{ended}"
 
 
 def _build(old: State, new: State, from_version: int) -> None:
@@ -180,24 +184,41 @@ def _dropped(state: State, path: str, number: int, why: str) -> pa.Table:
     )
 
 
-def _taken_up_again(state: State, sources: list[str], number: int) -> pa.Table:
-    """``documents`` rows that make the next scan read these documents as new revisions.
+def _taken_up_again(state: State, sources: list[str], number: int, why: str) -> tuple[list[Part], list[Part]]:
+    """Files of ``documents`` rows that make the next scan read these documents as new revisions, and of their events.
 
     All of the changed sources; and everywhere what had failed, for its deliveries have other hashes now.
     """
-    with connect(state.staging) as db:
-        register(db, "documents", state.documents.paths(), DOCUMENTS)
-        changed = f"source IN (SELECT unnest({quoted_list(sources)}))" if sources else "false"
-        columns = ", ".join(f.name for f in DOCUMENTS)
-        found = db.sql(f"""
-            SELECT {columns} FROM documents
-            QUALIFY row_number() OVER (PARTITION BY source, document ORDER BY wave DESC) = 1
-                AND operation = 'upsert' AND ({changed} OR failed IS NOT NULL)
-        """).to_arrow_table()
-    forced = {f.name: found[f.name].cast(f.type) for f in DOCUMENTS}
-    return table_of(
-        DOCUMENTS, found.num_rows, **{**forced, "wave": number, "forced": pa.array([True] * found.num_rows)}
-    )
+    changed = f"source IN (SELECT unnest({quoted_list(sources)}))" if sources else "false"
+    more = {"again": (f"operation = 'upsert' AND ({changed} OR failed IS NOT NULL)", pa.bool_())}
+    files = list(state.documents.files.values())
+    paths = [state.documents.folder / file.path for file in files]
+    wanted = [np.zeros(file.rows, bool) for file in files]
+    verify(paths)
+    with tempfile.TemporaryDirectory(dir=state.staging) as folder, connect(Path(folder)) as db:
+        for last in latest(db, paths, sum(file.rows for file in files), Path(folder), more):
+            for number_of_file, rows in chosen_by_file(last, last["again"]):
+                wanted[number_of_file][rows] = True
+    staged, events = [], []
+    for path, mask in zip(paths, wanted, strict=True):
+        if mask.any():
+            documents, restarted = (
+                PartWriter(state.documents.folder, DOCUMENTS, epoch=state.epoch),
+                PartWriter(state.ledger.folder, LEDGER, epoch=state.epoch),
+            )
+            with RowGroups(str(path), DOCUMENTS.names, verified=True) as file:
+                for rows in file.pick(np.flatnonzero(mask)):
+                    again = _forced(rows, number)
+                    documents.write(again)
+                    restarted.write(_restarted(again, why))
+            staged.append(documents.finish())
+            events.append(restarted.finish())
+    return staged, events
+
+
+def _forced(rows: pa.Table, wave: int) -> pa.Table:
+    columns = {f.name: rows[f.name].cast(f.type) for f in DOCUMENTS}
+    return table_of(DOCUMENTS, rows.num_rows, **{**columns, "wave": wave, "forced": pa.array([True] * rows.num_rows)})
 
 
 def _restarted(documents: pa.Table, why: str) -> pa.Table:

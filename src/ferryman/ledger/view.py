@@ -1,8 +1,6 @@
 """The tables of a state as relations of one DuckDB connection, and the questions that are asked of them.
 
-Most deliveries have one event, INDEXED, and most documents one revision. Both are counted as they lie there; only what
-has a *history* (a hash with another event, a document with a second revision) is grouped and joined. So an answer
-costs little more than reading a few columns.
+What concerns all deliveries is counted by hashes (``counts``); what is asked of some is looked for by them.
 """
 
 from __future__ import annotations
@@ -14,7 +12,7 @@ from typing import Any, Final
 import duckdb
 import pyarrow as pa
 
-from ferryman.ledger.family import CONTENT
+from ferryman.ledger.counts import Tables, count
 from ferryman.ledger.schemas import DOCUMENTS, LEDGER, LEDGER_COLUMNS, OUTBOX, OUTBOX_PARTITION
 from ferryman.ledger.state import SETTLED, WAVE, State
 from ferryman.ledger.statuses import SHOWN, shown
@@ -31,47 +29,15 @@ _AT: Final = "wave * 4 + ordinal"
 _SLACK: Final = 4
 """How many candidates are looked at for each row that is wanted: some are of older revisions."""
 
-_WITH_HISTORY: Final = """
-    CREATE TEMP TABLE multi AS
-        SELECT source, document, max(revision) AS revision, arg_max(operation, wave) AS operation,
-            arg_max(given, wave) AS given
-        FROM documents WHERE document IN (SELECT document FROM documents WHERE revision > 1) GROUP BY ALL
-        HAVING max(revision) > 1;
-    CREATE TEMP TABLE odd AS
-        SELECT delivery_hash, arg_max({source: source, origin: origin, revision: revision, operation: operation,
-            destination: destination, status: status}, wave * 4 + ordinal) AS last,
-            count(*) FILTER (status IN ('INDEXED', 'DROPPED', 'DEAD', 'ERROR_DOC')) AS ended,
-            count(*) FILTER (status IN ('RESTART', 'FORCE')) AS begun_again
-        FROM ledger WHERE destination <> ''
-            AND delivery_hash IN (SELECT delivery_hash FROM ledger WHERE status <> 'INDEXED') GROUP BY delivery_hash;
-"""
-
-
-_ENDS: Final = """
-    CREATE TEMP VIEW plain AS
-        SELECT delivery_hash, source, origin, revision, operation, destination FROM ledger
-        WHERE status = 'INDEXED' AND destination <> '' {not_odd};
-    CREATE TEMP VIEW ends AS
-        SELECT source, origin, revision, operation, destination, 'INDEXED' AS status FROM plain
-        UNION ALL SELECT unnest(last) FROM odd
-        UNION ALL SELECT source, origin, revision, operation, destination, 'BATCHED' FROM unsent;
-    CREATE TEMP VIEW current_ends AS {current}
-"""
-_NOT_ODD: Final = "AND delivery_hash NOT IN (SELECT delivery_hash FROM odd)"
-_OF_CURRENT: Final = """
-    SELECT e.* FROM ends e ANTI JOIN multi m ON e.source = m.source AND e.origin = m.document
-    UNION ALL
-    SELECT e.* FROM ends e JOIN multi m ON e.source = m.source AND e.origin = m.document AND e.revision = m.revision
-"""
-
 
 class View:
     """One consistent set of files: ``documents``, ``ledger``, ``waiting`` (the outbox without payload) and ``unsent``
     (what of it has no event yet). Between a wave's commit and its settling, the files that the commit
     names count too."""
 
-    def __init__(self, db: duckdb.DuckDBPyConnection, state: State) -> None:
+    def __init__(self, db: duckdb.DuckDBPyConnection, state: State, folder: Path) -> None:
         self._db = db
+        self._folder = folder
         self._state = state
         state.load_consistently([WAVE, SETTLED])
         self.wave = wave = state.outbox.transactions[WAVE]
@@ -81,7 +47,7 @@ class View:
             for table in (state.documents, state.ledger):
                 if table.transactions[SETTLED] < wave:
                     staged[table.name] = [p[0] for p in info[table.name]]
-        self._register(state.documents, DOCUMENTS, staged["documents"])
+        self._documents = self._register(state.documents, DOCUMENTS, staged["documents"])
         self._register(state.ledger, LEDGER, staged["ledger"])
         self._register_outbox(state.outbox)
 
@@ -98,50 +64,32 @@ class View:
         """See ``account.status``."""
         plan = self._state.plan
         reached = destinations_of_sources(plan.nodes)
-        self._count_apart()
+        found = count(self._tables(), reached)
         destinations = {name: dict.fromkeys(COUNTS, 0) for names in reached.values() for name in names}
-        for destination, status, operation, count in self._db.execute(
-            "SELECT destination, status, operation, count(*) FROM current_ends GROUP BY ALL"
-        ).fetchall():
+        for (destination, status, operation), number in found.ends.items():
             counts = destinations.setdefault(destination, dict.fromkeys(COUNTS, 0))
-            counts[shown(status, operation)] += count
-        for destination, count in self._older_owed():
-            destinations[destination]["pending"] += count
-        sources = {name: {"documents": 0, "deleted": 0} for name in reached} | self._documents()
+            counts[shown(status, operation)] += number
+        for destination, number in found.older.items():
+            destinations.setdefault(destination, dict.fromkeys(COUNTS, 0))["pending"] += number
+        sources = {name: {"documents": 0, "deleted": 0} for name in reached}
+        sources |= {name: {"documents": here, "deleted": gone} for name, (here, gone) in found.documents.items()}
         return {
             "plan": plan.name,
             "version": plan.version,
             "waves": self.wave,
             "sources": sources,
             "destinations": destinations,
-            "balanced": not self._two_ends()
-            and not any(self._unaccounted(source, name) for source, names in reached.items() for name in names),
+            "balanced": not found.two_ends and not found.missing,
         }
 
     def left_over(self) -> dict[str, int]:
         """See ``account.left_over``."""
-        self._db.execute("""
-            CREATE TEMP TABLE bad AS SELECT delivery_hash, origin FROM ledger
-                WHERE status IN ('DEAD', 'ERROR_DOC', 'INDEXING') AND destination <> '';
-            CREATE TEMP TABLE suspects AS
-                SELECT source, document, max(revision) AS revision, arg_max({owed: owed}, wave).owed AS owed,
-                    arg_max(operation, wave) AS operation
-                FROM documents WHERE document IN (SELECT document FROM documents WHERE due IS NOT NULL)
-                    OR document IN (SELECT origin FROM bad) GROUP BY source, document
-        """)
-        owed = "SELECT count(*) FROM waiting WHERE due IS NOT NULL"
-        owed_by_steps = "SELECT coalesce(sum(owed), 0) FROM suspects WHERE operation = 'upsert'"
-        counts = {"failed": 0, "rejected": 0, "in_doubt": 0, "pending": self._one(owed) + self._one(owed_by_steps)}
-        ended = self._db.execute(f"""
-            SELECT last.status, count(*) FROM (
-                SELECT arg_max({{source: source, origin: origin, revision: revision, status: status}}, {_AT}) AS last
-                FROM ledger WHERE delivery_hash IN (SELECT delivery_hash FROM bad) GROUP BY delivery_hash
-            ) JOIN suspects s ON last.source = s.source AND last.origin = s.document AND last.revision = s.revision
-            GROUP BY ALL
-        """).fetchall()
-        for status, count in ended:
+        found = count(self._tables(), {}, ("DEAD", "ERROR_DOC", "INDEXING"))
+        pending = self._one("SELECT count(*) FROM waiting WHERE due IS NOT NULL") + found.pending_in_steps
+        counts = {"failed": 0, "rejected": 0, "in_doubt": 0, "pending": pending}
+        for (_, status, _), number in found.ends.items():
             if (word := shown(status, "upsert")) in ("failed", "rejected", "in_doubt"):
-                counts[word] += count
+                counts[word] += number
         return counts
 
     def docs(
@@ -214,71 +162,16 @@ class View:
             wanted,
         )
 
-    def _count_apart(self) -> None:
-        """Set what has a history apart; where there is none, the columns that would tell are not even read."""
-        self._db.execute(_WITH_HISTORY)
-        not_odd = _NOT_ODD if self._one("SELECT count(*) FROM odd") else ""
-        current = _OF_CURRENT if self._one("SELECT count(*) FROM multi") else "SELECT * FROM ends"
-        self._db.execute(_ENDS.format(not_odd=not_odd, current=current))
+    def _tables(self) -> Tables:
+        names = {d for (d,) in self._db.execute("SELECT DISTINCT destination FROM ledger").fetchall()}
+        names |= {file.partition["destination"] for file in self._state.outbox.files.values()}
+        rows = self._one("SELECT greatest((SELECT count(*) FROM ledger), (SELECT count(*) FROM documents))")
+        return Tables(self._db, self._documents, names - {""}, rows, self._folder)
 
-    def _older_owed(self) -> list[tuple[str, int]]:
-        """(destination, rows still to be sent although their document has a newer revision)."""
-        return self._db.execute("""
-            SELECT w.destination, count(*) FROM waiting w
-            JOIN multi m ON w.source = m.source AND w.origin = m.document AND w.revision < m.revision
-            WHERE w.due IS NOT NULL AND w.delivery_hash NOT IN (
-                SELECT delivery_hash FROM ledger
-                WHERE status = 'INDEXED' AND delivery_hash IN (SELECT delivery_hash FROM waiting)
-            ) GROUP BY w.destination
-        """).fetchall()
-
-    def _documents(self) -> dict[str, dict[str, int]]:
-        found = self._db.execute("""
-            SELECT source, count(DISTINCT document) AS documents, 0 AS deleted FROM documents d
-            ANTI JOIN multi m ON d.source = m.source AND d.document = m.document GROUP BY source
-            UNION ALL
-            SELECT source, count(*) FILTER (operation = 'upsert'), count(*) FILTER (operation = 'delete')
-            FROM multi GROUP BY source
-        """).fetchall()
-        counts: dict[str, dict[str, int]] = {}
-        for source, documents, deleted in found:
-            count = counts.setdefault(source, {"documents": 0, "deleted": 0})
-            count["documents"] += documents
-            count["deleted"] += deleted
-        return counts
-
-    def _unaccounted(self, source: str, destination: str) -> int:
-        """Current documents of a source of which no delivery to its destination is known.
-
-        A deleted one has deliveries only where its family was given; names need no escape in ``given``'s JSON.
-        """
-        return self._one(
-            """
-            SELECT count(*) FROM (
-                SELECT document, 1 AS revision FROM documents WHERE source = $source
-                UNION SELECT document, revision FROM multi
-                    WHERE source = $source AND (operation = 'upsert' OR contains(given, $given)
-                        OR contains(given, $content))
-            ) d ANTI JOIN (SELECT origin, revision FROM ends WHERE source = $source AND destination = $destination) e
-                ON d.document = e.origin AND d.revision = e.revision
-            WHERE d.revision > 1 OR d.document NOT IN (SELECT document FROM multi WHERE source = $source)
-            """,
-            {
-                "source": source,
-                "destination": destination,
-                "given": f',"{destination}"]',
-                "content": f',"{destination}","{CONTENT}',
-            },
-        )
-
-    def _two_ends(self) -> int:
-        """Deliveries that ended more often than they were begun (a person's word begins one again)."""
-        return self._one("SELECT count(*) - count(DISTINCT delivery_hash) FROM plain") + self._one(
-            "SELECT count(*) FROM odd WHERE ended > 1 + begun_again"
-        )
-
-    def _register(self, table: Table, schema: pa.Schema, staged: list[str]) -> None:
-        register(self._db, table.name, [*table.paths(), *(table.folder / p for p in staged)], schema)
+    def _register(self, table: Table, schema: pa.Schema, staged: list[str]) -> list[Path]:
+        paths = [*table.paths(), *(table.folder / p for p in staged)]
+        register(self._db, table.name, paths, schema)
+        return paths
 
     def _register_outbox(self, outbox: Table) -> None:
         schema = pa.schema([f for f in OUTBOX if f.name not in (*OUTBOX_PARTITION, "fields", "raw")])

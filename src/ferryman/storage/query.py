@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Final
 
 import duckdb
 import pyarrow as pa
@@ -12,6 +13,10 @@ import pyarrow as pa
 from ferryman import settings
 from ferryman.errors import StateDamaged
 from ferryman.storage import parquet
+from ferryman.storage.spread import hashed
+
+_BATCH: Final = 65_536
+"""Rows that a stream has in memory at a time."""
 
 
 @contextlib.contextmanager
@@ -45,11 +50,37 @@ def register(db: duckdb.DuckDBPyConnection, name: str, paths: Sequence[Path], sc
     if not paths:
         db.register(name, schema.empty_table())
         return
+    verify(paths)
+    columns = ", ".join(f'"{column}"' for column in schema.names)
+    db.execute(f"CREATE TEMP VIEW {name} AS SELECT {columns} FROM read_parquet({quoted_list(map(str, paths))})")
+
+
+def verify(paths: Iterable[Path]) -> None:
+    """Compare data files with their checksums.
+
+    Raises:
+        StateDamaged: names the file.
+    """
     for path in paths:
         if (what := parquet.verify(path)) is not None:
             raise StateDamaged(str(path), what)
-    columns = ", ".join(f'"{column}"' for column in schema.names)
-    db.execute(f"CREATE TEMP VIEW {name} AS SELECT {columns} FROM read_parquet({quoted_list(map(str, paths))})")
+
+
+def stream(db: duckdb.DuckDBPyConnection, query: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """A query's rows in these columns, few at a time; until the last one the connection answers nothing else.
+
+    A text that comes where the schema has an unsigned number is hashed, see ``spread.hashed``.
+    """
+    for batch in db.sql(query).to_arrow_reader(_BATCH):
+        if batch.num_rows:
+            columns = [_as(batch.column(i), field.type) for i, field in enumerate(schema)]
+            yield pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _as(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    if kind == pa.uint64() and column.type != kind:
+        return pa.array(hashed(column))
+    return column.cast(kind)
 
 
 def quoted_list(texts: Iterable[str]) -> str:

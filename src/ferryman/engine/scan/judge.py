@@ -7,6 +7,7 @@ touched; documents whose content was not read while listing are marked ``look``:
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -58,14 +59,14 @@ def judge(
         slots: tasks that run at once; a small scan is cut so that all have work.
     """
     notes = [_incomplete(x, why) for x in listings for why in x.failures]
+    files = kept(documents.paths(), folder / "known")
     with connect(folder) as db:
-        register(db, "documents", documents.paths(), DOCUMENTS)
-        files = kept(documents.paths(), folder / "known")
+        register(db, "documents", [Path(file) for file in files], DOCUMENTS)
         judges: dict[str, SourceJudge] = {}
         for listing in listings:
             name = listing.source.name
             others = {other: judges.get(other) for other in rivals.get(name, ())}
-            place = folder / f"judged-{name}"
+            place = Path(tempfile.mkdtemp(dir=folder))
             due = due_now(now_us, waiting)
             judges[name] = SourceJudge(db, place, listing, documents, files, outbox, due, only_owed, others)
         for j in judges.values():

@@ -39,14 +39,13 @@ def kept(paths: Iterable[Path], folder: Path) -> list[str]:
     found = []
     for path in paths:
         link = folder / path.name
-        try:
-            os.link(path, link)
-        except FileNotFoundError:
-            raise
-        except FileExistsError:
-            pass
-        except OSError:
-            link = path
+        if not link.exists():
+            try:
+                os.link(path, link)
+            except FileNotFoundError:
+                raise
+            except OSError:
+                link = path
         found.append(str(link))
     return found
 

@@ -16,7 +16,8 @@ import numpy as np
 import pyarrow as pa
 
 from ferryman import settings
-from ferryman.engine.scan.spread import Spread, part_of, partitions_for
+from ferryman.storage.query import stream
+from ferryman.storage.spread import Marks, Spread, part_of, partitions_for
 
 _LISTED: Final = pa.schema([("h", pa.uint64()), ("v", pa.uint64()), ("f", pa.uint64())])
 _KNOWN: Final = pa.schema([*_LISTED, ("wave", pa.int64()), ("flags", pa.uint8())])
@@ -29,13 +30,11 @@ LIVE: Final = 2
 WAITING: Final = 4
 """A failed step or a person waits for it."""
 
-_BITS: Final = 24
-_BATCH: Final = 65_536
 
 _Array = np.ndarray[Any, Any]
 
 
-class Suspects:
+class Suspects(Marks):
     """What has to be looked at by its id. Some more may be among it.
 
     Attributes:
@@ -46,23 +45,11 @@ class Suspects:
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self.known = 0
         self.any_known = False
         self.special = 0
         self.rows = 0
-        self._marked = np.zeros(1 << _BITS, bool)
-
-    def among(self, hashes: _Array) -> _Array:
-        """Which of these have to be looked at?"""
-        return self._marked[self._places(hashes)]
-
-    def mark(self, hashes: _Array) -> None:
-        """These have to be looked at."""
-        self._marked[self._places(hashes)] = True
-
-    @staticmethod
-    def _places(hashes: _Array) -> _Array:
-        return hashes & np.uint64((1 << _BITS) - 1)
 
 
 class Queries:
@@ -83,14 +70,6 @@ class Queries:
     def stream(self, query: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         """A query's rows in these columns, few at a time."""
         return stream(self._db, query, schema)
-
-
-def stream(db: duckdb.DuckDBPyConnection, query: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """A query's rows in these columns, few at a time; until the last one the connection answers nothing else."""
-    for batch in db.sql(query).to_arrow_reader(_BATCH):
-        if batch.num_rows:
-            columns = [batch.column(i).cast(field.type) for i, field in enumerate(schema)]
-            yield pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 def find_suspects(queries: Queries, folder: Path, rows: int, *, only_waiting: bool, with_gone: bool) -> Suspects:
@@ -174,6 +153,6 @@ def _twice(hashes: _Array) -> _Array:
 
 
 def _mark(found: Suspects, listed: _Array, gone: _Array) -> None:
-    found.mark(listed)
-    found.mark(gone)
+    found.add(listed)
+    found.add(gone)
     found.rows += 2 * len(listed) + len(gone)

@@ -17,11 +17,10 @@ from typing import Final
 import duckdb
 import pyarrow as pa
 
-from ferryman.engine.scan.suspects import stream
 from ferryman.ledger.family import Given, encode_given
 from ferryman.ledger.schemas import OUTBOX, OUTBOX_PARTITION
 from ferryman.storage import parquet
-from ferryman.storage.query import quoted
+from ferryman.storage.query import quoted, stream
 from ferryman.storage.tables import Table
 
 UNCONFIRMED: Final = pa.schema(
@@ -57,7 +56,7 @@ def unconfirmed(db: duckdb.DuckDBPyConnection, outbox: Table, source: str) -> It
         yield from stream(
             db,
             f"""
-            SELECT hash(origin), {quoted(destination)}, origin, CASE operation WHEN 'delete' THEN document END,
+            SELECT origin, {quoted(destination)}, origin, CASE operation WHEN 'delete' THEN document END,
                 route, revision, due IS NOT NULL
             FROM outbox WHERE source = {quoted(source)}
             """,

@@ -16,11 +16,11 @@ from ferryman import settings
 from ferryman.engine.scan.cut import Cutter
 from ferryman.engine.scan.listing import Listing
 from ferryman.engine.scan.order import Order
-from ferryman.engine.scan.spread import Spread, part_of, partitions_for
-from ferryman.engine.scan.suspects import LIVE, SETTLED, WAITING, Queries, find_suspects, stream
+from ferryman.engine.scan.suspects import LIVE, SETTLED, WAITING, Queries, find_suspects
 from ferryman.engine.scan.undone import UNCONFIRMED, unconfirmed, undone
 from ferryman.ledger.events import table_of
-from ferryman.storage.query import quoted, quoted_list
+from ferryman.storage.query import quoted, quoted_list, stream
+from ferryman.storage.spread import Spread, part_of, partitions_for
 from ferryman.storage.tables import Table
 
 _LISTED: Final = pa.schema(
@@ -112,7 +112,6 @@ class SourceJudge:
         only_owed: bool,
         rivals: Mapping[str, SourceJudge | None],
     ) -> None:
-        folder.mkdir()
         self._db = db
         self._folder = folder
         self._source = listing.source.source
@@ -148,7 +147,8 @@ class SourceJudge:
         if not self._all_new:
             self._range = max(settings.CUT_ROWS, -(-2 * self._rows // 256))
             self._taken_up = Spread(folder, "taken-up", _VERDICT, 2 * self._rows // self._range + 1)
-            self._gone = Spread(folder, "gone", _VERDICT)
+            self._gone_parts = min(len(files), 256) or 1
+            self._gone = Spread(folder, "gone", _VERDICT, self._gone_parts)
             if self._suspects.rows:
                 self._judge(documents)
             self._taken_up.close()
@@ -167,7 +167,9 @@ class SourceJudge:
     def missing(self) -> Iterator[pa.RecordBatch]:
         """What was known and is not listed any more."""
         if self.gone:
-            yield from self._gone.batches()
+            for part in range(self._gone_parts):  # as ``documents`` has them: each of its row groups is read once
+                rows = self._gone.read(part)
+                yield from rows.sort_by([("file", "ascending"), ("row", "ascending")]).combine_chunks().to_batches()
 
     def taken_up(self, reason: str) -> Iterator[pa.RecordBatch]:
         """What is listed and taken up for this reason, in no order."""
@@ -187,8 +189,8 @@ class SourceJudge:
     def _hashes(self) -> Queries:
         listed_print, known_print = "0::UBIGINT", "1::UBIGINT"
         if self._source.detect == "fingerprint":
-            listed_print = "CASE WHEN fingerprint <> '' AND refused IS NULL THEN hash(fingerprint) ELSE 0 END"
-            known_print = "hash(fingerprint)"
+            listed_print = "CASE WHEN fingerprint <> '' AND refused IS NULL THEN fingerprint END"
+            known_print = "fingerprint"
         settled = "operation = 'upsert' AND NOT forced AND due IS NULL"
         if self._source.detect == "none":
             settled = "false"
@@ -200,14 +202,14 @@ class SourceJudge:
         if self._rivals:
             names = quoted_list(self._rivals)
             given = f"source IN (SELECT unnest({names})) AND operation = 'upsert' AND given <> ''"
-            theirs = [f"SELECT hash(document) AS h FROM documents WHERE {given}"]
-            theirs += [f"SELECT hash(id) AS h FROM {_rows_of(r.paths)}" for r in self._rivals.values() if r and r.paths]
+            theirs = [f"SELECT document AS h FROM documents WHERE {given}"]
+            theirs += [f"SELECT id AS h FROM {_rows_of(r.paths)}" for r in self._rivals.values() if r and r.paths]
             taken = " UNION ALL ".join(theirs)
         listed = "SELECT 0::UBIGINT AS h, h AS v, h AS f WHERE false"
         if self.paths:
-            listed = f"SELECT hash(id) AS h, hash(version) AS v, {listed_print} AS f FROM {_rows_of(self.paths)}"
+            listed = f"SELECT id AS h, version AS v, {listed_print} AS f FROM {_rows_of(self.paths)}"
         known = (
-            f"SELECT hash(document) AS h, hash(version) AS v, {known_print} AS f, wave, {flags} AS flags "
+            f"SELECT document AS h, version AS v, {known_print} AS f, wave, {flags} AS flags "
             f"FROM documents WHERE source = {quoted(self.name)}"
         )
         return Queries(self._db, listed, known, taken)
@@ -242,7 +244,7 @@ class SourceJudge:
 
     def _listed(self) -> Iterator[pa.RecordBatch]:
         for path, start in zip(self.paths, self._starts.tolist(), strict=False):
-            columns = f"hash(id), row + {start}, id, version, fingerprint, refused IS NOT NULL"
+            columns = f"id, row + {start}, id, version, fingerprint, refused IS NOT NULL"
             yield from stream(self._db, f"SELECT {columns} FROM {_rows_of([path])}", _LISTED)
 
     def _known(self) -> Iterator[pa.RecordBatch]:
@@ -252,7 +254,7 @@ class SourceJudge:
             yield from stream(
                 self._db,
                 f"""
-                SELECT hash(document), source, {", ".join(_NARROW)}, {is_given}, {number}, file_row_number,
+                SELECT document, source, {", ".join(_NARROW)}, {is_given}, {number}, file_row_number,
                     strlen(given) + coalesce(strlen(failed), 0)
                 FROM read_parquet({quoted(path)}, file_row_number = true)
                 WHERE source IN (SELECT unnest({sources}))
@@ -263,7 +265,7 @@ class SourceJudge:
     def _taken(self) -> Iterator[pa.RecordBatch]:
         for rival in self._rivals.values():
             if rival is not None and rival.paths:
-                yield from stream(self._db, f"SELECT hash(id), id FROM {_rows_of(rival.paths)}", _TAKEN)
+                yield from stream(self._db, f"SELECT id, id FROM {_rows_of(rival.paths)}", _TAKEN)
 
     def _judge_part(self, part: _Part, depth: int) -> None:
         """Halve it while it is too large, or the query engine has too little memory for it."""
@@ -366,7 +368,8 @@ class SourceJudge:
         gone = verdict.filter(is_gone).combine_chunks()
         self.gone += gone.num_rows
         for batch in gone.to_batches():
-            self._gone.add(batch, np.zeros(batch.num_rows, np.int64))
+            files = batch.column("file").to_numpy(zero_copy_only=False).astype(np.int64)
+            self._gone.add(batch, files * self._gone_parts // len(self._files))
         for batch in verdict.filter(pc.invert(is_gone)).combine_chunks().to_batches():
             place, clash = (batch.column(name).to_numpy(zero_copy_only=False) for name in ("place", "clash"))
             self._taken_up.add(batch, (place.astype(np.int64) + self._rows * clash) // self._range)

@@ -12,6 +12,9 @@ import pyarrow as pa
 _MOST: Final = 256
 """Files that one spread has open at most: processes may have 1024."""
 
+_BITS: Final = 24
+"""Of a hash that ``Marks`` tells apart: 16 MB, and of a million hashes one in sixteen others is mistaken."""
+
 
 def partitions_for(rows: int, size: int, most_rows: int, most_bytes: int) -> int:
     """Into how many parts so many rows of so many bytes are dealt by their hashes: a power of two."""
@@ -19,11 +22,40 @@ def partitions_for(rows: int, size: int, most_rows: int, most_bytes: int) -> int
     return int(min(_MOST, 1 << (wanted - 1).bit_length()))
 
 
+def hashed(texts: pa.Array) -> np.ndarray[Any, Any]:
+    """Texts as hashes of 64 bits that are the same in this process only.
+
+    Python's own: the query engine's has a thousand pairs of the same hash among 400 000 names of files, and nobody can
+    choose names so that this one has.
+    """
+    return np.fromiter(map(hash, texts.to_pylist()), np.int64, len(texts)).view(np.uint64)
+
+
 def part_of(hashes: np.ndarray[Any, Any], parts: int) -> np.ndarray[Any, Any]:
     """The part of each hash, by its highest bits."""
     if parts == 1:
         return np.zeros(len(hashes), np.int64)
     return (hashes >> np.uint64(64 - (parts.bit_length() - 1))).astype(np.int64)
+
+
+class Marks:
+    """Which hashes have been marked; of some others, too, it says that they are."""
+
+    def __init__(self) -> None:
+        self._marked = np.zeros(1 << _BITS, bool)
+
+    def add(self, hashes: np.ndarray[Any, Any]) -> None:
+        """Mark these."""
+        self._marked[self._places(hashes)] = True
+
+    def among(self, hashes: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """Of each of these, is it marked?"""
+        found: np.ndarray[Any, Any] = self._marked[self._places(hashes)]
+        return found
+
+    @staticmethod
+    def _places(hashes: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        return hashes & np.uint64((1 << _BITS) - 1)
 
 
 class Spread:

@@ -1,0 +1,101 @@
+"""Documents that are tried again: failed steps are due, or a person has said so."""
+
+from __future__ import annotations
+
+import tempfile
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import duckdb
+import numpy as np
+import pyarrow as pa
+
+from ferryman import settings
+from ferryman.ledger.latest import DOCUMENT, Columns, latest
+from ferryman.ledger.state import State
+from ferryman.storage.query import connect, quoted_list, stream, verify
+from ferryman.storage.spread import hashed
+
+_NAMED: Final = pa.schema([("h", pa.uint64()), ("source", pa.string()), ("document", pa.string())])
+_NEVER: Final = 1 << 62
+_WAITS: Final = "due IS NOT NULL OR forced"
+
+
+class StepDebt(NamedTuple):
+    """Documents of which failed steps owe something, by what they wait for.
+
+    Attributes:
+        held: nodes in trouble, as ``documents`` has them; None: they wait for their time only.
+        owed: deliveries.
+        due: when the first of them is due, µs since 1970; 0: a person waits for it.
+    """
+
+    held: str | None
+    owed: int
+    due: int
+
+
+def step_debt(state: State) -> list[StepDebt]:
+    """What failed steps owe."""
+    if all(f.stats.get("nullCount", {}).get("due", 0) == f.rows for f in state.documents.files.values()):
+        return []
+    owed: Counter[int] = Counter()
+    due: dict[int, int] = {}
+    with connect(state.staging) as db:
+        for last in _waiting(state, db):
+            for held in np.unique(last["held"]).tolist():
+                mine = last["held"] == held
+                owed[held] += int(last["owed"][mine].sum())
+                due[held] = min(due.get(held, _NEVER), int(last["due"][mine].min()))
+        names = _held(state, db)
+    return [StepDebt(names[held], owed[held], first) for held, first in due.items()]
+
+
+def owed_by_steps(state: State, now_us: int, waiting: Collection[str] = ()) -> dict[str, frozenset[str]] | None:
+    """Source -> documents that a due retry or a person is waiting for, and perhaps some others; None: too many to name
+    them.
+
+    Args:
+        waiting: what documents are ``held`` by that are not due, whatever their time says.
+    """
+    with connect(state.staging) as db:
+        not_yet = hashed(pa.array(list(waiting), pa.string()))
+        due = [last["h"][(last["due"] <= now_us) & ~np.isin(last["held"], not_yet)] for last in _waiting(state, db)]
+        if sum(map(len, due)) > settings.NAMED_DOCUMENTS:
+            return None
+        found: dict[str, set[str]] = defaultdict(set)
+        if any(map(len, due)):
+            hashes = np.concatenate(due)
+            query = f"SELECT {DOCUMENT}, source, document FROM {_files(state)} WHERE {_WAITS}"
+            for batch in stream(db, query, _NAMED):
+                mine = batch.filter(pa.array(np.isin(batch.column(0).to_numpy(), hashes)))
+                for source, document in zip(*(mine.column(i).to_pylist() for i in (1, 2)), strict=True):
+                    found[source].add(document)
+    return {source: frozenset(documents) for source, documents in found.items()}
+
+
+def _waiting(state: State, db: duckdb.DuckDBPyConnection) -> Iterator[Columns]:
+    """By their last rows: ``due`` (0: a person waits), ``owed``, and the hash of what they are ``held`` by."""
+    more = {
+        "waits": (_WAITS, pa.bool_()),
+        "due": ("CASE WHEN forced THEN 0 ELSE coalesce(due, 0) END", pa.int64()),
+        "owed": ("owed", pa.int64()),
+        "held": ("held", pa.uint64()),
+    }
+    rows = sum(f.rows for f in state.documents.files.values())
+    verify(state.documents.paths())
+    with tempfile.TemporaryDirectory(dir=state.staging) as folder:
+        for last in latest(db, state.documents.paths(), rows, Path(folder), more, _WAITS):
+            yield {name: column[last["waits"]] for name, column in last.items()}
+
+
+def _held(state: State, db: duckdb.DuckDBPyConnection) -> dict[int, str | None]:
+    """What documents are held by, by its hash."""
+    found = [None, *(held for (held,) in db.execute(f"SELECT DISTINCT held FROM {_files(state)}").fetchall())]
+    return dict(zip(hashed(pa.array(found, pa.string())).tolist(), found, strict=True))
+
+
+def _files(state: State) -> str:
+    return f"read_parquet({quoted_list(map(str, state.documents.paths()))})"
