@@ -8,7 +8,7 @@ import pytest
 
 from ferryman.document import Document
 from ferryman.errors import TransientError
-from ferryman.sources import Listed
+from ferryman.sources import Doubt, Listed
 from ferryman.sources.records import Records
 
 
@@ -17,7 +17,7 @@ def rows(source: Records) -> Iterator[Listed | Document]:
     source.check()
     for piece in source.partitions():
         try:
-            yield from source.listing(piece)
+            yield from (entry for entry in source.listing(piece) if not isinstance(entry, Doubt))
         except TransientError:
             continue
 

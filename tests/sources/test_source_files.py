@@ -37,7 +37,7 @@ def test_files_are_listed_with_size_and_read_whole(tmp_path: Path) -> None:
     assert sorted(found) == [".git/config", ".hidden", "a b.txt", "histories/henryv.txt"]
     assert found["a b.txt"].size == 7
     doc = source.read(found["histories/henryv.txt"])
-    assert (doc.id, doc.raw, doc.fields) == ("histories/henryv.txt", b"histories/henryv.txt", {})
+    assert (doc.id, doc.raw) == ("histories/henryv.txt", b"histories/henryv.txt")
 
 
 def test_an_empty_file_is_a_document(tmp_path: Path) -> None:

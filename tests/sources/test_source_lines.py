@@ -16,7 +16,7 @@ from rows import documents, refusals, rows, told
 from ferryman import settings
 from ferryman.document import Document
 from ferryman.errors import TransientError, UsageError
-from ferryman.sources import Lines
+from ferryman.sources import Doubt, Lines
 from ferryman.sources.physical import physical_lines
 
 
@@ -227,13 +227,13 @@ def test_a_folder_that_cannot_be_read_is_incomplete(
 
 
 def test_a_file_that_vanished_is_gone(tmp_path: Path) -> None:
-    """Between the listing and its reading: so are its lines."""
+    """Between the listing and its reading: so are its lines, if the driver does not see it either."""
     (tmp_path / "a").write_text("a")
     source = Lines(tmp_path)
     [piece] = source.partitions()
     (tmp_path / "a").unlink()
 
-    assert list(source.listing(piece)) == []
+    assert list(source.listing(piece)) == [Doubt("a", "missing")]
 
 
 def test_a_root_that_vanished_is_not_empty(tmp_path: Path) -> None:

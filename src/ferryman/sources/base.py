@@ -35,7 +35,8 @@ class Listed(NamedTuple):
     size: int
     """Bytes, or a guess: what waves and tasks are cut by."""
     fingerprint: str = ""
-    """Cheap to get, changes when the content does (size and mtime, an etag); "" if it cannot be trusted now."""
+    """Cheap to get, changes when the content does (size and mtime, an etag). "" if it cannot be trusted now, or if
+    the source knows that the content has changed: this scan reads it, and feeds it if it differs."""
     location: str = ""
     """What ``read`` needs to find it, if the id is not enough."""
     refused: str = ""
@@ -74,6 +75,10 @@ class Source:
     """Does a complete listing name every document, so that one that is missing is gone, and deleted? False: a listing
     brings work (jobs of a queue), and says nothing of the rest."""
 
+    uncounted: frozenset[str] = frozenset()
+    """Names of fields that are about a document, and no part of its content (a time of modification): what changes only
+    in them has not changed."""
+
     encodes_ids = False
     """Is a ``#`` in its ids meant to part a row from its file, and one in a name encoded (``%23``)? False: any text may
     be an id, and the engine encodes it."""
@@ -93,6 +98,12 @@ class Source:
 
     def check(self) -> None:
         """Raise ``UsageError`` if there is nothing to list from (no such folder)."""
+
+    def counted(self, fields: dict[str, Any]) -> dict[str, Any]:
+        """The fields that make a document's version, with its raw bytes."""
+        if not self.uncounted:
+            return fields
+        return {name: value for name, value in fields.items() if name not in self.uncounted}
 
     def full_id(self, id: str) -> str:
         """The id by which steps, destinations and the ledger know a document: behind the prefix, and encoded."""

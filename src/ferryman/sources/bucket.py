@@ -14,6 +14,7 @@ from datetime import datetime
 from itertools import islice
 from operator import itemgetter
 from typing import Any, Final
+from urllib.parse import quote
 
 from ferryman import settings
 from ferryman.errors import BadDocument, TransientError, UsageError, words
@@ -21,7 +22,7 @@ from ferryman.sources.base import EMPTY, MISSING, THERE, Doubt, Listed
 from ferryman.sources.globs import Globs
 from ferryman.sources.paths import id_of_key, key_of, shown_key
 from ferryman.sources.root import LEAVE_OUT, too_large
-from ferryman.sources.tree import Found, Piece, pieces, walked
+from ferryman.sources.tree import FileContent, Found, Piece, pieces, walked
 
 _SECRET: Final = re.compile(r"secret|token|pass|key|cred|sas|sign|auth|conn", re.IGNORECASE)
 _USER: Final = re.compile(r"(?<=://)[^/@]*@")
@@ -201,13 +202,20 @@ class Bucket:
         if {"", ".", ".."}.intersection(name.split("/")):
             return Listed(id, 0, refused=f"{path}: no file has such a name below a folder. Rename it, {LEAVE_OUT}.")
         fingerprint = _fingerprint(about, size, trusted)
+        modified_s = _modified_s(about)
+        location = "" if modified_s is None else repr(modified_s)
         if self._max_bytes is not None and size > self._max_bytes:
             return Listed(id, size, fingerprint, refused=too_large(path, size, self._max_bytes))
-        return Listed(id, size, fingerprint)
+        return Listed(id, size, fingerprint, location)
 
     # --- reading ------------------------------------------------------------------------------------------------------
 
-    def read(self, listed: Listed, limit_bytes: int) -> bytes:
+    def uri(self, id: str) -> str:
+        outer, chained, inner = self.where.partition("::")
+        key = quote(key_of(id), errors="surrogateescape") if outer.startswith(("http://", "https://")) else key_of(id)
+        return f"{outer}{'' if outer.endswith('/') else '/'}{shown_key(key)}{chained}{inner}"
+
+    def read(self, listed: Listed, limit_bytes: int) -> FileContent:
         try:
             fs, path = self._fs_path(listed.id)
             if listed.size:
@@ -219,7 +227,7 @@ class Bucket:
             raise self._why(listed.id, e) from None
         if len(data) > limit_bytes:
             raise BadDocument(too_large(self.shown(listed.id), max(listed.size, len(data)), limit_bytes))
-        return data
+        return FileContent(data, float(listed.location) if listed.location else None)
 
     def open(self, listed: Listed) -> io.RawIOBase:
         try:
@@ -310,12 +318,18 @@ def _fingerprint(about: dict[str, Any], size: int, trusted: float) -> str:
         if about.get(name):
             etag = str(about[name]).strip('"')
             return f"{size}-{etag}"
+    seconds = _modified_s(about)
+    return f"{size}-{seconds!r}" if seconds is not None and seconds < trusted else ""
+
+
+def _modified_s(about: dict[str, Any]) -> float | None:
+    """When a file was modified (seconds since 1970), as far as the store tells."""
     for name in _TIMES:
         changed = about.get(name)
         seconds = changed.timestamp() if isinstance(changed, datetime) else changed
         if isinstance(seconds, int | float):
-            return f"{size}-{seconds!r}" if seconds < trusted else ""
-    return ""
+            return seconds
+    return None
 
 
 def _secrets(options: dict[str, Any]) -> Iterator[str]:

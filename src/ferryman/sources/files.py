@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ferryman import settings
 from ferryman.document import Document
 from ferryman.errors import UsageError
+from ferryman.sources.about import checked_base_url, checked_names, mime_of, moment, name_of_file, web_address
 from ferryman.sources.base import Detect, Doubt, Listed, Source
 from ferryman.sources.choice import tree_of
 from ferryman.sources.packed import read_unpacked
@@ -16,13 +17,18 @@ from ferryman.sources.tree import Piece
 
 
 class Files(Source):
-    """Every file below ``root`` that the globs take, as a document: its bytes are ``raw``, it has no fields.
+    """Every file below ``root`` that the globs take, as a document: its bytes are ``raw``.
 
     ``Files("corpus")``, ``Files("src", include="**/*.py", exclude=["**/.*", "build"])``, ``Files("s3://bucket/corpus")``.
 
     **Ids** are paths relative to the root with ``/`` between names: ``histories/henryv.txt``, ``a b/ça.txt``. So that
     every name has its own id, four things are percent-encoded: ``%`` (``%25``) and ``#`` (``%23``: it parts a child's
     key from its parent), control characters, and bytes of a name that are not UTF-8 (``%FF``).
+
+    **Fields** say where a document comes from: ``uri`` (``file:///…``, or the URL in a store; with ``base_url=`` its
+    web address), ``name`` (without folders), ``size`` (bytes of the file), ``modified`` (ISO 8601, UTC; null if a store
+    does not say) and ``mime`` (by the end of the name). A document has not changed where only these have, so they are
+    those of the time when its content changed last; ``counted=`` names fields in which a change counts.
 
     **Globs** are matched against the path relative to the root and are case-sensitive: ``*`` stays within a name,
     ``**`` is any number of folders, also none (``**/*.py`` takes ``setup.py`` too), and ``{py,md}`` is either. Files
@@ -58,6 +64,10 @@ class Files(Source):
         include: one glob or several.
         exclude: one glob or several.
         max_bytes: largest file that is read (bytes). A document lives whole in a worker's memory.
+        base_url: address of the root on the web, for ``uri``.
+        fields: whether to give fields, or which.
+        counted: fields that make a document changed, as its bytes do: ``counted="uri"`` sends all again under a new
+            ``base_url``.
         decompress: unpack compressed files.
         storage_options: what fsspec is told beside the URL: ``{"endpoint_url": …}``. They travel to the workers, and
             are never shown. Credentials are better left where the client library finds them: environment, role, file.
@@ -76,6 +86,9 @@ class Files(Source):
         exclude: str | Sequence[str] | None = None,
         max_bytes: int = settings.MAX_FILE_BYTES,
         *,
+        base_url: str | None = None,
+        fields: bool | Sequence[str] = True,
+        counted: str | Sequence[str] = (),
         decompress: bool = False,
         storage_options: Mapping[str, Any] | None = None,
         prefix: str = "",
@@ -88,6 +101,9 @@ class Files(Source):
         self.include = include
         self.exclude = exclude
         self.max_bytes = max_bytes
+        self.base_url = checked_base_url(base_url)
+        self.fields = checked_names("fields", fields)
+        self.uncounted = frozenset(self.fields) - frozenset(checked_names("counted", counted))
         self.decompress = decompress
         self._tree = tree_of("Files", root, include, exclude, max_bytes, storage_options)
         self.root = self._tree.where
@@ -131,7 +147,19 @@ class Files(Source):
                 root by now; it cannot be unpacked.
             TransientError: it vanished since the listing (the next scan sees it gone), or the disk failed.
         """
-        data = self._tree.read(listed, self.max_bytes)
+        data, modified_s = self._tree.read(listed, self.max_bytes)
+        fields = self._fields(listed.id, len(data), modified_s)
         if self.decompress:
             data = read_unpacked(data, self._tree.shown(listed.id), self.max_bytes)
-        return Document(listed.id, raw=data)
+        return Document.of(listed.id, fields, data)
+
+    def _fields(self, id: str, size: int, modified_s: float | None) -> dict[str, Any]:
+        name = name_of_file(id)
+        say: dict[str, Callable[[], Any]] = {
+            "uri": lambda: web_address(self.base_url, id) if self.base_url else self._tree.uri(id),
+            "name": lambda: name,
+            "size": lambda: size,
+            "modified": lambda: moment(modified_s),
+            "mime": lambda: mime_of(name),
+        }
+        return {field: say[field]() for field in self.fields}

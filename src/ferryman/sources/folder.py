@@ -9,6 +9,7 @@ import stat
 import time
 from collections.abc import Iterable, Iterator
 from operator import attrgetter
+from pathlib import Path
 from typing import Final
 
 from ferryman import settings
@@ -17,7 +18,7 @@ from ferryman.sources.base import EMPTY, MISSING, THERE, Doubt, Listed
 from ferryman.sources.globs import Globs
 from ferryman.sources.paths import id_of, name_of, shown
 from ferryman.sources.root import LEAVE_OUT, Root, Stream, relative, special, too_large, user
-from ferryman.sources.tree import Found, Piece, pieces, walked
+from ferryman.sources.tree import FileContent, Found, Piece, pieces, walked
 
 _TRUST_NS: Final = int(settings.FINGERPRINT_TRUST_S * 1e9)
 _BROKEN_LINK: Final = {
@@ -60,8 +61,11 @@ class Folder:
     def alone(self) -> File:
         return File(self._root.path)
 
-    def read(self, listed: Listed, limit_bytes: int) -> bytes:
-        return self._root.read(listed.id, limit_bytes)
+    def uri(self, id: str) -> str:
+        return Path(self._root.path_of(name_of(id))).as_uri()
+
+    def read(self, listed: Listed, limit_bytes: int) -> FileContent:
+        return FileContent(*self._root.read(listed.id, limit_bytes))
 
     def open(self, listed: Listed) -> Stream:
         return self._root.open(listed.id)

@@ -63,17 +63,17 @@ class Root:
         """The way from the root to a path without links ("" for the root itself); None if it is not in the root."""
         return relative(real_path, os.path.realpath(self.path))
 
-    def read(self, id: str, limit_bytes: int) -> bytes:
-        """The bytes of a file as they are now, in one go.
+    def read(self, id: str, limit_bytes: int) -> tuple[bytes, float]:
+        """The bytes of a file as they are now, in one go, and when it was modified (seconds since 1970).
 
         Raises:
             BadDocument: this user may not read it; it is no file any more, larger than the limit, or out of the root.
             TransientError: it vanished, or the disk failed.
         """
         try:
-            opened, size = self._open(id)
+            opened, about = self._open(id)
             try:
-                return self._bytes(id, opened, size, limit_bytes)
+                return self._bytes(id, opened, about.st_size, limit_bytes), about.st_mtime
             finally:
                 os.close(opened)
         except OSError as e:
@@ -87,15 +87,15 @@ class Root:
             BadDocument, TransientError: as ``read`` says; the stream too.
         """
         try:
-            opened, size = self._open(id)
+            opened, about = self._open(id)
         except FileNotFoundError:
             raise
         except OSError as e:
             raise self._why(id, e) from None
-        return Stream(opened, size, self.shown(id))
+        return Stream(opened, about.st_size, self.shown(id))
 
-    def _open(self, id: str) -> tuple[int, int]:
-        """An open file that is really in the root, and its size (bytes)."""
+    def _open(self, id: str) -> tuple[int, os.stat_result]:
+        """An open file that is really in the root, and what the system says of it."""
         try:
             path = self._start + name_of(id)
             opened = os.open(path, _OPEN)
@@ -111,7 +111,7 @@ class Root:
         except BaseException:
             os.close(opened)
             raise
-        return opened, about.st_size
+        return opened, about
 
     def _bytes(self, id: str, opened: int, size: int, limit: int) -> bytes:
         if size > limit:

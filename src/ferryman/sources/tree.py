@@ -29,6 +29,14 @@ Piece = list[FolderPiece]
 _NAMED_FOLDERS: Final = 3  # folders that an error names; a broken mount may have thousands
 
 
+class FileContent(NamedTuple):
+    """A file as it was read."""
+
+    data: bytes
+    modified_s: float | None
+    """When it was modified (seconds since 1970); None: not known."""
+
+
 class OneFile(Protocol):
     """A root that is itself a file. A person named it, so a link may lead anywhere."""
 
@@ -84,7 +92,10 @@ class Tree(Protocol):
     def contradiction(self, doubt: Doubt) -> str:
         """See ``Source``."""
 
-    def read(self, listed: Listed, limit_bytes: int) -> bytes:
+    def uri(self, id: str) -> str:
+        """Where a file can be opened: absolute, without secrets."""
+
+    def read(self, listed: Listed, limit_bytes: int) -> FileContent:
         """A file's bytes as they are now.
 
         Raises:

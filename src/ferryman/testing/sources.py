@@ -190,7 +190,7 @@ class SourceSuite:
 
     def _versions(self, source: Source) -> dict[str, str]:
         documents = (self._document(source, entry) for entry in self._scan(source))
-        return {doc.id: content_version(encode_fields(doc.fields), doc.raw) for doc in documents}
+        return {doc.id: content_version(encode_fields(source.counted(doc.fields)), doc.raw) for doc in documents}
 
 
 def _error_of(call: Callable[[], object]) -> Exception | None:

@@ -144,7 +144,7 @@ class Feed:
         row = block.table.slice(i, 1)
         size, location = row["size"][0].as_py(), row["location"][0].as_py()
         doc = self._source.read(Listed(self._source.own_id(id), size, block.fingerprints[i], location))
-        doc.version = block.versions[i] = content_version(encode_fields(doc.fields), doc.raw)
+        doc.version = block.versions[i] = content_version(encode_fields(self._source.counted(doc.fields)), doc.raw)
         doc.id = doc.origin_id = id
         return doc
 
