@@ -54,6 +54,10 @@ def test_steps_and_destination_spend_the_same_attempts(trial: Trial) -> None:
     assert [line["attempt"] for line in trial.out.lines()] == [2, 3]
 
 
+def wrong(delivery: Any) -> Outcome:
+    raise RuntimeError("a bug")
+
+
 class Panic(BaseException):
     """As extensions in Rust raise it: no Exception."""
 
@@ -111,7 +115,7 @@ def test_a_new_version_begins_with_its_first_attempt(trial: Trial) -> None:
 @pytest.mark.parametrize("where", ["step", "destination"])
 def test_after_three_attempts_it_is_dead(trial: Trial, where: str) -> None:
     """Where the plan says nothing else, in steps as at the destination; no run tries it again by itself."""
-    trial.build(*([broken] if where == "step" else []), answer=busy)
+    trial.build(*([broken] if where == "step" else []), answer=wrong)
     trial.put("a")
     for _ in range(2):
         assert trial.run().exit == 3

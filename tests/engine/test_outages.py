@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from ferryman import settings
+from ferryman.destinations import Outcome
 from ferryman.document import Document
 from ferryman.errors import BadDocument, Dropped, Misconfigured, PermanentError, TransientError, Unavailable
 from ferryman.routers import Duplicate, Router
@@ -438,14 +439,53 @@ def test_what_is_transient_is_tried_with_patience(trial: Trial) -> None:
     assert trial.history("a")[-1]["message"] == "step busy_step: TransientError: not yet (attempt 8, the last)"
 
 
+def busy(delivery: Any) -> Outcome:
+    return Outcome.transient("not yet")
+
+
 @pytest.mark.rule("patience.time")
-def test_patience_is_a_day(trial: Trial) -> None:
-    """More tries than that do not end it; a run that is not to wait ends with 4."""
-    trial.build(busy_step)
+def test_a_destination_is_tried_with_patience(trial: Trial) -> None:
+    """As a step: what it says is transient."""
+    trial.build(answer=busy, patience=0)
     trial.put("a")
-    for _ in range(settings.PATIENCE_TRIES + 2):
-        assert trial.run(wait=0).exit == 4
+    assert trial.run(wait=100).exit == 3
+    assert trial.statuses("a") == ["ERROR"] * (settings.PATIENCE_TRIES - 1) + ["DEAD"]
+
+
+@pytest.mark.rule("patience.attempts")
+def test_a_fault_of_a_destination_counts_against_attempts(trial: Trial) -> None:
+    """Transient errors before it do not, not even those of a step."""
+
+    def answer(delivery: Any) -> Outcome:
+        if delivery.attempt <= 5:
+            return Outcome.transient("not yet")
+        raise RuntimeError("a bug")
+
+    trial.build(once_busy(trial.folder / "flag"), answer=answer)
+    trial.put("a")
+    assert trial.run(wait=100).exit == 3
+    assert trial.statuses("a") == ["ERROR"] * 7 + ["DEAD"]
+
+
+def once_busy(flag: Path) -> Callable[[Document], Document]:
+    def step(doc: Document) -> Document:
+        if not flag.exists():
+            flag.touch()
+            raise TransientError("not yet")
+        return doc
+
+    return step
+
+
+@pytest.mark.rule("patience.time")
+@pytest.mark.parametrize("where", ["step", "destination"])
+def test_patience_is_a_day(trial: Trial, where: str) -> None:
+    """More tries than that do not end it; a run that is not to wait ends with 4."""
+    trial.build(*([busy_step] if where == "step" else []), answer=busy)
+    trial.put("a")
+    assert trial.run(wait=0).exit == 4
     assert set(trial.statuses("a")) == {"ERROR"}
+    assert len(trial.statuses("a")) >= settings.PATIENCE_TRIES
 
 
 @pytest.mark.rule("patience.attempts")

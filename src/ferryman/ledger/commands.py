@@ -286,6 +286,9 @@ def _without_or_due(state: State, path: str, say: Status, hashes: set[str]) -> t
         for column in ("attempt", "due"):
             at = rows.schema.get_field_index(column)
             again = again.set_column(at, column, pc.if_else(concerned, pa.scalar(0, pa.int64()), rows[column]))
+        for column in ("since", "transient"):
+            at = rows.schema.get_field_index(column)
+            again = again.set_column(at, column, pc.if_else(concerned, pa.scalar(None, pa.int64()), rows[column]))
         writer.write(again)
     part = writer.finish()
     return path, None if part is None else state.outbox.data_file(part, file.partition)

@@ -71,7 +71,8 @@ def sent_events(outbox_rows: pa.Table, noted: Iterable[RowResult], destination: 
         columns["attempt"] = [
             a + 1 if f is None else f.attempt for a, f in zip(outbox_rows["attempt"].to_pylist(), found, strict=True)
         ]
-        columns["due"] = [None if f is None else f.due for f in found]
+        for name in ("due", "since", "transient"):
+            columns[name] = [None if f is None else getattr(f, name) for f in found]
     table = table_of(
         LEDGER, n, **columns, destination=destination, wave=wave, ordinal=ORDINAL_SENT, created=dt.datetime.now(dt.UTC)
     )

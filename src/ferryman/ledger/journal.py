@@ -57,6 +57,10 @@ class RowResult(msgspec.Struct, frozen=True, array_like=True):
     attempt: int
     due: int | None
     """When an ERROR is tried again, µs since 1970; None: not owed any more."""
+    since: int | None = None
+    """Its first transient error, µs since 1970."""
+    transient: int | None = None
+    """How many attempts ended so."""
 
 
 class Result(msgspec.Struct, frozen=True):

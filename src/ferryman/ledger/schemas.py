@@ -29,13 +29,16 @@ LEDGER: Final = pa.schema(
         pa.field("wave", pa.int64()),
         pa.field("ordinal", pa.int64()),
         pa.field("due", pa.int64()),
+        pa.field("since", pa.int64()),
+        pa.field("transient", pa.int64()),
         pa.field("created", pa.timestamp("us", tz="UTC")),
     ]
 )
-"""One row an event. ``attempt``: attempts made. ``due``: when an ERROR is tried again, µs since 1970. Events of a
-delivery are ordered by (wave, ordinal). Empty ``destination``: the event is about the document."""
+"""One row an event. ``attempt``: attempts made. ``due``: when an ERROR is tried again, µs since 1970; ``since`` and
+``transient`` then, as in the outbox. Events of a delivery are ordered by (wave, ordinal). Empty ``destination``: the
+event is about the document."""
 
-LEDGER_COLUMNS: Final = [f.name for f in LEDGER if f.name not in ("ordinal", "due")]
+LEDGER_COLUMNS: Final = [f.name for f in LEDGER if f.name not in ("ordinal", "due", "since", "transient")]
 """The public ones, in their public order."""
 
 DOCUMENTS: Final = pa.schema(
@@ -71,12 +74,15 @@ OUTBOX: Final = pa.schema(
         pa.field("delivery_hash", pa.string()),
         pa.field("attempt", pa.int64()),
         pa.field("due", pa.int64()),
+        pa.field("since", pa.int64()),
+        pa.field("transient", pa.int64()),
         pa.field("fields", pa.binary()),
         pa.field("raw", pa.binary()),
     ]
 )
 """One row a committed delivery that has not left. Sequence = ``first_sequence`` + ``row``. ``attempt``: attempts made.
-``due``: µs since 1970, 0 = now; null: parked (dead, refused, unknown), kept for a person's word. ``fields`` is JSON."""
+``due``: µs since 1970, 0 = now; null: parked (dead, refused, unknown), kept for a person's word. ``since``: its first
+transient error, µs since 1970; ``transient``: how many attempts ended so; null: none did. ``fields`` is JSON."""
 
 OUTBOX_PARTITION: Final = ["wave", "destination", "first_sequence"]
 

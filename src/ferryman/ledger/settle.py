@@ -21,7 +21,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -266,10 +266,8 @@ def rewrite(item: Rewrite) -> Part | None:
     A row leaves when the ledger says INDEXED or DROPPED. ERROR waits until it is due; the rest is parked (due null).
     """
     root = Path(item.root)
-    said = pa.concat_tables(
-        [read_part(root / "ledger" / p, ["delivery_hash", "status", "attempt", "due"]) for p in item.parts]
-    )
-    latest = {h: (s, a, d) for h, s, a, d in zip(*(c.to_pylist() for c in said.columns), strict=True)}
+    said = pa.concat_tables([read_part(root / "ledger" / p, ["delivery_hash", "status", *_TRIES]) for p in item.parts])
+    latest = {h: (s, *tries) for h, s, *tries in zip(*(c.to_pylist() for c in said.columns), strict=True)}
     writer = OutboxWriter(root / "outbox", epoch=item.epoch)
     for group in row_groups(root / "outbox" / item.path):
         writer.write(_staying(group, latest))
@@ -279,16 +277,19 @@ def rewrite(item: Rewrite) -> Part | None:
     return part
 
 
-def _staying(rows: pa.Table, latest: dict[str, tuple[str, int, int | None]]) -> pa.Table:
-    """Those of the rows that stay, by what was said of them last: delivery hash -> (status, attempt, due)."""
-    stays, attempts, dues = [], [], []
-    columns = (rows[c].to_pylist() for c in ("delivery_hash", "attempt", "due"))
-    for digest, attempt, due in zip(*columns, strict=True):
-        status, now_attempt, now_due = latest.get(digest, (None, attempt, due))
+_TRIES: Final = ("attempt", "due", "since", "transient")
+"""What changes of a row that stays."""
+
+
+def _staying(rows: pa.Table, latest: dict[str, tuple[Any, ...]]) -> pa.Table:
+    """Those of the rows that stay, by what was said of them last: delivery hash -> (status, …), see ``_TRIES``."""
+    stays, tries = [], []
+    columns = (rows[c].to_pylist() for c in ("delivery_hash", *_TRIES))
+    for digest, *before in zip(*columns, strict=True):
+        status, *now = latest.get(digest, (None, *before))
         stays.append(status not in (Status.INDEXED, Status.DROPPED))
-        attempts.append(now_attempt)
-        dues.append(now_due)
-    for name, values in (("attempt", attempts), ("due", dues)):
+        tries.append(now)
+    for name, values in zip(_TRIES, zip(*tries, strict=True), strict=False):
         rows = rows.set_column(rows.schema.get_field_index(name), name, pa.array(values, pa.int64()))
     return rows if all(stays) else rows.filter(pa.array(stays, pa.bool_()))
 

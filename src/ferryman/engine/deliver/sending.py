@@ -24,13 +24,14 @@ import pyarrow.compute as pc
 from ferryman import settings
 from ferryman.destinations.base import Delivery, Guarantee, Outcome
 from ferryman.engine.deliver.contest import Order
-from ferryman.engine.deliver.outcomes import row_result
+from ferryman.engine.deliver.outcomes import Tries, row_result
 from ferryman.engine.deliver.sender import Caller, ChildSender, Hung, Killed, Sender, universal
-from ferryman.errors import PermanentError, named, words
+from ferryman.errors import PermanentError, TransientError, named, words
 from ferryman.ledger.events import sent_events
 from ferryman.ledger.journal import UNTOUCHED, Journal, Result, RowResult, Rows
 from ferryman.ledger.schemas import OUTBOX_CONTENT, OUTBOX_KEPT
 from ferryman.ledger.statuses import Status
+from ferryman.outages import is_connection
 from ferryman.plan import DestinationNode, Policy
 from ferryman.storage.files import fsync_folder
 from ferryman.storage.groups import RowGroups, values
@@ -127,7 +128,7 @@ class Turn:
     def all_alike(self, outcomes: list[Outcome] | None) -> Stop | None:
         """Has every row of many chunks in a row failed with the same words? Then it is the destination's trouble."""
         said = {(o.kind, words(o.why)) for o in outcomes or ()}
-        if len(said) != 1 or next(iter(said))[0] not in ("permanent", "transient"):
+        if len(said) != 1 or next(iter(said))[0] not in ("permanent", "transient", "unforeseen"):
             self._alike = ("", 0, 0)
             return None
         [(kind, why)] = said
@@ -282,7 +283,8 @@ class FileDelivery:
                 tries = f" in each of {self.policy.attempts} tries" if self.policy.attempts > 1 else ""
                 return [Outcome("killed", f"it ended its sender's process{tries}: {e.how}")]
             if len(chunk) == 1:
-                return [Outcome("permanent" if permanent else "transient", why)]
+                passes = isinstance(e, TransientError) or is_connection(e)
+                return [Outcome("permanent" if permanent else "transient" if passes else "unforeseen", why)]
         outcomes: list[Outcome] = []
         for half in (chunk[: len(chunk) // 2], chunk[len(chunk) // 2 :]):
             outcomes += self._write_or_split(half) or [Outcome.ok()] * len(half)
@@ -322,10 +324,11 @@ class FileDelivery:
         """What is to be remembered of rows that were not simply delivered."""
         if outcomes is None:
             return []
-        attempts = self.table["attempt"].slice(start, end - start).to_pylist()
+        part = self.table.slice(start, end - start)
+        tries = zip(*(part[name].to_pylist() for name in Tries._fields), strict=True)
         return [
-            row_result(row, attempt + 1, outcome, self.policy, self.turn.now_us)
-            for row, attempt, outcome in zip(self.rows[start:end].tolist(), attempts, outcomes, strict=True)
+            row_result(row, Tries(*before), outcome, self.policy, self.turn.now_us)
+            for row, before, outcome in zip(self.rows[start:end].tolist(), tries, outcomes, strict=True)
             if outcome.kind != "ok"
         ]
 

@@ -10,7 +10,7 @@ from ferryman.document import Operation
 from ferryman.engine.transform.block import Block
 from ferryman.ledger.delivery import DeliveryHash
 from ferryman.ledger.events import table_of
-from ferryman.ledger.family import Given, parent_of
+from ferryman.ledger.family import Given, Owed, parent_of
 from ferryman.ledger.schemas import OUTBOX_FILE
 
 
@@ -39,13 +39,13 @@ class Outgoing:
         """None: all are origins."""
         self._fields: list[bytes] = []
         self._raws: list[bytes | None] = []
-        self._attempts: dict[int, int] = {}
-        """Place -> attempts made, where there were any."""
+        self._before: dict[int, Owed] = {}
+        """Place -> what it has had, where there were attempts."""
 
-    def add(self, i: int, id: str, *, child: bool, attempts: int = 0) -> None:
+    def add(self, i: int, id: str, *, child: bool, before: Owed | None = None) -> None:
         """A row whose origin is row ``i`` of the block."""
-        if attempts:
-            self._attempts[len(self.rows)] = attempts
+        if before is not None and before.attempt:
+            self._before[len(self.rows)] = before
         if child and self._parents is None:
             self._parents = [None] * len(self.rows)
         if self._parents is not None:
@@ -63,6 +63,7 @@ class Outgoing:
         n = len(self.rows)
         versions = picked(block.versions, self.rows)
         revisions = [1] * n if block.first_seen else [block.revision(i) for i in self.rows]
+        had = [self._before.get(at) for at in range(n)] if self._before else None
         content = {"fields": self._fields, "raw": self._raws} if self._fields else {}
         return table_of(
             OUTBOX_FILE,
@@ -78,8 +79,10 @@ class Outgoing:
             route=self.end[1],
             branches=self.branches,
             delivery_hash=list(map(self._delivery_hash, self._ids, versions, revisions)),
-            attempt=[self._attempts.get(at, 0) for at in range(n)] if self._attempts else 0,
+            attempt=[each.attempt if each else 0 for each in had] if had else 0,
             due=0,
+            since=[each and each.since for each in had] if had else None,
+            transient=[each and each.transient for each in had] if had else None,
             **content,
         )
 

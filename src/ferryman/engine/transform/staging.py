@@ -199,7 +199,7 @@ class Stager:
 
     # -- what a walk says of a delivery; see ``walk.Stage`` ------------------------------------------
 
-    def upsert(self, doc: Document, end: _End, branches: str, fields: bytes, attempts_before: int) -> None:
+    def upsert(self, doc: Document, end: _End, branches: str, fields: bytes, before: Owed | None) -> None:
         origin = self._block.ids[self._i]
         child = doc.id != origin
         if child:
@@ -213,7 +213,7 @@ class Stager:
         if sending is None:
             sending = self._sending(end, branches, "upsert")
         self._make_room(len(fields) if doc.raw is None else len(fields) + len(doc.raw))
-        sending.add(self._i, doc.id, child=child, attempts=attempts_before)
+        sending.add(self._i, doc.id, child=child, before=before)
         sending.fill(fields, doc.raw)
         self._family_at.add(end[0])
         if not child:

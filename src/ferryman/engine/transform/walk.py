@@ -46,8 +46,8 @@ class Met(NamedTuple):
 class Stage(Protocol):
     """Where the walk says what becomes of a delivery. ``attempt`` counts from 1."""
 
-    def upsert(self, doc: Document, end: End, branches: str, fields: bytes, attempts_before: int) -> None:
-        """It goes to the destination."""
+    def upsert(self, doc: Document, end: End, branches: str, fields: bytes, before: Owed | None) -> None:
+        """It goes to the destination; ``before``: what it has had, if this is a retry."""
 
     def dropped(self, doc: Document, end: End, branches: str, why: str, attempt: int) -> None:
         """It ends on purpose."""
@@ -259,11 +259,11 @@ class Walk:
 
     def _deliver(self, doc: Document, station: Station, route: str, branches: str, wanted: _Wanted) -> None:
         end = (station.name, route)
-        before = 0
+        before = None
         if wanted is not None:
             if end not in wanted:
                 return
-            before = wanted[end].attempt
+            before = wanted[end]
         try:
             fields = encode_fields(doc.fields)
             if doc.raw is not None and not isinstance(doc.raw, bytes):
