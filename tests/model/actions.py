@@ -114,8 +114,8 @@ ACTIONS: Final[dict[str, Action]] = {
     ),
     "send.hung": Action(
         "sends, and is given up before an answer comes",
-        ("engine.deliver.sender.Sender.call",),
-        ("deliver.sent",),
+        ("engine.deliver.sender.Sender.call", "engine.deliver.lane.Pass.__call__"),
+        ("deliver.sent", "deliver.hung"),
         fault=True,
     ),
     "send.landed": Action("what was given up takes effect after all"),
