@@ -81,7 +81,7 @@ CONFIGURATIONS: Final = (
         CHANGES,
         (Destination(LEAST),),
         Budget(faults=3),
-        answers=("transient", "raised", "half", "down"),
+        answers=("transient", "raised", "half", "down", "hung"),
         attempts=3,
     ),
     # Chunks of two rows, of which one fails.

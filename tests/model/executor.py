@@ -27,6 +27,7 @@ from tests.model.state import (
     Worker,
 )
 
+ACTS_LATER: Final = "a call that was given up acts later"
 OVERWRITTEN: Final = "an older row overwrote a newer one"
 
 Moves = Iterator[tuple[Step, State]]
@@ -207,12 +208,17 @@ def _send(config: Config, state: State, worker: Worker, name: str) -> Moves:
     if "down" in config.answers:
         yield Step("send.down", name), _down(config, state, worker)
     if "hung" in config.answers:
-        # The lane returns without it, and publishes what it has.
+        # It publishes what it has, and its process ends.
         if config.mutation == "what was sent counts as delivered":
             worker = worker._replace(pending=(*worker.pending, said))
-        state = state._replace(results=_published(state, worker))
-        hung = worker._replace(at="hung", chunks=(chunk,), pending=(), orphan=True)
-        yield Step("send.hung", name), _add(state, hung)
+        results = _published(state, worker)
+        if config.destinations[worker.destination].compares or config.mutation == ACTS_LATER:
+            # A server that has taken it in may carry it out after all.
+            hung = worker._replace(at="hung", chunks=(chunk,), pending=(), orphan=True)
+            yield Step("send.hung", name), _add(state._replace(results=results), hung)
+        else:
+            for after in (state, _effects(config, state, worker, chunk)):
+                yield Step("send.hung", name), after._replace(results=results)
 
 
 def _one_is_bad(config: Config, state: State, worker: Worker, i: int, name: str) -> Moves:
@@ -298,6 +304,7 @@ def _effect(config: Config, state: State, destination: Destination, row: Waiting
         return state
     place = delivery.destination * len(config.histories) + delivery.document
     before = state.there[place]
+    orphan = orphan and config.mutation != ACTS_LATER
     if row.sequence < before:
         clock = config.mutation == "the sequence is the time of sending"
         if destination.compares and not clock:

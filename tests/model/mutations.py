@@ -58,6 +58,11 @@ MUTATIONS: Final = (
         Config("", CHANGES, (Destination(LEAST),), Budget(faults=1), ("transient",)),
     ),
     Mutation(
+        "a call that was given up acts later",
+        "order",
+        Config("", CHANGES, (Destination(LEAST),), Budget(faults=1), ("hung",)),
+    ),
+    Mutation(
         "the sequence is the time of sending",
         "order",
         Config("", CHANGES, (Destination(LEAST, compares=True),), Budget(faults=1), ("hung",)),
