@@ -52,6 +52,7 @@ def run(
     allow_deletes: bool | Collection[str] = False,
     accept_changes: bool = False,
     from_version: int | None = None,
+    max_pending: int | None = None,
     notify: Sequence[str] = (),
 ) -> Summary:
     """Run a plan until all is delivered, or nothing more can be done now.
@@ -66,6 +67,8 @@ def run(
             folders.
         accept_changes: go on under this version although the plan's structure has changed.
         from_version: carry on from the state of this older version of the plan, if that was not done before.
+        max_pending: bytes on the disk, 4 GiB if None. While more is pending in the outbox, no more documents are read;
+            what is pending is sent.
         notify: who is told what goes wrong, beside those that the plan names: see ``Plan.notify``.
 
     Raises:
@@ -90,6 +93,7 @@ def run(
         allow_deletes=allow_deletes,
         accept_changes=accept_changes,
         from_version=from_version,
+        max_pending=max_pending,
         notify=targets,
     )
 

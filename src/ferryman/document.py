@@ -10,6 +10,7 @@ from urllib.parse import quote
 
 import msgspec
 
+from ferryman import settings
 from ferryman.errors import BadDocument, PermanentError
 
 Operation = Literal["upsert", "delete"]
@@ -188,6 +189,27 @@ def encode_fields(fields: dict[str, Any]) -> bytes:
                     "Set it to text, a number, a list or a dict in a step."
                 ) from None
         raise BadDocument(f"the fields are not JSON: {e}") from None
+
+
+def check_size(fields: bytes, raw: bytes | None) -> None:
+    """Can a delivery hold so much?
+
+    Raises:
+        BadDocument: it is larger than ``settings.MAX_CONTENT_BYTES``.
+    """
+    if why := excess(fields, raw):
+        raise BadDocument(why)
+
+
+def excess(fields: bytes, raw: bytes | None) -> str:
+    """Why a delivery cannot hold this; "" if it can."""
+    for what, size in (("fields", len(fields)), ("raw bytes", len(raw or b""))):
+        if size > (most := settings.MAX_CONTENT_BYTES):
+            return (
+                f"its {what} are too large: {size:,} bytes, and a document holds {most:,} at most. "
+                "Split it into children in a step, or deliver where it is instead of what is in it."
+            )
+    return ""
 
 
 decode_fields = msgspec.json.Decoder(dict[str, Any]).decode

@@ -12,6 +12,10 @@ GIB: Final = 1 << 30
 WAVE_BYTES: Final = GIB
 """Listed bytes a wave takes up. Delivery starts after the first one: this bounds the wait and the disk in flight."""
 
+MAX_PENDING_BYTES: Final = 4 * WAVE_BYTES
+"""What may be pending in the outbox while a scan reads on: a destination that is away for a day must not have the whole
+source copied to the disk."""
+
 TASK_BYTES: Final = 32 * MIB
 """Listed bytes a transform task takes: what one task may hold in memory, and what a killed worker costs."""
 

@@ -14,17 +14,20 @@ import pytest
 
 from ferryman import settings
 from ferryman.destinations.base import Delivery, Outcome
+from ferryman.destinations.null import Null
 from ferryman.document import Document
 from ferryman.engine.deliver.dispatch import first_sequence
 from ferryman.ledger.family import Given, decode_given, encode_given
 from ferryman.ledger.outbox import OutboxWriter, split_family
 from ferryman.ledger.schemas import OUTBOX_CONTENT, OUTBOX_FILE
 from ferryman.ledger.settle import Rewrite, rewrite
+from ferryman.plan import Plan
 from ferryman.settings import KIB, MIB
+from ferryman.sources import Memory
 from ferryman.storage.groups import RowGroups
 from ferryman.storage.parquet import write_part
 from ferryman.testing.inprocess import InProcess
-from tests.support.trial import Interrupted, Trial, Until
+from tests.support.trial import Interrupted, Trial, Until, run_plan
 
 
 @pytest.fixture
@@ -117,6 +120,55 @@ def test_deletes_of_a_large_family_go_after_its_upserts(trial: Trial, small: Non
     trial.run(runner=InProcess(slots=slots))
     said = [line["op"] for line in trial.out.lines() if line["id"].startswith("a#")]
     assert said == ["upsert"] * 100 + ["delete"] * 100
+
+
+# --- single contents ------------------------------------------------------------------------------------
+
+
+@pytest.mark.rule("size.content")
+def test_a_document_that_is_too_large_is_rejected_alone(trial: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As it comes from its source, and as a step makes it; it says how large it is, and what to do."""
+    monkeypatch.setattr(settings, "MAX_CONTENT_BYTES", 5000)
+
+    def grow(doc: Document) -> Document:
+        doc.raw = doc.raw and doc.raw * (100 if doc.id == "b" else 1)
+        return doc
+
+    trial.build(grow)
+    trial.put("a", text="x" * 5001)
+    trial.put("b", text="x" * 51)
+    trial.put("c", text="x" * 5000)
+    trial.documents.append({"id": "d", "text": "x" * 5000})
+    assert trial.run().exit == 3
+    assert trial.out.arrived() == ["c"]
+    assert {id: trial.statuses(id) for id in "abcd"} == {
+        "a": ["ERROR_DOC"],
+        "b": ["ERROR_DOC"],
+        "c": ["INDEXED"],
+        "d": ["ERROR_DOC"],
+    }
+    [event] = trial.history("b")
+    assert "its raw bytes are too large: 5,100 bytes, and a document holds 5,000 at most" in event["message"]
+    trial.put("b", text="x" * 5)
+    trial.drop("a", "d")
+    trial.run()
+    assert trial.statuses("b") == ["ERROR_DOC", "INDEXED"]
+
+
+@pytest.mark.slow
+def test_contents_of_2_gib_for_real(place: Path) -> None:
+    """One that is too large is rejected; two that are more than 2 GiB together are delivered."""
+
+    def grow(doc: Document) -> Document:
+        doc.raw = bytes(int(doc.text()) * MIB)
+        return doc
+
+    sizes = {"a": 2048, "b": 1100, "c": 1100}
+    plan = Plan("large", 1)
+    documents = [{"id": id, "raw": str(size).encode()} for id, size in sizes.items()]
+    plan.source("docs", Memory(documents)).step("grow", grow).destination("out", Null())
+    summary = run_plan(plan, place / "state", checked=False)
+    assert (summary.delivered, summary.rejected, summary.exit) == (2, 1, 3)
 
 
 # --- sending, settling, commands ------------------------------------------------------------------------

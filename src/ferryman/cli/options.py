@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -107,6 +108,20 @@ def seconds(option: str, text: str | None) -> float | None:
         return durations.seconds(text)
     except ValueError:
         raise UsageError(f"{option} {text}: give seconds, or a number with ms, s, m, h or d: 60, 60s, 2m.") from None
+
+
+def size_bytes(option: str, text: str | None) -> int | None:
+    """``500MB``, ``4 GiB``, ``1000`` as bytes; K, M, G and T are powers of 1024. None stays None.
+
+    Raises:
+        UsageError: not a size.
+    """
+    if text is None:
+        return None
+    found = re.fullmatch(r"(\d+(?:\.\d*)?|\.\d+)\s*([kmgt]?)(?:i?b)?", text.strip().lower())
+    if found is None:
+        raise UsageError(f"{option} {text}: give bytes, or a number with K, M, G or T: 500M, 4GB.")
+    return int(float(found[1]) * 1024 ** ("kmgt".index(found[2]) + 1 if found[2] else 0))
 
 
 def status_name(text: str | None) -> str | None:

@@ -20,6 +20,7 @@ from ferryman.cli.options import (
     Verbose,
     notify_targets,
     seconds,
+    size_bytes,
     spark_settings,
 )
 from ferryman.errors import UsageError
@@ -85,6 +86,15 @@ def run(
             help="Carry on from the state of this older version of the plan.",
         ),
     ] = None,
+    max_pending: Annotated[
+        str | None,
+        typer.Option(
+            "--max-pending",
+            metavar="SIZE",
+            show_default=False,
+            help="Read no more documents while more than this is pending: 500MB, 20GB. Default: 4GB.",
+        ),
+    ] = None,
     notify: Annotated[
         list[str] | None,
         typer.Option(
@@ -125,6 +135,8 @@ def run(
         "master": master,
         "notify": notify_targets(notify),
     }
+    if max_pending is not None:
+        options["max_pending"] = size_bytes("--max-pending", max_pending)
     if options["every"] == 0:
         raise UsageError("--every 0: give a time above 0, as in --every 30s.")
     loaded = load_plan(plan)

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ferryman import settings
+from ferryman.engine.backlog import Backlog
 from ferryman.engine.deliver.dispatch import Dispatcher, first_due, owed_rows
 from ferryman.engine.deliver.newer import Newer
 from ferryman.engine.driving import driving
@@ -65,6 +66,7 @@ def run(
     allow_deletes: bool | Collection[str] = False,
     accept_changes: bool = False,
     from_version: int | None = None,
+    max_pending: int | None = None,
     notify: Sequence[NotifyTarget] = (),
     observer: Observer | None = None,
 ) -> Summary:
@@ -80,6 +82,8 @@ def run(
             folders.
         accept_changes: go on under this version although the plan's structure has changed.
         from_version: carry on from the state of this older version of the plan, if that was not done before.
+        max_pending: bytes on the disk, 4 GiB if None. While more is pending in the outbox, no more documents are read;
+            what is pending is sent.
         notify: who is told what goes wrong, beside those that the plan names.
 
     Raises:
@@ -92,7 +96,9 @@ def run(
         versions.carry_over(state_root(plan, state), plan, from_version)
     with driving(plan, state, spark, master, conf or {}, accept_changes) as (taken, runner):
         observer = observer or Silent()
-        return Run(taken, runner, observer, wait=wait, allow_deletes=allow_deletes, notify=notify).go(every)
+        return Run(
+            taken, runner, observer, wait=wait, allow_deletes=allow_deletes, notify=notify, max_pending=max_pending
+        ).go(every)
 
 
 class Run:
@@ -108,6 +114,7 @@ class Run:
         allow_deletes: Allowed = False,
         notify: Sequence[NotifyTarget] = (),
         wave_bytes: int = settings.WAVE_BYTES,
+        max_pending: int | None = None,
         pace_s: float = settings.PACE_S,
         sleep: Callable[[float], None] = time.sleep,
         clock: Callable[[], float] = time.monotonic,
@@ -127,9 +134,12 @@ class Run:
         self._newer = Newer(state, self._dispatcher, self._tell)
         self._summary = Summary()
         self._reporter = Reporter(state, [*state.plan.notified, *notify], self._tell)
+        self._backlog = Backlog(state, settings.MAX_PENDING_BYTES if max_pending is None else max_pending)
         self._incomplete = False
         self._held = False
         """Deletes wait for a person's word."""
+        self._stopped_short = False
+        """The last scan stopped reading, for too much is pending."""
         self._littered = False
         """A worker died: it may have left files that nothing names."""
         self._waited = 0.0
@@ -147,8 +157,12 @@ class Run:
         self._nodes.troubles.endless = every is not None
         while True:
             began = time.monotonic()
+            until = began + every if every is not None else None
             self._incomplete = not self._scan()
-            self._catch_up(began + every if every is not None else None)
+            self._catch_up(until)
+            while self._stopped_short and not self._backlog.too_large:
+                self._incomplete = not self._scan()
+                self._catch_up(until)
             self._tell_stale()
             self.notify()
             if every is None:
@@ -201,8 +215,10 @@ class Run:
     # -- a scan ----------------------------------------------------------------------------------
 
     def _scan(self, *, only_owed: bool = False) -> bool:
-        """List, judge, and carry each slice through a wave; False if a listing was incomplete."""
+        """List, judge, and carry each slice through a wave; False if a listing was incomplete, or there is no room."""
         self._take_commands()
+        if not self._has_room():
+            return False
         self._observer.phase(self._state.wave + 1, "scan")
         folder = self._state.scratch("scan")
         waiting = self._nodes.waiting(self._step_debt())
@@ -230,9 +246,21 @@ class Run:
             if note not in self._summary.messages:  # a scan for what is owed meets the same again
                 self._tell(note)
         for piece in verdict.slices:
+            if not self._has_room():
+                break  # what was listed is listed again later, as after a kill
             self._wave(piece)
         shutil.rmtree(folder, ignore_errors=True)
-        return verdict.complete
+        return verdict.complete and not self._stopped_short
+
+    def _has_room(self) -> bool:
+        """May more documents be read? If too much is pending, what can be sent is sent first."""
+        while self._backlog.too_large and self._due_files(now_us()):
+            if not self._redeliver():
+                break
+        was, self._stopped_short = self._stopped_short, self._backlog.too_large
+        if self._stopped_short and not was:
+            self._tell(self._backlog.describe())
+        return not self._stopped_short
 
     def _wave(self, piece: Slice) -> None:
         number = self._state.wave + 1

@@ -53,7 +53,7 @@ class Dispatcher:
         task = Pass(
             self._shipped, str(self._state.root), number, now_us, driver, self._state.epoch, pace_s=self._pace_s
         )
-        lanes = [self._lanes(number, node, files, alone=len(work) == 1) for node, files in work]
+        lanes = [self._lanes(number, now_us, node, files, alone=len(work) == 1) for node, files in work]
         if len(lanes) == 1:
             outcomes = [self._deliver_one(task, lanes[0])]
         else:
@@ -118,12 +118,16 @@ class Dispatcher:
             sender.end()
         return True
 
-    def _lanes(self, number: int, node: DestinationNode, files: list[DataFile], *, alone: bool) -> list[Lane]:
-        width = 1 if node.destination.single_writer else max(1, self._runner.slots - (not alone))
-        together = _together(files)
-        dealt: list[list[OutboxFile]] = [[] for _ in range(min(width, len(together)))]
+    def _lanes(
+        self, number: int, now_us: int, node: DestinationNode, files: list[DataFile], *, alone: bool
+    ) -> list[Lane]:
         fresh = all(int(f.partition["wave"]) == number for f in files)  # a wave has each document once, by each route
         order = {} if fresh else self._order(files)
+        first = {key for key, each in order.items() if len(each.first)}
+        due = [f for f in files if first_due(f) <= now_us or first_sequence(f) in first]
+        together = _together(due)
+        width = 1 if node.destination.single_writer else max(1, self._runner.slots - (not alone))
+        dealt: list[list[OutboxFile]] = [[] for _ in range(min(width, len(together)))]
         for each in together:
             keys = [(file.path, first_sequence(file)) for file in each]
             min(dealt, key=len).extend(OutboxFile(path, key, order.get(key)) for path, key in keys)

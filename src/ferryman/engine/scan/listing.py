@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ferryman import settings
-from ferryman.document import Document, content_version, encode_fields
+from ferryman.document import Document, check_size, content_version, encode_fields, excess
 from ferryman.engine.runner import Runner, Shipped
 from ferryman.errors import BadDocument, UsageError, told
 from ferryman.ledger.events import table_of
@@ -244,6 +244,9 @@ class _Writer:
             "version": [content_version(each, None) for each in fields],
             "fields": fields,
         }
+        if max(columns["size"]) > settings.MAX_CONTENT_BYTES:
+            columns["refused"] = [excess(each, None) or None for each in fields]
+            columns["fields"] = [None if why else each for why, each in zip(columns["refused"], fields, strict=True)]
         size = sum(columns["size"])
         self._bytes += size
         groups = max(1, size // _GROUP_BYTES, -(-len(ids) // _GROUP_ROWS))
@@ -276,9 +279,10 @@ class _Writer:
 
 
 def _inline(id: str, doc: Document) -> tuple[tuple[Any, ...], int]:
-    """A whole document as a listing row; one whose fields JSON cannot hold is refused."""
+    """A whole document as a listing row; one whose fields JSON cannot hold, or that is too large, is refused."""
     try:
         fields = encode_fields(doc.fields)
+        check_size(fields, doc.raw)
     except BadDocument as e:
         return (id, 0, "", "", str(e), content_version(repr(e).encode(), None), None, None), 0
     size = len(fields) + len(doc.raw or b"")

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from ferryman.document import Document, encode_fields
+from ferryman.document import Document, check_size, encode_fields
 from ferryman.engine.transform.faults import Fault, FaultKind, fault_of
 from ferryman.engine.transform.pulse import Pulse
 from ferryman.engine.transform.stations import End, Station, joined, stations
@@ -268,6 +268,7 @@ class Walk:
             fields = encode_fields(doc.fields)
             if doc.raw is not None and not isinstance(doc.raw, bytes):
                 raise PermanentError(f"{doc.id} has a {type(doc.raw).__name__} as raw, which must be bytes or None")
+            check_size(fields, doc.raw)
         except Exception as e:
             only = {end: Owed(*end, 0) if wanted is None else wanted[end]}
             self._fail(doc, station, route, branches, only, e)

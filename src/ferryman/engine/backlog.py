@@ -1,0 +1,55 @@
+"""How much is pending in the outbox: a scan stops reading documents while it is too much."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Final
+
+from ferryman.engine.deliver.dispatch import owed_rows
+from ferryman.ledger.state import State
+from ferryman.settings import GIB, KIB, MIB
+
+
+class Backlog:
+    """Of a state.
+
+    Args:
+        max_bytes: more than this, as it lies on the disk, is too much.
+    """
+
+    def __init__(self, state: State, max_bytes: int) -> None:
+        self._state = state
+        self._max_bytes = max_bytes
+
+    @property
+    def too_large(self) -> bool:
+        return sum(self._pending().values()) > self._max_bytes
+
+    def describe(self) -> str:
+        """Why no more documents are read, and what to do."""
+        pending = self._pending()
+        each = ", ".join(f"{name}: {size_text(size)}" for name, size in pending.most_common())
+        return (
+            f"the scan stopped before its end: {size_text(sum(pending.values()))} are pending ({each}), and more than "
+            f"{size_text(self._max_bytes)} may not pile up (--max-pending). What is pending is kept; the rest is read "
+            "once there is room: run again when the destination is back."
+        )
+
+    def _pending(self) -> Counter[str]:
+        """Destination -> bytes."""
+        found: Counter[str] = Counter()
+        for file in self._state.outbox.files.values():
+            if pending := owed_rows(file):
+                found[file.partition["destination"]] += file.size * pending // file.rows
+        return found
+
+
+def size_text(size: int) -> str:
+    """As a person reads it: 4.2 GiB."""
+    for unit, name in _UNITS:
+        if size >= unit:
+            return f"{size / unit:.1f} {name}"
+    return f"{size} bytes"
+
+
+_UNITS: Final = ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB"))
