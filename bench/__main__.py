@@ -22,6 +22,7 @@ NAMES = (
     "postgres",
     "extract",
     "intake",
+    "sizes",
 )
 
 
