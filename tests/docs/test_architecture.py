@@ -112,7 +112,10 @@ def test_the_folders_are_those_of_a_state() -> None:
     named = [code(cells[0])[0] for cells in rows(section) if code(cells[0])]
 
     assert sorted(named) == sorted(
-        {*(folder.partition("/")[0] for folder in FOLDERS), "state.json", "plan.json", "moved.json", "lock", READERS}
+        {
+            *(folder.partition("/")[0] for folder in FOLDERS),
+            *("state.json", "plan.json", "moved.json", "notified.json", "lock", READERS),
+        }
     )
 
 
