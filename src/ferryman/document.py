@@ -4,18 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator, MutableMapping
 from copy import deepcopy
+from datetime import timedelta
 from hashlib import blake2b
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 from urllib.parse import quote
 
 import msgspec
 
-from ferryman import settings
+from ferryman import durations, settings
 from ferryman.errors import BadDocument, PermanentError
 
 Operation = Literal["upsert", "delete"]
 
 _encode = msgspec.json.Encoder(order="sorted").encode
+
+
+class Again(NamedTuple):
+    """A wish to be read and walked again."""
+
+    after_s: float
+    why: str
 
 
 class Document(MutableMapping[str, Any]):
@@ -39,8 +47,8 @@ class Document(MutableMapping[str, Any]):
     """
 
     __slots__ = (
-        "_children", "_fields", "id", "only_if_changed", "operation", "origin_id", "parent_id", "raw", "refused",
-        "version",
+        "_again", "_children", "_fields", "id", "only_if_changed", "operation", "origin_id", "parent_id", "raw",
+        "refused", "version",
     )  # fmt: skip
 
     def __init__(self, id: str, /, *, raw: bytes | None = None, **fields: Any) -> None:
@@ -52,6 +60,7 @@ class Document(MutableMapping[str, Any]):
         self.operation: Operation = "upsert"
         self.refused: str | None = None
         self.only_if_changed = False
+        self._again: Again | None = None
         self._children = 0
         self._fields = fields
 
@@ -66,6 +75,7 @@ class Document(MutableMapping[str, Any]):
         doc.operation = "upsert"
         doc.refused = None
         doc.only_if_changed = False
+        doc._again = None
         doc._children = 0
         doc._fields = fields
         return doc
@@ -95,6 +105,30 @@ class Document(MutableMapping[str, Any]):
         child.version = self.version
         return child
 
+    def again(self, after: str | float | timedelta, *, why: str = "") -> None:
+        """Deliver what there is, and have the document read and walked again later, as a new revision, though nothing
+        of it has changed: for a result that is partial today. The first scan after that time takes it up.
+
+        Of a child it is said for its origin; of several times the earliest counts. Nothing is pending meanwhile. A
+        version that comes before has a wish of its own, or none.
+
+        Args:
+            after: ``"1h"``, ``"2d"``, seconds, or a timedelta; at least 1 s.
+            why: the ledger says it.
+
+        Raises:
+            PermanentError: ``after`` is no duration.
+        """
+        after_s = _seconds(after)
+        if after_s is None:
+            raise PermanentError(f"{self.id}: again(after={after!r}): give seconds, or text as in after='1h'.")
+        self._again = Again(max(settings.AGAIN_LEAST_S, after_s), str(why))
+
+    @property
+    def asked_again(self) -> Again | None:
+        """What the last ``again`` said."""
+        return self._again
+
     def copy(self) -> Document:
         """The same document as another object: its fields, and what is in them, can be changed apart."""
         copy = Document.of(self.id, {name: _copied(value) for name, value in self._fields.items()}, self.raw)
@@ -104,6 +138,7 @@ class Document(MutableMapping[str, Any]):
         copy.operation = self.operation
         copy.refused = self.refused
         copy.only_if_changed = self.only_if_changed
+        copy._again = self._again
         copy._children = self._children
         return copy
 
@@ -156,6 +191,18 @@ class Document(MutableMapping[str, Any]):
     def __repr__(self) -> str:
         raw = "" if self.raw is None else f", raw={len(self.raw)} bytes"
         return f"Document({self.id!r}{raw}, fields={sorted(self._fields)})"
+
+
+def _seconds(after: object) -> float | None:
+    """A duration; None if it is none."""
+    try:
+        if isinstance(after, timedelta):
+            found = after.total_seconds()
+        else:
+            found = durations.seconds(after) if isinstance(after, str) else float(after)  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return found if 0 <= found <= settings.AGAIN_MOST_S and not isinstance(after, bool) else None
 
 
 def _copied(value: Any) -> Any:

@@ -137,6 +137,12 @@ FETCH_TIMEOUT_S: Final = 30.0
 FETCH_REDIRECTS: Final = 5
 """Redirects a fetch follows: what HTTP once named as the most that is sensible (RFC 2068, 10.3)."""
 
+AGAIN_LEAST_S: Final = 1.0
+"""A document that asks to be read again comes no sooner: a scan that finds it due each time would never end."""
+
+AGAIN_MOST_S: Final = 100 * 366 * 86_400.0
+"""A document that asks to be read again later than this was written by mistake."""
+
 # --- telling people -------------------------------------------------------------------------------
 NOTIFY_TIMEOUT_S: Final = 30.0
 NOTIFY_TIMEOUT_MAX_S: Final = 300.0

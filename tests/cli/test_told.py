@@ -450,7 +450,7 @@ STATUS = {
     "plan": "small",
     "version": 2,
     "waves": 1,
-    "sources": {"files": {"documents": 3, "deleted": 0}},
+    "sources": {"files": {"documents": 3, "deleted": 0, "again": 0}},
     "destinations": {
         "index": {
             "delivered": 2, "deleted": 0, "dropped": 0, "failed": 1, "rejected": 0, "pending": 0, "in_doubt": 0,

@@ -180,7 +180,7 @@ def test_status_before_the_first_run_is_all_zero(ferryman: Ferryman, plan_file: 
         "plan": "small",
         "version": 2,
         "waves": 0,
-        "sources": {"files": {"documents": 0, "deleted": 0}},
+        "sources": {"files": {"documents": 0, "deleted": 0, "again": 0}},
         "destinations": {"index": zeros},
         "balanced": True,
     }

@@ -73,7 +73,7 @@ def test_each_situation_is_counted_in_its_place(trial: Trial, situation: str) ->
     trial.put("a", text=text)
     summary = trial.run(wait=0)
     assert trial.counts() == counts
-    assert trial.status()["sources"] == {"docs": {"documents": 1, "deleted": 0}}
+    assert trial.status()["sources"] == {"docs": {"documents": 1, "deleted": 0, "again": 0}}
     assert summary.exit == (4 if "pending" in counts else 3 if "failed" in counts else 0)
 
 
@@ -95,11 +95,11 @@ def test_deletes_are_counted_apart(trial: Trial) -> None:
     trial.drop("a")
     trial.run()
     assert trial.counts() == {"delivered": 2, "deleted": 1}
-    assert trial.status()["sources"] == {"docs": {"documents": 2, "deleted": 1}}
+    assert trial.status()["sources"] == {"docs": {"documents": 2, "deleted": 1, "again": 0}}
     trial.put("a")
     trial.run()
     assert trial.counts() == {"delivered": 3}
-    assert trial.status()["sources"] == {"docs": {"documents": 3, "deleted": 0}}
+    assert trial.status()["sources"] == {"docs": {"documents": 3, "deleted": 0, "again": 0}}
 
 
 @pytest.mark.rule("delete.given")
@@ -111,7 +111,7 @@ def test_a_document_that_never_arrived_and_is_gone_needs_no_delete(trial: Trial)
     trial.drop("a")
     trial.run()
     assert trial.counts() == {}
-    assert trial.status()["sources"] == {"docs": {"documents": 0, "deleted": 1}}
+    assert trial.status()["sources"] == {"docs": {"documents": 0, "deleted": 1, "again": 0}}
     assert trial.out.lines() == []
 
 
@@ -186,7 +186,7 @@ def test_a_committed_wave_counts_before_it_is_settled(trial: Trial) -> None:
     assert trial.counts() == {"pending": 2, "dropped": 1, "rejected": 1}
     assert status["balanced"]
     assert status["waves"] == 1
-    assert status["sources"] == {"docs": {"documents": 4, "deleted": 0}}
+    assert status["sources"] == {"docs": {"documents": 4, "deleted": 0, "again": 0}}
     assert {d["document"]: d["status"] for d in trial.docs()} == {
         "a": "BATCHED",
         "b": "BATCHED",

@@ -182,7 +182,8 @@ def _check_status(
                 assert (source, document, name) in accounted, f"{document} is lost from sight at {name}"
     for name, counts in status["sources"].items():
         mine = Counter(r["operation"] for (s, _), r in current.items() if s == name)
-        assert counts == {"documents": mine["upsert"], "deleted": mine["delete"]}
+        again = sum(r["again"] is not None for (s, _), r in current.items() if s == name)
+        assert counts == {"documents": mine["upsert"], "deleted": mine["delete"], "again": again}
 
 
 def _count_of(event: dict[str, Any]) -> str:

@@ -10,7 +10,7 @@ from ferryman.cli.terminal import command, json_line, note, say, table, when
 if TYPE_CHECKING:
     from ferryman.plan import Plan
 
-SOURCE = ("documents", "deleted")
+SOURCE = ("documents", "deleted", "again")
 DESTINATION = ("delivered", "deleted", "dropped", "failed", "rejected", "pending", "in_doubt")
 LOOK_AT = ("failed", "rejected", "in_doubt")
 """Counts that ask for an operator."""

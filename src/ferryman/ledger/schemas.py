@@ -56,13 +56,14 @@ DOCUMENTS: Final = pa.schema(
         pa.field("failed", pa.string()),
         pa.field("held", pa.string()),
         pa.field("forced", pa.bool_()),
+        pa.field("again", pa.int64()),
     ]
 )
 """The last row of a (source, document) by ``wave`` counts. ``given``: what destinations were given of its family, JSON;
 "" if nothing. ``due``: when failed steps are tried again (µs since 1970; null: nothing is owed by steps), for how many
 deliveries (``owed``), and where they failed (``failed``, JSON); see ``family``. ``held``: the nodes in trouble that all
 of these wait for, a line each; null: it waits for its time only. ``forced``: a person wants it read
-again as a new revision."""
+again as a new revision. ``again``: when a step wants that (µs since 1970; null: never)."""
 
 OUTBOX: Final = pa.schema(
     [

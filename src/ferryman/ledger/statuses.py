@@ -28,7 +28,7 @@ TERMINAL: Final = frozenset({Status.INDEXED, Status.DROPPED, Status.DEAD, Status
 MEANING: Final[dict[Status, str]] = {
     Status.FORCE: "a person wants it read again, changed or not; the next scan takes it up as a new revision",
     Status.RESTART: "a person, or a new plan version, wants it tried again; due now, attempts from zero",
-    Status.DIRTY: "a source or a person thinks it changed; the next scan looks",
+    Status.DIRTY: "a source or a person thinks it changed, and the next scan looks; or a step wants it again later",
     Status.PROCESSING: "taken up in a wave that has not committed; after a crash it is fed again",
     Status.ERROR: "a step or the destination failed; tried again when due",
     Status.BATCHED: "committed to the outbox; will be delivered",

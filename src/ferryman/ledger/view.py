@@ -23,6 +23,8 @@ from ferryman.storage.tables import Table
 
 COUNTS: Final = tuple(SHOWN)
 
+SOURCE_COUNTS: Final = ("documents", "deleted", "again")
+
 _AT: Final = "wave * 4 + ordinal"
 """Orders the events of a delivery."""
 
@@ -60,6 +62,10 @@ class View:
             for row in found.fetchall()
         ]
 
+    def keep(self, name: str, query: str) -> None:
+        """A query's rows under a name, for the questions that follow."""
+        self._db.execute(f"CREATE OR REPLACE TEMP TABLE {name} AS {query}")
+
     def status(self) -> dict[str, Any]:
         """See ``account.status``."""
         plan = self._state.plan
@@ -71,8 +77,11 @@ class View:
             counts[shown(status, operation)] += number
         for destination, number in found.older.items():
             destinations.setdefault(destination, dict.fromkeys(COUNTS, 0))["pending"] += number
-        sources = {name: {"documents": 0, "deleted": 0} for name in reached}
-        sources |= {name: {"documents": here, "deleted": gone} for name, (here, gone) in found.documents.items()}
+        sources = {name: dict.fromkeys(SOURCE_COUNTS, 0) for name in reached}
+        for name, (here, gone) in found.documents.items():
+            sources[name] = {"documents": here, "deleted": gone, "again": 0}
+        for name, number in self._asked_again():
+            sources[name]["again"] = number
         return {
             "plan": plan.name,
             "version": plan.version,
@@ -167,6 +176,15 @@ class View:
         names |= {file.partition["destination"] for file in self._state.outbox.files.values()}
         rows = self._one("SELECT greatest((SELECT count(*) FROM ledger), (SELECT count(*) FROM documents))")
         return Tables(self._db, self._documents, names - {""}, rows, self._folder)
+
+    def _asked_again(self) -> list[tuple[str, int]]:
+        """(source, documents that a step wants to be read again later)."""
+        return self._db.execute("""
+            SELECT source, count(*) FROM (
+                SELECT source, document, arg_max({again: again}, wave).again AS again FROM documents
+                WHERE document IN (SELECT document FROM documents WHERE again IS NOT NULL) GROUP BY source, document
+            ) WHERE again IS NOT NULL GROUP BY source
+        """).fetchall()
 
     def _register(self, table: Table, schema: pa.Schema, staged: list[str]) -> list[Path]:
         paths = [*table.paths(), *(table.folder / p for p in staged)]

@@ -39,6 +39,7 @@ JUDGED: Final = pa.schema(
         pa.field("due", pa.int64()),
         pa.field("failed", pa.string()),
         pa.field("held", pa.string()),
+        pa.field("again", pa.int64()),
     ]
 )
 """One row a document that a wave takes up; ``part`` and ``row`` say where its listing row is (null for ``gone``)."""

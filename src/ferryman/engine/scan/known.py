@@ -26,6 +26,7 @@ KNOWN: Final = {
     "due": "due",
     "failed": "failed",
     "held": "held",
+    "again": "again",
 }
 """Columns that a judged row has from its document's last row in ``documents``, and what they are called there."""
 

@@ -48,6 +48,7 @@ _KNOWN: Final = pa.schema(
         ("due", pa.int64()),
         ("forced", pa.bool_()),
         ("held", pa.string()),
+        ("again", pa.int64()),
         ("is_given", pa.bool_()),
         ("file", pa.int64()),
         ("row", pa.int64()),
@@ -56,7 +57,9 @@ _KNOWN: Final = pa.schema(
 )
 """A row of ``documents`` without what is wide of it: that is ``size`` bytes, in this row of this file."""
 
-_NARROW: Final = ("document", "version", "revision", "fingerprint", "operation", "wave", "due", "forced", "held")
+_NARROW: Final = (
+    *("document", "version", "revision", "fingerprint", "operation", "wave", "due", "forced", "held", "again"),
+)
 
 _TAKEN: Final = pa.schema([("h", pa.uint64()), ("id", pa.string())])
 
@@ -191,7 +194,7 @@ class SourceJudge:
         if self._source.detect == "fingerprint":
             listed_print = "CASE WHEN fingerprint <> '' AND refused IS NULL THEN fingerprint END"
             known_print = "fingerprint"
-        settled = "operation = 'upsert' AND NOT forced AND due IS NULL"
+        settled = f"operation = 'upsert' AND NOT forced AND due IS NULL AND (again > {self._now_us}) IS NOT FALSE"
         if self._source.detect == "none":
             settled = "false"
         flags = (
@@ -355,7 +358,7 @@ class SourceJudge:
         return (
             "CASE WHEN k.document IS NULL THEN 'new' "
             "WHEN l.id IS NULL THEN CASE WHEN k.operation = 'upsert' THEN 'gone' END "
-            f"WHEN k.forced THEN 'forced' {due} {always} "
+            f"WHEN k.forced OR k.again <= {self._now_us} THEN 'forced' {due} {always} "
             "WHEN k.operation = 'delete' THEN 'new' "
             "WHEN l.version = k.version THEN NULL "
             f"WHEN l.version IS NOT NULL THEN 'changed' {trusted} "

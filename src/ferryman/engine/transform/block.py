@@ -18,6 +18,7 @@ KNOWN: Final = [
     "due",
     "failed",
     "held",
+    "again",
 ]
 
 
@@ -32,6 +33,7 @@ class Known(NamedTuple):
     due: int | None
     failed: str | None
     held: str | None
+    again: int | None
 
     @property
     def failures(self) -> list[Failure]:

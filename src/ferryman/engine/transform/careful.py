@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
-from ferryman.document import Document
+from ferryman.document import Again, Document
 from ferryman.engine.child import Child, Died
 from ferryman.engine.scan.cut import TaskCut
 from ferryman.engine.transform.block import Block
@@ -204,6 +204,9 @@ class Recorder:
     def dropped(self, *args: Any) -> None:
         doc, *rest = args
         self.calls.append(("dropped", (_named(doc), *rest)))
+
+    def again(self, doc: Document, wish: Again) -> None:
+        self.calls.append(("again", (_named(doc), wish)))
 
 
 def _named(doc: Document, raw: bytes | None = None) -> Document:

@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple, Protocol
 import pyarrow as pa
 
 from ferryman import settings
-from ferryman.document import Document, Operation
+from ferryman.document import Again, Document, Operation
 from ferryman.engine.transform.block import Block, Known
 from ferryman.engine.transform.faults import TRANSIENT, Fault, FaultKind
 from ferryman.engine.transform.outgoing import Outgoing, picked
@@ -133,6 +133,8 @@ class Stager:
         """Its failures that are tried again; they share a due time."""
         self._undecided: list[tuple[Block, list[Undecided | Unread]]] = []
         """By block, in their order."""
+        self._wishes: dict[str, Again] = {}
+        """Origin -> when a step wants it again."""
         self._sendings: dict[tuple[_End, str, Operation], Outgoing] = {}
         self._bytes = 0
         """Content of the outbox rows since the last flush."""
@@ -222,6 +224,11 @@ class Stager:
     def dropped(self, doc: Document, end: _End, branches: str, why: str, attempt: int) -> None:
         self._event(doc, end, branches, Status.DROPPED, why, attempt)
 
+    def again(self, doc: Document, wish: Again) -> None:
+        origin = self._block.ids[self._i]
+        if (before := self._wishes.get(origin)) is None or wish.after_s < before.after_s:
+            self._wishes[origin] = wish
+
     # -- what becomes of a document and its family -----------------------------------------------------
 
     def walked(self, i: int, walk: Trail, go: Callable[[], None], *, retry: bool) -> None:
@@ -234,7 +241,7 @@ class Stager:
         if walk.met:
             found = Undecided(i, walk.met, walk.failures, walk.reached, walk.kept, given, retry)
             self._undecided[-1][1].append(found)
-        elif self._block.first_seen:
+        elif self._block.first_seen and self._block.ids[i] not in self._wishes:
             self._clean.append(i)
             self._clean_given.append(encode_given(tuple(given)))
         else:
@@ -353,7 +360,8 @@ class Stager:
                 self._event(self._relative(old.member), end, "", Status.DROPPED, why, 0, None, "delete")
             given = heirs.given + [old for old in heirs.gone if not self._delete(old)]
         left = encode_given(tuple(given))
-        self._remember(i, given=left, due=due, failures=walk.failures, held=encode_held(held))
+        again = known.again if retry and known is not None else None
+        self._remember(i, given=left, due=due, failures=walk.failures, held=encode_held(held), again=again)
         if retry and held and known is not None and _same(self._others[-1], _row(self._block.ids[i], known)):
             self._others.pop()  # it waits on; nothing is new
 
@@ -423,7 +431,7 @@ class Stager:
         """An event of the ledger, of the delivery that the document now makes, or of a past version and revision."""
         i = self._i
         version, revision = past or (self._block.versions[i], self._block.revision(i))
-        digest = self._hasher(end, operation)(doc.id, version, revision)
+        digest = self._hasher(end, operation)(doc.id, version, revision) if end[0] else ""
         self._event_rows.append(
             (
                 doc.id,
@@ -456,9 +464,12 @@ class Stager:
         due: int | None = None,
         failures: list[Failure] | None = None,
         held: str | None = None,
+        again: int | None = None,
     ) -> None:
-        """A row of ``documents``."""
+        """A row of ``documents``. ``again``: the wish of before, where that still counts."""
         block, failures = self._block, failures or []
+        if (wish := self._wishes.pop(block.ids[i], None)) is not None:
+            again = self._wished(i, wish, again)
         self._others.append(
             {
                 "document": block.ids[i],
@@ -472,8 +483,20 @@ class Stager:
                 "failed": encode_failures(failures),
                 "held": held,
                 "forced": False,
+                "again": again,
             }
         )
+
+    def _wished(self, i: int, wish: Again, before: int | None) -> int:
+        """When it is read again, µs since 1970; the ledger says so of the document."""
+        at = self._now_us + int(wish.after_s * 1e6)
+        if before is not None and before <= at:
+            return before
+        self._i = i
+        when = dt.datetime.fromtimestamp(at // 1_000_000, dt.UTC).strftime("%Y-%m-%d %H:%M:%S")
+        why = f"partial: it is read again after {when} UTC" + (f" ({wish.why})" if wish.why else "")
+        self._event(Document.of(self._block.ids[i], {}), ("", ""), "", Status.DIRTY, why, 0)
+        return at
 
     def _hasher(self, end: _End, operation: Operation) -> DeliveryHash:
         found = self._hashers.get((*end, operation))
@@ -617,6 +640,7 @@ def _row(id: str, known: Known) -> dict[str, Any]:
         "failed": known.failed,
         "held": known.held,
         "forced": False,
+        "again": known.again,
     }
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from ferryman.document import Document, check_size, encode_fields
+from ferryman.document import Again, Document, check_size, encode_fields
 from ferryman.engine.transform.faults import Fault, FaultKind, fault_of
 from ferryman.engine.transform.pulse import Pulse
 from ferryman.engine.transform.stations import End, Station, joined, stations
@@ -51,6 +51,9 @@ class Stage(Protocol):
 
     def dropped(self, doc: Document, end: End, branches: str, why: str, attempt: int) -> None:
         """It ends on purpose."""
+
+    def again(self, doc: Document, wish: Again) -> None:
+        """A step wants its family read and walked again later."""
 
 
 class Walk:
@@ -200,6 +203,7 @@ class Walk:
                 out = station.step(doc)
             finally:
                 doc.id = id  # its id is the source's, whatever a step does to the object
+                self._note_wish(doc)
             found = (doc,) if out is doc else self._returned(doc, station, route, out)
         except Dropped:
             station.pulse.succeeded()
@@ -237,8 +241,13 @@ class Walk:
                 what = "the document itself twice" if each.id == doc.id else f"two children of one key, {each.id!r}"
                 raise PermanentError(f"returned {what}: give each child a key of its own")
             seen.add(each.id)
+            self._note_wish(each)
         self._made |= {(route, id) for id in seen if id != doc.id}
         return found
+
+    def _note_wish(self, doc: Document) -> None:
+        if (wish := doc.asked_again) is not None:
+            self._stage.again(doc, wish)
 
     def _choose(self, doc: Document, station: Station) -> list[str]:
         """The branches that the router takes."""
