@@ -141,18 +141,30 @@ def deliveries(
     status: str | None = None,
     destination: str | None = None,
     source: str | None = None,
+    family: str | None = None,
+    incomplete: bool = False,
     limit: int | None = None,
 ) -> list[dict[str, Any]]:
     """Deliveries of current documents, each by its latest event, newest first, with the ledger's columns.
 
     Args:
         status: as shown (``failed``, ``pending`` …) or as stored (``DEAD``, ``BATCHED`` …), in any case.
+        family: only of this origin and what was made of it; or of the rows of this file.
+        incomplete: not deliveries but families of which some are pending or in doubt: ``source``, ``family``, and how
+            many ``deliveries`` it has, ``ended``, ``pending``, ``in_doubt``, ``failed``, ``rejected``. Goes with
+            ``source`` and ``family`` only.
     """
-    from ferryman.ledger import account
+    from ferryman.ledger import account, wholeness
     from ferryman.ledger.state import state_root
 
     root = state_root(plan, state)
-    return account.deliveries(root, status=status, destination=destination, source=source, limit=limit, plan=plan)
+    if incomplete:
+        if status is not None or destination is not None:
+            raise UsageError("incomplete: it goes with source and family only.")
+        return [each._asdict() for each in wholeness.incomplete(root, plan, source, family)[:limit]]
+    return account.deliveries(
+        root, status=status, destination=destination, source=source, family=family, limit=limit, plan=plan
+    )
 
 
 def history(plan: Plan, document: str, *, state: str | Path | None = None) -> list[dict[str, Any]]:

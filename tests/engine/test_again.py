@@ -12,8 +12,11 @@ import pytest
 from ferryman.document import Document
 from ferryman.engine.transform import task
 from ferryman.errors import PermanentError, TransientError
-from ferryman.sources import Files
-from tests.support.trial import Trial
+from ferryman.ledger import versions
+from ferryman.ledger.state import state_root
+from ferryman.plan import Plan
+from ferryman.sources import Files, Memory
+from tests.support.trial import Trial, run_plan
 
 HOUR_S = 3600
 
@@ -208,3 +211,22 @@ def test_it_never_comes_at_once() -> None:
     doc.again(0)
     assert doc.asked_again is not None
     assert doc.asked_again.after_s == 1
+
+
+def test_a_new_version_of_the_plan_takes_the_wishes_along(trial: Trial, clock: Clock) -> None:
+    """What the older state was asked for, the newer one does."""
+
+    def built(version: int) -> Plan:
+        plan = Plan("trial", version=version)
+        docs = plan.source("docs", Memory(trial.documents))
+        docs.step("partial", partial).destination("out", trial.out)
+        return plan
+
+    trial.put("a", text="partial")
+    run_plan(built(1), trial.state)
+    plan = built(2)
+    versions.carry_over(state_root(plan, trial.state), plan, 1)
+    assert run_plan(plan, trial.state).delivered == 0
+    clock.ahead_s = HOUR_S + 60
+    run_plan(plan, trial.state)
+    assert times(trial, "a") == 2

@@ -17,6 +17,7 @@ import duckdb
 
 from ferryman import settings
 from ferryman.errors import EngineError, StateDamaged, UsageError
+from ferryman.ledger.family import in_family
 from ferryman.ledger.folder import TABLES
 from ferryman.ledger.schemas import LEDGER_COLUMNS
 from ferryman.ledger.state import State
@@ -62,6 +63,7 @@ def deliveries(
     status: str | None = None,
     destination: str | None = None,
     source: str | None = None,
+    family: str | None = None,
     limit: int | None = None,
     plan: Plan | None = None,
 ) -> list[dict[str, Any]]:
@@ -69,12 +71,17 @@ def deliveries(
 
     Args:
         status: as shown (``failed``, ``pending`` …) or as stored (``DEAD``, ``BATCHED`` …), in any case.
+        family: only of this origin and what was made of it; or of the rows of this file.
 
     Raises:
         UsageError: there is no such status; there is no state yet.
     """
     statuses, operation = named_statuses(status)
-    return _reading(root, plan, lambda view: view.docs(statuses, destination, source, limit=limit, operation=operation))
+
+    def look(seen: View) -> list[dict[str, Any]]:
+        return seen.docs(statuses, destination, source, limit=limit, operation=operation, family=family)
+
+    return _reading(root, plan, look)
 
 
 def named_statuses(status: str | None) -> tuple[frozenset[Status], str | None]:
@@ -92,12 +99,13 @@ def named_statuses(status: str | None) -> tuple[frozenset[Status], str | None]:
 
 
 def history(root: Path, document: str, plan: Plan | None = None) -> list[dict[str, Any]]:
-    """Every event of a document and of what was made from it, oldest first; rows have the ledger's columns."""
-    columns = ", ".join(LEDGER_COLUMNS)
+    """Every event of a document and of what was made from it, oldest first; rows have the ledger's columns. Of a file
+    with rows that are documents: of its rows."""
+    columns, rows_too = ", ".join(LEDGER_COLUMNS), in_family(document)
     query = f"""
         SELECT {columns} FROM (
-            SELECT {columns}, ordinal FROM ledger WHERE document = $document OR origin = $document
-            UNION ALL SELECT {columns}, 3 AS ordinal FROM unsent WHERE document = $document OR origin = $document
+            SELECT {columns}, ordinal FROM ledger WHERE document = $document OR {rows_too}
+            UNION ALL SELECT {columns}, 3 AS ordinal FROM unsent WHERE document = $document OR {rows_too}
         ) ORDER BY wave, ordinal, created
     """
     return _reading(root, plan, lambda view: view.rows(query, {"document": document}))

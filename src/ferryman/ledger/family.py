@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from ferryman.document import content_version
+from ferryman.storage.query import quoted
 
 
 class Given(NamedTuple):
@@ -85,6 +86,20 @@ def ancestry(member: str) -> Iterator[str]:
     while member:
         member = member.rpartition("#")[0]
         yield member
+
+
+SEPARATOR: Final = "#"
+"""Stands between a file's id and its row's name, where rows are documents of their own; ids have no other."""
+
+
+def family_of(document: str) -> str:
+    """Id of the file that an origin is a row of; of a child, of its origin; else its own."""
+    return document.partition(SEPARATOR)[0]
+
+
+def in_family(family: str, column: str = "origin") -> str:
+    """SQL: is this the origin of that id, or a row of that file?"""
+    return f"({column} = {quoted(family)} OR starts_with({column}, {quoted(family + SEPARATOR)}))"
 
 
 def parent_of(child: str) -> str:

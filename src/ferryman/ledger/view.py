@@ -13,6 +13,7 @@ import duckdb
 import pyarrow as pa
 
 from ferryman.ledger.counts import Tables, count
+from ferryman.ledger.family import in_family
 from ferryman.ledger.schemas import DOCUMENTS, LEDGER, LEDGER_COLUMNS, OUTBOX, OUTBOX_PARTITION
 from ferryman.ledger.state import SETTLED, WAVE, State
 from ferryman.ledger.statuses import SHOWN, shown
@@ -110,15 +111,19 @@ class View:
         limit: int | None = None,
         share: tuple[int, int] = (0, 1),
         operation: str | None = None,
+        family: str | None = None,
     ) -> list[dict[str, Any]]:
         """Deliveries by their latest event; see ``account.deliveries``.
 
         Args:
             statuses: any of these; empty: whatever it is.
             document: the delivery's document, or the origin of its family.
+            family: of this origin, or of the rows of this file; see ``wholeness``.
             share: (i, n): of n shares into which whole families fall, the i-th.
         """
         where, wanted = _asked(statuses, destination, source, document)
+        if family is not None:
+            where.append(in_family(family))
         if operation is not None:
             where.append(f"operation = '{operation}'")
         if share != (0, 1):

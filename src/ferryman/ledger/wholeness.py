@@ -12,13 +12,11 @@ from typing import Any, Final, NamedTuple
 
 from ferryman import settings
 from ferryman.ledger.account import looking_again, view
+from ferryman.ledger.family import SEPARATOR, in_family
 from ferryman.ledger.statuses import TERMINAL
 from ferryman.ledger.view import View
 from ferryman.plan import Plan
 from ferryman.storage.query import quoted, quoted_list
-
-SEPARATOR: Final = "#"
-"""Stands between a file's id and its row's name; ids have no other."""
 
 _FAMILY: Final = f"split_part({{id}}, '{SEPARATOR}', 1)"
 
@@ -50,16 +48,6 @@ class Wholeness(NamedTuple):
         return said + "".join(f"; {', '.join(words)}" for words in (still, badly) if words)
 
 
-def family_of(origin: str) -> str:
-    """Id of the file that an origin is a row of; else its own."""
-    return origin.partition(SEPARATOR)[0]
-
-
-def in_family(family: str, column: str = "origin") -> str:
-    """SQL: is this the origin of that id, or a row of that file?"""
-    return f"({column} = {quoted(family)} OR starts_with({column}, {quoted(family + SEPARATOR)}))"
-
-
 def of_family(root: Path, family: str, plan: Plan | None = None) -> list[Wholeness]:
     """How far this family has come, one for each source that has it; [] if none has.
 
@@ -67,16 +55,26 @@ def of_family(root: Path, family: str, plan: Plan | None = None) -> list[Wholene
         UsageError: there is no state yet.
         StateDamaged: by name.
     """
-    return _looked(root, plan, lambda seen: list(_found(seen, in_family(family), in_family(family, "document"))))
+
+    def look(seen: View) -> list[Wholeness]:
+        every = _found(seen, in_family(family), in_family(family, "document"))
+        return [each._replace(family=family) for each in every]  # one row of a file may be asked for
+
+    return _looked(root, plan, look)
 
 
-def incomplete(root: Path, plan: Plan | None = None, source: str | None = None) -> list[Wholeness]:
-    """Families of which something is pending or in doubt.
+def incomplete(
+    root: Path, plan: Plan | None = None, source: str | None = None, family: str | None = None
+) -> list[Wholeness]:
+    """Families of which something is pending or in doubt; only of this source, only this family.
 
     Raises: as ``of_family``.
     """
 
     def look(seen: View) -> list[Wholeness]:
+        if family is not None:
+            every = _found(seen, in_family(family), in_family(family, "document"))
+            return [each for each in every if not each.complete and source in (None, each.source)]
         only = "" if source is None else f" AND source = {quoted(source)}"
         seen.keep("open_families", f"SELECT DISTINCT hash(source, {_family('id')}) AS h FROM ({_open(only)})")
         among = "hash(source, {family}) IN (SELECT h FROM open_families)"
