@@ -29,10 +29,10 @@ class Summary:
     waves: int = 1
     delivered: int = 2
     dropped: int = 0
-    dead: int = 0
-    error_doc: int = 0
-    owed: int = 0
-    unknown: int = 0
+    failed: int = 0
+    rejected: int = 0
+    pending: int = 0
+    in_doubt: int = 0
     messages: list[str] = field(default_factory=list)
 
     def as_dict(self) -> dict[str, int]:
@@ -130,6 +130,7 @@ def test_run_hands_its_options_on(fake: Fake, state: Path, capsys: pytest.Captur
         "allow_deletes": True,
         "accept_changes": True,
         "from_version": 1,
+        "notify": [],
     }
     assert code == 0
     assert json.loads(capsys.readouterr().out) == Summary().as_dict()
@@ -469,8 +470,8 @@ def test_status_is_a_table_in_a_pipe(fake: Fake, state: Path, capsys: pytest.Cap
     assert capsys.readouterr().out.splitlines() == [
         "plan small, version 2: 1 wave",
         "",
-        "source  documents  deleted",
-        "files           3        0",
+        "source  documents  deleted  again",
+        "files           3        0      0",
         "",
         "destination  delivered  deleted  dropped  failed  rejected  pending  in_doubt",
         "index                2        0        0       1         0        0         0",
@@ -575,7 +576,8 @@ def test_copies_are_told_apart_by_their_route(fake: Fake, state: Path, capsys: p
 
 def test_history_tells_every_event(fake: Fake, state: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Oldest first, with the reason of each."""
-    events = [row("a.txt", "ERROR", "down"), row("a.txt", "INDEXED", attempt=2)]
+    events = [row("a.txt", "ERROR", "down", origin="a.txt"), row("a.txt", "INDEXED", attempt=2, origin="a.txt")]
+    fake("ferryman.ledger.wholeness", of_family=lambda root, family, plan: [])
     fake("ferryman.ledger.account", history=lambda root, document, plan: events if document == "a.txt" else [])
 
     assert start(["history", "plan.py", "a.txt"]) == 0

@@ -72,7 +72,7 @@ def deliveries(
     whether all of it has ended: complete, or incomplete, and how many deliveries are pending, in doubt, failed or
     rejected. --incomplete lists families of which some are pending or in doubt; what failed has ended.
     """
-    from ferryman.ledger import account, wholeness
+    from ferryman.ledger import account
     from ferryman.ledger.state import state_root
     from ferryman.ledger.statuses import shown
     from ferryman.plan.load import load_plan, plan_file
@@ -88,6 +88,8 @@ def deliveries(
     if not has_run(root):
         note(f"{root}: there is no state here yet: nothing has run. Next: {command('run', plan, state=state)}")
     elif incomplete:
+        from ferryman.ledger import wholeness
+
         _list_incomplete(wholeness.incomplete(root, loaded, source, family)[:limit], plan, state, json=json)
         return
     else:

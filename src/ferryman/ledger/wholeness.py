@@ -90,7 +90,7 @@ def _looked(root: Path, plan: Plan | None, ask: Any) -> list[Wholeness]:
             found: list[Wholeness] = ask(seen)
             return found
 
-    return looking_again(look)
+    return looking_again(root, look)
 
 
 def _family(column: str) -> str:
