@@ -68,7 +68,7 @@ def judge(
             others = {other: judges.get(other) for other in rivals.get(name, ())}
             place = Path(tempfile.mkdtemp(dir=folder))
             due = due_now(now_us, waiting)
-            judges[name] = SourceJudge(db, place, listing, documents, files, outbox, due, only_owed, others)
+            judges[name] = SourceJudge(db, place, listing, documents, files, outbox, due, now_us, only_owed, others)
         for j in judges.values():
             if j.duplicates:
                 notes.append(

@@ -100,6 +100,7 @@ class SourceJudge:
         folder: of its own, for what does not fit into memory.
         files: of ``documents``, in its order, as they can be read by tasks.
         due: is a failed step of ``k`` due, as SQL; see ``due_now``.
+        now_us: a document that a step wants again by now is taken up.
         rivals: sources that may bring the same ids to the same destination, with those that are listed before it.
     """
 
@@ -112,6 +113,7 @@ class SourceJudge:
         files: list[str],
         outbox: Table,
         due: str,
+        now_us: int,
         only_owed: bool,
         rivals: Mapping[str, SourceJudge | None],
     ) -> None:
@@ -121,6 +123,7 @@ class SourceJudge:
         self.name = listing.source.name
         self.max_deleted = self._source.max_deleted
         self._due = due
+        self._now_us = now_us
         self._files = files
         self._outbox = outbox
         self._only_owed = only_owed
