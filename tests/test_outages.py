@@ -7,6 +7,7 @@ import socket
 import urllib.error
 from collections.abc import Callable
 from email.message import Message
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,6 +19,7 @@ import urllib3
 
 from ferryman import durations
 from ferryman.outages import chain, is_connection
+from ferryman.sources.root import Root
 
 
 def named(module: str, name: str, *bases: type[Exception], **attributes: Any) -> Exception:
@@ -162,6 +164,21 @@ def test_a_device_that_fails_is_an_outage_where_it_is_read() -> None:
     assert not is_connection(OSError(errno.EIO, "x"))
     for number in (errno.EACCES, errno.ENOENT, errno.EISDIR):
         assert not is_connection(OSError(number, "x"), reading=True)
+
+
+@pytest.mark.rule("outage.device")
+def test_files_tell_what_the_device_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The words are for a person; the cause is kept."""
+    (tmp_path / "a").write_text("x")
+
+    def failing(*_: object) -> bytes:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr("ferryman.sources.root.os.read", failing)
+    error = raised(lambda: Root(str(tmp_path)).read("a", 100))
+    monkeypatch.undo()
+    assert is_connection(error, reading=True)
+    assert not is_connection(raised(lambda: Root(str(tmp_path)).read("gone", 100)), reading=True)
 
 
 def test_an_error_that_raises_when_it_is_asked() -> None:

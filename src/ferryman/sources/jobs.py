@@ -176,7 +176,7 @@ class Jobs(Source):
         except OSError as e:
             if e.errno in (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EISDIR):
                 raise BadDocument(f"{path}: {os.strerror(e.errno)}. Download the job again.") from None
-            raise TransientError(f"{path}: cannot be read now: {e.strerror}.") from None
+            raise TransientError(f"{path}: cannot be read now: {e.strerror}.") from e
         if sha256(raw).hexdigest() != where["sha256"]:
             raise BadDocument(f"{path}: is not what was downloaded: its digest differs. Download the job again.")
         return Document.of(listed.id, where["fields"], raw)

@@ -77,7 +77,7 @@ class Root:
             finally:
                 os.close(opened)
         except OSError as e:
-            raise self._why(id, e) from None
+            raise self._why(id, e) from e  # whether it was the device is asked of the cause
 
     def open(self, id: str) -> Stream:
         """A file's bytes to be read piece by piece; the caller closes it.
@@ -182,7 +182,7 @@ class Stream(io.FileIO):
             if not got and len(buffer) and os.fstat(self.fileno()).st_size < self._size:
                 raise TransientError(f"{self._path}: became shorter while it was read")
         except OSError as e:
-            raise TransientError(f"{self._path}: cannot be read now: {e.strerror}") from None
+            raise TransientError(f"{self._path}: cannot be read now: {e.strerror}") from e
         return got
 
 
