@@ -10,9 +10,12 @@ import functools
 import gc
 import os
 import pickle
+import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import cloudpickle
@@ -23,6 +26,9 @@ from pyspark.sql import SparkSession
 
 from ferryman.engine.runner import Answer, Item
 from ferryman.errors import EngineError, UsageError, WorkerDied
+
+_INTERRUPTED = 130
+"""Exit code of a process that a signal has ended."""
 
 _ANSWER = "number long, answer binary"
 
@@ -96,7 +102,8 @@ def start(master: str, conf: Mapping[str, str], name: str) -> SparkSession:
     for key, value in settings.items():
         builder = builder.config(key, value)
     try:
-        session = builder.getOrCreate()
+        with _unbroken():
+            session = builder.getOrCreate()
     except Exception as e:
         raise UsageError(
             f"Spark did not start with --master {master}: {str(e).splitlines()[0] if str(e) else type(e).__name__}"
@@ -104,6 +111,35 @@ def start(master: str, conf: Mapping[str, str], name: str) -> SparkSession:
     with contextlib.suppress(AttributeError, PySparkException):  # Connect has no context
         session.sparkContext.setLogLevel("ERROR")
     return session
+
+
+@contextlib.contextmanager
+def _unbroken() -> Iterator[None]:
+    """Ctrl-C and SIGTERM wait until Spark has started: a start that is broken off leaves a JVM that nobody ends.
+
+    A second signal ends this process at once, and with it the JVM, which then finds all that it looks for at its start.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield  # signals are heard by the main thread alone
+        return
+    heard: list[int] = []
+
+    def hear(number: int, _frame: FrameType | None) -> None:
+        if heard:
+            os._exit(_INTERRUPTED)
+        heard.append(number)
+
+    before = {number: signal.signal(number, hear) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            if signal.getsignal(number) == hear:  # Spark has one of its own for Ctrl-C
+                signal.signal(number, handler)
+        if heard and callable(handler := before[signal.Signals(heard[0])]):
+            handler(heard[0], None)
+        elif heard and handler is signal.SIG_DFL:
+            signal.raise_signal(heard[0])
 
 
 @functools.cache

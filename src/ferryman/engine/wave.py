@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from ferryman import settings
 from ferryman.engine.backlog import Backlog
-from ferryman.engine.deliver.dispatch import Dispatcher, first_due, owed_rows
+from ferryman.engine.deliver.dispatch import Dispatcher, owed_rows
 from ferryman.engine.deliver.newer import Newer
 from ferryman.engine.driving import driving
 from ferryman.engine.nodes import Nodes
@@ -37,6 +37,7 @@ from ferryman.errors import WorkerDied
 from ferryman.ledger import commands, retries, versions
 from ferryman.ledger.account import left_over
 from ferryman.ledger.commit import commit_wave
+from ferryman.ledger.due import wait_of_file_s, wait_s
 from ferryman.ledger.maintenance import maintain, sweep
 from ferryman.ledger.retries import StepDebt
 from ferryman.ledger.settle import late_answers, settle
@@ -381,17 +382,17 @@ class Run:
             if not owed_rows(file):
                 continue
             if (probe := self._dispatcher.wait_s(destination)) is not None:
-                waits.append(max(probe, (first_due(file) - now) / 1e6))
+                waits.append(max(probe, wait_of_file_s(file, now)))
         for debt in self._step_debt():
             if (held := self._nodes.wait_s(debt.held)) is not None:
-                waits.append(max(held, (debt.due - now) / 1e6, 0.0))
+                waits.append(max(held, wait_s(debt.due, now)))
         sources = [self._nodes.wait_of(source) for source in self._unseen]
         waits += [until for until in sources if until is not None]
         return min(waits, default=None)
 
     def _due_files(self, now: int) -> bool:
         return any(
-            owed_rows(f) and first_due(f) <= now and self._dispatcher.wait_s(f.partition["destination"]) == 0
+            owed_rows(f) and wait_of_file_s(f, now) == 0 and self._dispatcher.wait_s(f.partition["destination"]) == 0
             for f in self._state.outbox.files.values()
         )
 
@@ -403,7 +404,7 @@ class Run:
         return self._debt
 
     def _steps_owed(self, now: int) -> bool:
-        return any(debt.due <= now and self._nodes.wait_s(debt.held) == 0 for debt in self._step_debt())
+        return any(wait_s(debt.due, now) == 0 and self._nodes.wait_s(debt.held) == 0 for debt in self._step_debt())
 
     def _sources_back(self) -> bool:
         """May a source be asked again of which known documents could not be looked at?"""

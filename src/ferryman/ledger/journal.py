@@ -32,6 +32,9 @@ from ferryman.storage.parquet import Part
 _NAME = re.compile(r"(\d+)\.(\d+)-(\d+)\.(claim|sent|result)\Z")
 
 
+_TRIMS: Final = 10
+"""How often a pass's folder is emptied to remove it. What is left after that is looked at again by the next settle."""
+
 UNTOUCHED: Final = "UNTOUCHED"
 """In place of a status: the destination was down before this row was tried; it stays owed as it is."""
 
@@ -198,11 +201,12 @@ class Journal:
             if rows not in keep:
                 path.unlink(missing_ok=True)
         folder = self.folder / str(pass_)
-        while not keep and folder.exists():
-            for leftover in folder.iterdir():
-                leftover.unlink(missing_ok=True)
-            with contextlib.suppress(OSError):  # a late worker has put something into it meanwhile
+        for _ in range(_TRIMS if not keep else 0):
+            with contextlib.suppress(OSError):  # a late worker has put something into it; or it cannot be removed
+                for leftover in folder.iterdir():
+                    leftover.unlink(missing_ok=True)
                 folder.rmdir()
+                return
 
     def forget(self, pass_: int, rows: Rows) -> None:
         """Remove a claim that was left open: late answers to it do not count any more."""

@@ -6,13 +6,14 @@ import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import duckdb
 import numpy as np
 import pyarrow as pa
 
 from ferryman import settings
+from ferryman.ledger.due import latest_us
 from ferryman.ledger.latest import DOCUMENT, Columns, latest
 from ferryman.ledger.state import State
 from ferryman.storage.query import connect, quoted_list, stream, verify
@@ -53,6 +54,12 @@ def step_debt(state: State) -> list[StepDebt]:
     return [StepDebt(names[held], owed[held], first) for held, first in due.items()]
 
 
+def _are_due(dues: np.ndarray[Any, Any], now_us: int) -> np.ndarray[Any, Any]:
+    """Which are due now, or later than anything can be; see ``due``."""
+    found: np.ndarray[Any, Any] = (dues <= now_us) | (dues > latest_us(now_us))
+    return found
+
+
 def owed_by_steps(state: State, now_us: int, waiting: Collection[str] = ()) -> dict[str, frozenset[str]] | None:
     """Source -> documents that a due retry or a person is waiting for, and perhaps some others; None: too many to name
     them.
@@ -62,7 +69,9 @@ def owed_by_steps(state: State, now_us: int, waiting: Collection[str] = ()) -> d
     """
     with connect(state.staging) as db:
         not_yet = hashed(pa.array(list(waiting), pa.string()))
-        due = [last["h"][(last["due"] <= now_us) & ~np.isin(last["held"], not_yet)] for last in _waiting(state, db)]
+        due = [
+            last["h"][_are_due(last["due"], now_us) & ~np.isin(last["held"], not_yet)] for last in _waiting(state, db)
+        ]
         if sum(map(len, due)) > settings.NAMED_DOCUMENTS:
             return None
         found: dict[str, set[str]] = defaultdict(set)

@@ -115,12 +115,14 @@ class State:
 
         Raises:
             StateHeld, StateDamaged, StateForeign: see errors; nothing was touched.
+            UsageError: the file system has no locks, hard links or sync of folders.
             EngineError: the disk is full.
         """
         state = cls(root, plan)
         state.refuse_foreign_folder()
         try:
             files.make_folder(root)
+            files.probe(root)
             state._lock = Lock.take(root / "lock")  # 1
             state._refuse_if_moved(successor)
             if not state.exists:

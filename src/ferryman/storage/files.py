@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import uuid
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
-from ferryman.errors import StateDamaged
+from ferryman.errors import StateDamaged, UsageError
 
 TEMPORARY = ".tmp-"
+
+_UNSUPPORTED: Final = (errno.ENOTSUP, errno.ENOSYS, errno.EINVAL, errno.EPERM, errno.ENOLCK, errno.EMLINK)
+"""What file systems say of what they do not have."""
 
 
 def fsync_folder(folder: Path | str) -> None:
@@ -77,7 +82,43 @@ def make_folder(folder: Path) -> None:
         folder = folder.parent
     for each in reversed(missing):
         each.mkdir(exist_ok=True)
-        fsync_folder(each.parent)
+        with _needed(each.parent, "a sync of folders"):
+            fsync_folder(each.parent)
+
+
+def probe(folder: Path) -> None:
+    """Has the file system of a folder all that a state needs? Leaves nothing behind.
+
+    Raises:
+        UsageError: it has not; names what is missing.
+    """
+    one, two = _temporary(folder / "probe"), _temporary(folder / "probe")
+    with _discarding(one), _discarding(two):
+        one.touch()
+        with _needed(folder, "hard links"):
+            os.link(one, two)
+        with _needed(folder, "a sync of folders"):
+            fsync_folder(folder)
+        with _needed(folder, "locks (flock)"), one.open("rb") as first, one.open("rb") as second:
+            fcntl.flock(first, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            try:
+                fcntl.flock(second, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return
+            raise OSError(errno.ENOLCK, "two processes may have the same lock")
+
+
+@contextlib.contextmanager
+def _needed(folder: Path, what: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as e:
+        if e.errno not in _UNSUPPORTED:
+            raise
+        raise UsageError(
+            f"{folder}: this file system has no {what} ({e.strerror}). A state needs hard links, locks (flock) and a "
+            "sync of folders: give a --state on another one, a local disk for example. Nothing was sent."
+        ) from e
 
 
 def remove_temporary(folder: Path, before: float) -> None:

@@ -16,6 +16,7 @@ from ferryman.engine.deliver.sending import OutboxFile
 from ferryman.engine.runner import Runner, Shipped
 from ferryman.engine.trouble import Troubles
 from ferryman.errors import EngineError, PermanentError, WorkerDied, told
+from ferryman.ledger.due import wait_of_file_s
 from ferryman.ledger.outbox import split_family
 from ferryman.ledger.state import State
 from ferryman.plan import DestinationNode
@@ -99,7 +100,7 @@ class Dispatcher:
         for file in sorted(self._state.outbox.files.values(), key=first_sequence):
             if owed_rows(file):
                 found.setdefault(file.partition["destination"], []).append(file)
-        return {d: files for d, files in found.items() if any(first_due(f) <= now_us for f in files)}
+        return {d: files for d, files in found.items() if any(wait_of_file_s(f, now_us) == 0 for f in files)}
 
     def _well(self, node: DestinationNode) -> bool:
         """Ask the destination, unless it is known to be in trouble."""
@@ -124,7 +125,7 @@ class Dispatcher:
         fresh = all(int(f.partition["wave"]) == number for f in files)  # a wave has each document once, by each route
         order = {} if fresh else self._order(files)
         first = {key for key, each in order.items() if len(each.first)}
-        due = [f for f in files if first_due(f) <= now_us or first_sequence(f) in first]
+        due = [f for f in files if wait_of_file_s(f, now_us) == 0 or first_sequence(f) in first]
         together = _together(due)
         width = 1 if node.destination.single_writer else max(1, self._runner.slots - (not alone))
         dealt: list[list[OutboxFile]] = [[] for _ in range(min(width, len(together)))]
@@ -181,8 +182,3 @@ def first_sequence(file: DataFile) -> int:
 def owed_rows(file: DataFile) -> int:
     """Rows of an outbox file that are still to be sent (the others are parked)."""
     return file.rows - int(file.stats.get("nullCount", {}).get("due", 0))
-
-
-def first_due(file: DataFile) -> int:
-    """When the first owed row of an outbox file is due, µs since 1970."""
-    return int(file.stats.get("minValues", {}).get("due", 0))

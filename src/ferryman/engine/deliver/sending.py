@@ -27,6 +27,7 @@ from ferryman.engine.deliver.contest import Order
 from ferryman.engine.deliver.outcomes import Tries, row_result
 from ferryman.engine.deliver.sender import Caller, ChildSender, Hung, Killed, Sender, universal
 from ferryman.errors import PermanentError, TransientError, named, words
+from ferryman.ledger.due import latest_us
 from ferryman.ledger.events import sent_events
 from ferryman.ledger.journal import UNTOUCHED, Journal, Result, RowResult, Rows
 from ferryman.ledger.schemas import OUTBOX_CONTENT, OUTBOX_KEPT
@@ -185,7 +186,9 @@ class FileDelivery:
 
     def _eligible(self, table: pa.Table) -> tuple[np.ndarray[Any, Any], pa.Table]:
         """Rows that are due and not held behind an older one of their document, and where in the file they are."""
-        mask = pc.fill_null(pc.less_equal(table["due"], self.turn.now_us), False)
+        now_us = self.turn.now_us
+        due = pc.or_(pc.less_equal(table["due"], now_us), pc.greater(table["due"], latest_us(now_us)))
+        mask = pc.fill_null(due, False)
         if (order := self.file.order) is not None:
             first, held = (pc.is_in(table["row"], value_set=pa.array(rows, table["row"].type)) for rows in order)
             mask = pc.and_not(pc.or_(mask, first), held)

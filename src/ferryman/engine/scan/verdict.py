@@ -18,6 +18,7 @@ from ferryman.engine.scan.listing import Listing
 from ferryman.engine.scan.order import Order
 from ferryman.engine.scan.suspects import LIVE, SETTLED, WAITING, Queries, find_suspects
 from ferryman.engine.scan.undone import UNCONFIRMED, unconfirmed, undone
+from ferryman.ledger.due import is_due_sql
 from ferryman.ledger.events import table_of
 from ferryman.storage.query import quoted, quoted_list, stream
 from ferryman.storage.spread import Spread, part_of, partitions_for
@@ -388,7 +389,7 @@ def due_now(now_us: int, waiting: Collection[str]) -> str:
         waiting: what holds documents back now.
     """
     held = f" AND (k.held IS NULL OR k.held NOT IN ({', '.join(map(quoted, sorted(waiting)))}))" if waiting else ""
-    return f"k.due <= {now_us}{held}"
+    return f"{is_due_sql('k.due', now_us)}{held}"
 
 
 def _rows_of(paths: list[str]) -> str:
