@@ -155,7 +155,7 @@ def check(plan: Any, root: Path, job: Job) -> None:
     else:
         scenario.check(root, job.shape, job.guarantee, status, account.deliveries(where, status="in_doubt"))
     left = account.left_over(where, plan)
-    for name in ("dead", "error_doc", "owed", "unknown"):
+    for name in ("failed", "rejected", "pending", "in_doubt"):
         assert left[name] == status["destinations"]["log"][name], (left, status)
     assert fsck(where) == []
     stray = [p for p in where.rglob("*") if ".tmp-" in p.name]
