@@ -34,7 +34,7 @@ while not (root.parent / "enough").exists():
     account.waves(root, limit=3, plan=plan)
     status = account.status(root, plan)
     assert status["balanced"], status
-    account.docs(root, plan=plan)
+    account.deliveries(root, plan=plan)
     events = account.history(root, "a", plan)
     assert [e["revision"] for e in events] == sorted(e["revision"] for e in events), events
     assert len({e["delivery_hash"] for e in events}) == len(events)
