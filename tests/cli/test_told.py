@@ -28,6 +28,7 @@ class Summary:
     exit: int = 0
     waves: int = 1
     delivered: int = 2
+    deleted: int = 0
     dropped: int = 0
     failed: int = 0
     rejected: int = 0
@@ -555,7 +556,7 @@ def test_deliveries_show_the_newest_and_say_that_there_are_more(
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     assert start(["deliveries", "plan.py"]) == 0
     captured = capsys.readouterr()
-    assert captured.out.count("delivered") == 7 + 50
+    assert (captured.out.count("INDEXED"), captured.out.count("delivered")) == (7, 50)
     assert captured.err == "These are the 50 newest; --limit shows more.\n"
     assert limits == [None, 7, 51]
 
@@ -707,6 +708,7 @@ def test_fsck_ends_with_1_if_anything_is_damaged(fake: Fake, state: Path, capsys
         ("60s", 60.0),
         ("2m", 120.0),
         ("1.5h", 5400.0),
+        ("1d", 86400.0),
         ("500ms", 0.5),
         ("0", 0.0),
         (".5", 0.5),
@@ -718,7 +720,7 @@ def test_times_have_units(text: str | None, value: float | None) -> None:
     assert seconds("--wait", text) == value
 
 
-@pytest.mark.parametrize("text", ["", "-1", "1d", "soon", "1 2", "1s s"])
+@pytest.mark.parametrize("text", ["", "-1", "1w", "soon", "1 2", "1s s"])
 def test_other_times_are_refused(text: str) -> None:
     """What is no time names the option and the units."""
     with pytest.raises(UsageError, match=r"--wait .*give seconds"):

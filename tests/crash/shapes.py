@@ -19,7 +19,7 @@ from typing import Any
 
 from ferryman.destinations.base import Delivery, Destination, DestinationContext, Effect, Guarantee, Outcome
 from ferryman.document import Document
-from ferryman.errors import PermanentError, TransientError
+from ferryman.errors import PermanentError
 from ferryman.plan import Handle, Plan
 from ferryman.routers import ByField, Duplicate, RoundRobin
 from ferryman.sources import Memory
@@ -145,7 +145,7 @@ def failing(root: Path, name: str, times: Mapping[str, int]) -> Callable[[Docume
             with calls.open("ab") as file:
                 file.write(b".")
             if calls.stat().st_size <= times[doc.id]:
-                raise TransientError("not yet")
+                raise RuntimeError("not yet")
         return doc
 
     return step
