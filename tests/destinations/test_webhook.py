@@ -428,7 +428,7 @@ def test_a_url_out_of_a_variable_may_be_none(monkeypatch: pytest.MonkeyPatch) ->
         Webhook("${HOOK_URL}").check()
     assert "t0ken" not in str(caught.value)
     monkeypatch.setenv("HOOK_SECRET", "whsec_no base64!")
-    with pytest.raises(PermanentError, match="no base64 behind that"):
+    with pytest.raises(PermanentError, match="not base64 behind that"):
         opened("http://127.0.0.1/hook", secret="${HOOK_SECRET}")
 
 

@@ -11,6 +11,7 @@ from ferryman.destinations.base import Outcome
 from ferryman.document import Document
 from ferryman.errors import TransientError
 from ferryman.ledger.due import is_due_sql, wait_s
+from tests.support import NOT_SOON_S
 from tests.support.recorder import Recorder
 from tests.support.trial import Trial
 
@@ -22,8 +23,24 @@ HOUR_US = 3_600_000_000
 @pytest.mark.parametrize(("due", "wait"), [(-5, 0), (0, 0), (1_000_000, 1), (HOUR_US, 3600), (HOUR_US + 1, 0)])
 def test_nothing_is_due_later_than_the_longest_back_off(due: int, wait: float) -> None:
     now = time.time_ns() // 1000
-    assert wait_s(now + due, now) == wait
-    assert is_due_sql("5", 4) == f"(5 <= 4 OR 5 > {4 + HOUR_US})"
+    assert wait_s(now + due, now, 3600.0) == wait
+    assert is_due_sql("5", 4, 3600.0) == f"(5 <= 4 OR 5 > {4 + HOUR_US})"
+
+
+@pytest.mark.rule("state.clock")
+@pytest.mark.parametrize("where", ["destination", "step"])
+def test_a_back_off_of_days_is_kept(place: Path, where: str) -> None:
+    """A plan may ask for more than an hour: what waits for that is not tried before."""
+    DOWN[:] = [True]
+    trial = Trial(place)
+    if where == "destination":
+        trial.build(out=Recorder(place / "out.jsonl", answer=busy_at_first), backoff=NOT_SOON_S)
+    else:
+        trial.build(fails_at_first, backoff=NOT_SOON_S)
+    trial.put("a")
+    trial.run(wait=0)
+    DOWN.clear()
+    assert trial.run(wait=0).pending == 1
 
 
 DOWN: list[bool] = []

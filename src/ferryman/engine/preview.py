@@ -242,6 +242,7 @@ class Previewing:
                 seen.state.outbox,
                 folder,
                 now_us=self._now_us,
+                longest_s=self._plan.longest_backoff_s,
                 rivals=rivals(self._plan.nodes),
                 slots=self._runner.slots,
             )

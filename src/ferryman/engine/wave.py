@@ -122,6 +122,7 @@ class Run:
     ) -> None:
         self._state = state
         self._plan = state.plan
+        self._longest_s = state.plan.longest_backoff_s
         self._runner = runner
         self._patient = Patient(runner)
         self._observer = observer
@@ -234,6 +235,7 @@ class Run:
             self._state.outbox,
             folder,
             now_us=now_us(),
+            longest_s=self._longest_s,
             rivals=rivals(self._plan.nodes),
             only_owed=only_owed,
             waiting=waiting,
@@ -382,17 +384,19 @@ class Run:
             if not owed_rows(file):
                 continue
             if (probe := self._dispatcher.wait_s(destination)) is not None:
-                waits.append(max(probe, wait_of_file_s(file, now)))
+                waits.append(max(probe, wait_of_file_s(file, now, self._longest_s)))
         for debt in self._step_debt():
             if (held := self._nodes.wait_s(debt.held)) is not None:
-                waits.append(max(held, wait_s(debt.due, now)))
+                waits.append(max(held, wait_s(debt.due, now, self._longest_s)))
         sources = [self._nodes.wait_of(source) for source in self._unseen]
         waits += [until for until in sources if until is not None]
         return min(waits, default=None)
 
     def _due_files(self, now: int) -> bool:
         return any(
-            owed_rows(f) and wait_of_file_s(f, now) == 0 and self._dispatcher.wait_s(f.partition["destination"]) == 0
+            owed_rows(f)
+            and wait_of_file_s(f, now, self._longest_s) == 0
+            and self._dispatcher.wait_s(f.partition["destination"]) == 0
             for f in self._state.outbox.files.values()
         )
 
@@ -404,7 +408,10 @@ class Run:
         return self._debt
 
     def _steps_owed(self, now: int) -> bool:
-        return any(wait_s(debt.due, now) == 0 and self._nodes.wait_s(debt.held) == 0 for debt in self._step_debt())
+        return any(
+            wait_s(debt.due, now, self._longest_s) == 0 and self._nodes.wait_s(debt.held) == 0
+            for debt in self._step_debt()
+        )
 
     def _sources_back(self) -> bool:
         """May a source be asked again of which known documents could not be looked at?"""

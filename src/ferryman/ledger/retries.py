@@ -54,9 +54,9 @@ def step_debt(state: State) -> list[StepDebt]:
     return [StepDebt(names[held], owed[held], first) for held, first in due.items()]
 
 
-def _are_due(dues: np.ndarray[Any, Any], now_us: int) -> np.ndarray[Any, Any]:
+def _are_due(dues: np.ndarray[Any, Any], now_us: int, longest_s: float) -> np.ndarray[Any, Any]:
     """Which are due now, or later than anything can be; see ``due``."""
-    found: np.ndarray[Any, Any] = (dues <= now_us) | (dues > latest_us(now_us))
+    found: np.ndarray[Any, Any] = (dues <= now_us) | (dues > latest_us(now_us, longest_s))
     return found
 
 
@@ -67,10 +67,12 @@ def owed_by_steps(state: State, now_us: int, waiting: Collection[str] = ()) -> d
     Args:
         waiting: what documents are ``held`` by that are not due, whatever their time says.
     """
+    longest_s = state.plan.longest_backoff_s
     with connect(state.staging) as db:
         not_yet = hashed(pa.array(list(waiting), pa.string()))
         due = [
-            last["h"][_are_due(last["due"], now_us) & ~np.isin(last["held"], not_yet)] for last in _waiting(state, db)
+            last["h"][_are_due(last["due"], now_us, longest_s) & ~np.isin(last["held"], not_yet)]
+            for last in _waiting(state, db)
         ]
         if sum(map(len, due)) > settings.NAMED_DOCUMENTS:
             return None

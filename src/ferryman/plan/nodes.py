@@ -70,6 +70,11 @@ class Policy:
         """Of errors of the destination itself."""
         return Limits(self.attempts, self.patience_s)
 
+    @property
+    def longest_backoff_s(self) -> float:
+        """No wait is longer, whatever the attempt; seconds."""
+        return max(settings.BACKOFF_MAX_S, *(self.backoff or (0.0,)))
+
     def longest_wait_s(self, attempt: int, *, patient: bool = False) -> float:
         """Upper end of the wait after attempt number ``attempt`` (from 1), seconds.
 

@@ -39,6 +39,12 @@ class Plan:
         return tuple(self._nodes)
 
     @property
+    def longest_backoff_s(self) -> float:
+        """No wait for another attempt is longer, at any destination; seconds."""
+        waits = (n.policy.longest_backoff_s for n in self._nodes if isinstance(n, DestinationNode))
+        return max(waits, default=settings.BACKOFF_MAX_S)
+
+    @property
     def key(self) -> str:
         """``name-vVERSION``: the folder of its state."""
         return f"{self.name}-v{self.version}"

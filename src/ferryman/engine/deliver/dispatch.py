@@ -96,11 +96,12 @@ class Dispatcher:
 
     def _due(self, now_us: int) -> dict[str, list[DataFile]]:
         """Destination -> files with rows that are due, oldest first."""
+        longest_s = self._state.plan.longest_backoff_s
         found: dict[str, list[DataFile]] = {}
         for file in sorted(self._state.outbox.files.values(), key=first_sequence):
             if owed_rows(file):
                 found.setdefault(file.partition["destination"], []).append(file)
-        return {d: files for d, files in found.items() if any(wait_of_file_s(f, now_us) == 0 for f in files)}
+        return {d: files for d, files in found.items() if any(wait_of_file_s(f, now_us, longest_s) == 0 for f in files)}
 
     def _well(self, node: DestinationNode) -> bool:
         """Ask the destination, unless it is known to be in trouble."""
@@ -125,7 +126,8 @@ class Dispatcher:
         fresh = all(int(f.partition["wave"]) == number for f in files)  # a wave has each document once, by each route
         order = {} if fresh else self._order(files)
         first = {key for key, each in order.items() if len(each.first)}
-        due = [f for f in files if wait_of_file_s(f, now_us) == 0 or first_sequence(f) in first]
+        longest_s = self._state.plan.longest_backoff_s
+        due = [f for f in files if wait_of_file_s(f, now_us, longest_s) == 0 or first_sequence(f) in first]
         together = _together(due)
         width = 1 if node.destination.single_writer else max(1, self._runner.slots - (not alone))
         dealt: list[list[OutboxFile]] = [[] for _ in range(min(width, len(together)))]

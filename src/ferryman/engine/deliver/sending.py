@@ -187,7 +187,8 @@ class FileDelivery:
     def _eligible(self, table: pa.Table) -> tuple[np.ndarray[Any, Any], pa.Table]:
         """Rows that are due and not held behind an older one of their document, and where in the file they are."""
         now_us = self.turn.now_us
-        due = pc.or_(pc.less_equal(table["due"], now_us), pc.greater(table["due"], latest_us(now_us)))
+        latest = latest_us(now_us, self.policy.longest_backoff_s)
+        due = pc.or_(pc.less_equal(table["due"], now_us), pc.greater(table["due"], latest))
         mask = pc.fill_null(due, False)
         if (order := self.file.order) is not None:
             first, held = (pc.is_in(table["row"], value_set=pa.array(rows, table["row"].type)) for rows in order)

@@ -42,6 +42,7 @@ def judge(
     folder: Path,
     *,
     now_us: int,
+    longest_s: float = settings.BACKOFF_MAX_S,
     rivals: Mapping[str, Sequence[str]] = MappingProxyType({}),
     only_owed: bool = False,
     waiting: Collection[str] = (),
@@ -67,7 +68,7 @@ def judge(
             name = listing.source.name
             others = {other: judges.get(other) for other in rivals.get(name, ())}
             place = Path(tempfile.mkdtemp(dir=folder))
-            due = due_now(now_us, waiting)
+            due = due_now(now_us, longest_s, waiting)
             judges[name] = SourceJudge(db, place, listing, documents, files, outbox, due, now_us, only_owed, others)
         for j in judges.values():
             if j.duplicates:

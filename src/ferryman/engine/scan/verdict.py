@@ -382,14 +382,15 @@ class SourceJudge:
             self._taken_up.add(batch, (place.astype(np.int64) + self._rows * clash) // self._range)
 
 
-def due_now(now_us: int, waiting: Collection[str]) -> str:
+def due_now(now_us: int, longest_s: float, waiting: Collection[str]) -> str:
     """Is a failed step of ``k``, a row of ``documents``, due, as SQL?
 
     Args:
+        longest_s: the longest back-off.
         waiting: what holds documents back now.
     """
     held = f" AND (k.held IS NULL OR k.held NOT IN ({', '.join(map(quoted, sorted(waiting)))}))" if waiting else ""
-    return f"{is_due_sql('k.due', now_us)}{held}"
+    return f"{is_due_sql('k.due', now_us, longest_s)}{held}"
 
 
 def _rows_of(paths: list[str]) -> str:
