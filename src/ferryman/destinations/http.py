@@ -205,13 +205,6 @@ class _WholeHead(HTTPResponse):
             raise IncompleteRead(lines.last)
 
 
-def shown_url(url: str) -> str:
-    """A URL for a message or a target: without user, password and query. Variables stay as they are written."""
-    before, at, after = url.partition("://")
-    authority, slash, path = after.partition("/")
-    return before + at + authority.rpartition("@")[2] + slash + path.partition("#")[0].partition("?")[0]
-
-
 def _parsed(url: str, shown: str) -> Url:
     try:
         parsed = parse_url(url)

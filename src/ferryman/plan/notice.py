@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ferryman import settings
-from ferryman.destinations.http import shown_url
+from ferryman.destinations.environment import shown_url
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 

@@ -12,7 +12,8 @@ import msgspec
 
 from ferryman import settings as limits
 from ferryman.destinations.base import Delivery, Destination, DestinationContext, Effect, Facts, Guarantee, Outcome
-from ferryman.destinations.http import Answer, Auth, Http, NotSent, Unanswered, shown_url
+from ferryman.destinations.environment import shown_url
+from ferryman.destinations.http import Answer, Auth, Http, NotSent, Unanswered
 from ferryman.destinations.opensearch import answers
 from ferryman.destinations.opensearch.body import ID_BYTES, OBJECT, REQUEST_BYTES, Row, Writer, pieces
 from ferryman.destinations.opensearch.index import GC_DELETES_S, Index

@@ -11,7 +11,8 @@ import msgspec
 
 from ferryman import settings
 from ferryman.destinations.base import Delivery, Destination, DestinationContext, Effect, Facts, Outcome
-from ferryman.destinations.http import Auth, Http, shown_url
+from ferryman.destinations.environment import shown_url
+from ferryman.destinations.http import Auth, Http
 from ferryman.destinations.payload import shown_id
 from ferryman.destinations.solr.client import CONFLICT, Collection, Known, Reply, told
 from ferryman.destinations.solr.document import Names, document, encoded

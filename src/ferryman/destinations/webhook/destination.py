@@ -12,7 +12,8 @@ import msgspec
 
 from ferryman import settings
 from ferryman.destinations.base import Delivery, Destination, DestinationContext, Effect, Facts, Guarantee, Outcome
-from ferryman.destinations.http import ANSWER_BYTES, Answer, Http, NotSent, Unanswered, shown_url
+from ferryman.destinations.environment import shown_url
+from ferryman.destinations.http import ANSWER_BYTES, Answer, Http, NotSent, Unanswered
 from ferryman.destinations.payload import payloads
 from ferryman.destinations.webhook.answers import Meaning, meaning, outcomes, retry_after_s, told
 from ferryman.destinations.webhook.signing import signature_headers, signing_key
