@@ -115,6 +115,14 @@ FINDINGS = (
         'plan.source("files", Files("corpus")).step("read", read, timeout=0).destination("index", index)',
     ),
     Case(
+        "A brake",
+        'plan.source("files", Files("corpus")).step("read", read, brake=0).destination("index", index)',
+    ),
+    Case(
+        "Patience",
+        'plan.source("files", Files("corpus")).step("read", read, patience="soon").destination("index", index)',
+    ),
+    Case(
         "A destination that does not say its effect",
         "class Printer(Destination):\n    def write(self, chunk): ...\n\n\n"
         'plan.source("files", Files("corpus")).destination("paper", Printer())',
