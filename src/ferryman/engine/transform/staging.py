@@ -81,17 +81,11 @@ class Unread(NamedTuple):
     fault: Fault
 
 
-class Trail(Protocol):
-    """What a walk came to; see ``Walk``."""
+class Trail(Outcome, Protocol):
+    """What a walk came to, before it is known whose fault its failures are; see ``Walk``."""
 
     @property
     def met(self) -> list[Met]: ...
-    @property
-    def failures(self) -> list[Failure]: ...
-    @property
-    def reached(self) -> list[Failure]: ...
-    @property
-    def kept(self) -> list[str]: ...
 
 
 class Unreader(Protocol):
@@ -245,7 +239,7 @@ class Stager:
             self._clean.append(i)
             self._clean_given.append(encode_given(tuple(given)))
         else:
-            self._family(i, Left(walk.failures, walk.reached, walk.kept), given, retry)
+            self._family(i, walk, given, retry)
         if self._split:
             self._end_split()
         self._family_at.clear()
