@@ -128,6 +128,10 @@ SEND_TIMEOUT_MAX_S: Final = 600.0
 """The longest ``send_timeout=``: a wave ends when the slowest of its destinations has, so this bounds what one that
 hangs costs all others (ten times the pace)."""
 
+UNLISTED_AGAIN_S: Final = 60.0
+"""Documents that are to be tried again and that no source lists are looked for so often: each time is a scan, and a
+file or a job that comes back is seldom waited for by the second."""
+
 WAIT_S: Final = 60.0
 """`run` waits by itself for rows that come due within this time."""
 

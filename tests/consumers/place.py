@@ -24,12 +24,16 @@ from ferryman.testing.inprocess import InProcess
 
 
 class Said:
-    """An observer that keeps what was said."""
+    """An observer that keeps what was said, and stops a run that goes round in circles."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
+        self.scans = 0
 
-    def phase(self, wave: int, name: str) -> None: ...
+    def phase(self, wave: int, name: str) -> None:
+        self.scans += name == "scan"
+        assert self.scans < 200, "it scans for ever"
+
     def taken_up(self, documents: int) -> None: ...
     def settled(self, delivered: int, owed: int, dead: int) -> None: ...
     def message(self, text: str) -> None:

@@ -33,13 +33,14 @@ from ferryman.engine.summary import Summary as Summary
 from ferryman.engine.transform.staging import Staged
 from ferryman.engine.transform.task import Transform, now_us
 from ferryman.engine.trouble import Troubles
+from ferryman.engine.unlisted import Unlisted
 from ferryman.errors import WorkerDied
 from ferryman.ledger import commands, retries, versions
 from ferryman.ledger.account import left_over
 from ferryman.ledger.commit import commit_wave
 from ferryman.ledger.due import wait_of_file_s, wait_s
 from ferryman.ledger.maintenance import maintain, sweep
-from ferryman.ledger.retries import StepDebt
+from ferryman.ledger.retries import Hashes, StepDebt
 from ferryman.ledger.settle import late_answers, settle
 from ferryman.ledger.state import State, state_root
 from ferryman.notify import Reporter, Stopped
@@ -148,9 +149,10 @@ class Run:
         self._nodes = Nodes(state.plan, self._tell, clock)
         self._unseen: set[str] = set()
         """Sources that were away when known documents of theirs were to be looked at: all is to be scanned again."""
+        self._unlisted = Unlisted(state.plan, clock)
         self._debt: list[StepDebt] = []
-        self._debt_of: set[str] = set()
-        """Files of ``documents`` from which it was computed: that reads all of them."""
+        self._debt_of: tuple[frozenset[str], Hashes] = (frozenset(), self._unlisted.hashes)
+        """Files of ``documents`` from which it was computed: that reads all of them. And what was unlisted."""
 
     def go(self, every: float | None = None) -> Summary:
         """Recover, then scan and deliver; with ``every`` for ever."""
@@ -246,8 +248,7 @@ class Run:
         crash.point("scan.judged")
         self._held = bool(verdict.too_many) or (self._held and only_owed)
         for note in (*verdict.notes, *verdict.too_many):
-            if note not in self._summary.messages:  # a scan for what is owed meets the same again
-                self._tell(note)
+            self._tell_once(note)  # a scan for what is owed meets the same again
         for piece in verdict.slices:
             if not self._has_room():
                 break  # what was listed is listed again later, as after a kill
@@ -323,8 +324,7 @@ class Run:
 
     def _maintain(self) -> None:
         for note in maintain(self._state):
-            if note not in self._summary.messages:  # it fails after each wave
-                self._tell(note)
+            self._tell_once(note)  # it fails after each wave
 
     def _tell_stale(self) -> None:
         if self._newer.report():
@@ -333,20 +333,24 @@ class Run:
     def _take_commands(self) -> None:
         for command in commands.waiting(self._state):
             count = commands.apply(self._state, command)
+            self._unlisted.forget()
             self._tell(f"took up `{command.verb}` of {command.who}: {count} deliveries")
 
     # -- what is owed ----------------------------------------------------------------------------
 
     def _catch_up(self, until: float | None) -> None:
         """Waves for what is owed, as it comes due, until nothing is or it would take too long."""
-        idle = 0
+        idle, complete = 0, True
         while True:
             if late_answers(self._state.journal, self._state.settled):
                 self._redeliver()
                 continue
             self._take_commands()
             pause = self._pause()
-            if pause is None or idle >= _IDLE_TURNS:
+            if idle >= _IDLE_TURNS:
+                self._leave_unlisted(told=complete)
+                return
+            if pause is None:
                 return
             if pause > 0:
                 limit = settings.WAIT_S if self._wait is None else self._wait - self._waited
@@ -363,11 +367,21 @@ class Run:
                 moved += self._state.wave - before
             if self._steps_owed(now_us()):
                 before = self._state.wave
-                self._scan(only_owed=True)
+                complete = self._scan(only_owed=True)
                 moved += self._state.wave - before
             if self._due_files(now_us()):
                 moved += self._redeliver()
             idle = 0 if moved else idle + 1
+
+    def _leave_unlisted(self, told: bool) -> None:
+        """What was looked for in vain is left alone for a while; people are told what that is."""
+        if not self._steps_owed(now := now_us()):
+            return
+        found = retries.hashes_owed(self._state, now, self._nodes.waiting(self._step_debt()))
+        self._unlisted.add(found)
+        if told and len(found) <= settings.NAMED_DOCUMENTS:
+            for line in self._unlisted.describe(retries.named(self._state, found)):
+                self._tell_once(line)
 
     def _redeliver(self) -> int:
         """A wave without a scan, for rows that are due; how many were sent."""
@@ -386,7 +400,7 @@ class Run:
             if (probe := self._dispatcher.wait_s(destination)) is not None:
                 waits.append(max(probe, wait_of_file_s(file, now, self._longest_s)))
         for debt in self._step_debt():
-            if (held := self._nodes.wait_s(debt.held)) is not None:
+            if not debt.unlisted and (held := self._nodes.wait_s(debt.held)) is not None:
                 waits.append(max(held, wait_s(debt.due, now, self._longest_s)))
         sources = [self._nodes.wait_of(source) for source in self._unseen]
         waits += [until for until in sources if until is not None]
@@ -402,15 +416,16 @@ class Run:
 
     def _step_debt(self) -> list[StepDebt]:
         """See ``retries.step_debt``."""
-        files = set(self._state.documents.files)
-        if files != self._debt_of:
-            self._debt, self._debt_of = retries.step_debt(self._state), files
+        of = (frozenset(self._state.documents.files), self._unlisted.hashes)
+        if of[0] != self._debt_of[0] or of[1] is not self._debt_of[1]:
+            self._debt, self._debt_of = retries.step_debt(self._state, of[1]), of
         return self._debt
 
     def _steps_owed(self, now: int) -> bool:
         return any(
             wait_s(debt.due, now, self._longest_s) == 0 and self._nodes.wait_s(debt.held) == 0
             for debt in self._step_debt()
+            if not debt.unlisted
         )
 
     def _sources_back(self) -> bool:
@@ -439,6 +454,10 @@ class Run:
         elif summary.failed or summary.rejected or summary.in_doubt:
             summary.exit = 3
         return summary
+
+    def _tell_once(self, text: str) -> None:
+        if text not in self._summary.messages:
+            self._tell(text)
 
     def _tell(self, text: str) -> None:
         self._summary.messages.append(text)

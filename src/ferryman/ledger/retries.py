@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -21,6 +22,9 @@ from ferryman.storage.spread import hashed
 
 _NAMED: Final = pa.schema([("h", pa.uint64()), ("source", pa.string()), ("document", pa.string())])
 _NEVER: Final = 1 << 62
+
+Hashes = np.ndarray[Any, np.dtype[np.uint64]]
+"""Of documents, as in ``latest.DOCUMENT``."""
 _WAITS: Final = "due IS NOT NULL OR forced"
 
 
@@ -31,27 +35,31 @@ class StepDebt(NamedTuple):
         held: nodes in trouble, as ``documents`` has them; None: they wait for their time only.
         owed: deliveries.
         due: when the first of them is due, µs since 1970; 0: a person waits for it.
+        unlisted: they were looked for in vain.
     """
 
     held: str | None
     owed: int
     due: int
+    unlisted: bool = False
 
 
-def step_debt(state: State) -> list[StepDebt]:
-    """What failed steps owe."""
+def step_debt(state: State, unlisted: Hashes | None = None) -> list[StepDebt]:
+    """What failed steps owe; of documents that are ``unlisted`` apart."""
     if all(f.stats.get("nullCount", {}).get("due", 0) == f.rows for f in state.documents.files.values()):
         return []
-    owed: Counter[int] = Counter()
-    due: dict[int, int] = {}
+    owed: Counter[tuple[int, bool]] = Counter()
+    due: dict[tuple[int, bool], int] = {}
     with connect(state.staging) as db:
         for last in _waiting(state, db):
-            for held in np.unique(last["held"]).tolist():
-                mine = last["held"] == held
-                owed[held] += int(last["owed"][mine].sum())
-                due[held] = min(due.get(held, _NEVER), int(last["due"][mine].min()))
+            in_vain = np.isin(last["h"], [] if unlisted is None else unlisted)
+            for held, aside in product(np.unique(last["held"]).tolist(), (False, True)):
+                mine = (last["held"] == held) & (in_vain == aside)
+                if mine.any():
+                    owed[held, aside] += int(last["owed"][mine].sum())
+                    due[held, aside] = min(due.get((held, aside), _NEVER), int(last["due"][mine].min()))
         names = _held(state, db)
-    return [StepDebt(names[held], owed[held], first) for held, first in due.items()]
+    return [StepDebt(names[held], owed[held, aside], first, aside) for (held, aside), first in due.items()]
 
 
 def _are_due(dues: np.ndarray[Any, Any], now_us: int, longest_s: float) -> np.ndarray[Any, Any]:
@@ -67,6 +75,12 @@ def owed_by_steps(state: State, now_us: int, waiting: Collection[str] = ()) -> d
     Args:
         waiting: what documents are ``held`` by that are not due, whatever their time says.
     """
+    hashes = hashes_owed(state, now_us, waiting)
+    return named(state, hashes) if len(hashes) <= settings.NAMED_DOCUMENTS else None
+
+
+def hashes_owed(state: State, now_us: int, waiting: Collection[str] = ()) -> Hashes:
+    """Documents that a due retry or a person is waiting for; see ``owed_by_steps``."""
     longest_s = state.plan.longest_backoff_s
     with connect(state.staging) as db:
         not_yet = hashed(pa.array(list(waiting), pa.string()))
@@ -74,16 +88,20 @@ def owed_by_steps(state: State, now_us: int, waiting: Collection[str] = ()) -> d
             last["h"][_are_due(last["due"], now_us, longest_s) & ~np.isin(last["held"], not_yet)]
             for last in _waiting(state, db)
         ]
-        if sum(map(len, due)) > settings.NAMED_DOCUMENTS:
-            return None
-        found: dict[str, set[str]] = defaultdict(set)
-        if any(map(len, due)):
-            hashes = np.concatenate(due)
-            query = f"SELECT {DOCUMENT}, source, document FROM {_files(state)} WHERE {_WAITS}"
-            for batch in stream(db, query, _NAMED):
-                mine = batch.filter(pa.array(np.isin(batch.column(0).to_numpy(), hashes)))
-                for source, document in zip(*(mine.column(i).to_pylist() for i in (1, 2)), strict=True):
-                    found[source].add(document)
+    return np.concatenate(due) if due else np.empty(0, np.uint64)
+
+
+def named(state: State, hashes: Hashes) -> dict[str, frozenset[str]]:
+    """Source -> documents of these that somebody waits for, and perhaps some others."""
+    if not len(hashes):
+        return {}
+    found: dict[str, set[str]] = defaultdict(set)
+    with connect(state.staging) as db:
+        query = f"SELECT {DOCUMENT}, source, document FROM {_files(state)} WHERE {_WAITS}"
+        for batch in stream(db, query, _NAMED):
+            mine = batch.filter(pa.array(np.isin(batch.column(0).to_numpy(), hashes)))
+            for source, document in zip(*(mine.column(i).to_pylist() for i in (1, 2)), strict=True):
+                found[source].add(document)
     return {source: frozenset(documents) for source, documents in found.items()}
 
 
