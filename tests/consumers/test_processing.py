@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from uuid import uuid4
@@ -11,11 +12,15 @@ from uuid import uuid4
 import pytest
 
 from ferryman import Effect, Plan, Unavailable
+from ferryman.consumers.processing import Processing
 from ferryman.destinations import Delivery, Destination, Outcome
+from ferryman.engine.wave import Run
 from ferryman.intake import Queue
+from ferryman.ledger import commands
 from ferryman.sources import Jobs
 from tests.consumers.place import Place, until
 from tests.servers.server import Server
+from tests.support.recorder import Recorder
 
 
 class Door(Destination):
@@ -72,6 +77,63 @@ def test_while_a_destination_is_down(intake: Place) -> None:
     assert (intake.folder / "out").read_text() == '"one/one.txt"\n'
     (failed,) = intake.queue.list_jobs("Failed")
     assert intake.queue.load_job(failed).message == "refused/refused.txt: door: not here"
+
+
+@pytest.mark.rule("intake.unlisted")
+def test_a_retry_of_a_document_whose_job_is_done(intake: Place) -> None:
+    """No job lists it: it is looked for, told once, and looked for again when another word is given."""
+    intake.submit(manifest_url=intake.manifest([intake.row("bad.txt", b"\0", local_id="o")]))
+    intake.serve()
+    (job,) = map(intake.queue.load_job, intake.jobs())
+    seconds = [0.0]
+
+    def scans() -> int:
+        """Of turns until there is nothing to do."""
+        before = intake.said.scans
+        while processing.turn():
+            pass
+        return intake.said.scans - before
+
+    with intake.driving() as (state, runner):
+        run = Run(state, runner, intake.said, wait=0, clock=lambda: seconds[0])
+        processing = Processing(intake.queue, run, state, intake.said.message, threading.Event())
+        for _ in range(2):
+            commands.restart(state, "jobs", ["o/bad.txt"], "mended")
+            assert 0 < scans() <= 3
+            assert (scans(), run.due_s()) == (0, None)
+        seconds[0] += 60
+        assert 0 < scans() <= 3
+        (line,) = [line for line in intake.said.lines if "not listed" in line]
+        assert line == (
+            "source jobs: 1 document is to be tried again and not listed: o/bad.txt. Only jobs in Processing are "
+            "listed: requeue the job, or submit its files anew. It is looked for again every 60 s."
+        )
+        job.requeue()
+        assert scans() == 1
+    assert (job.status, job.message) == ("Failed", "o/bad.txt: holds a zero byte"), "tried, and as bad as before"
+
+
+@pytest.mark.rule("intake.again")
+def test_the_same_files_submitted_anew(intake: Place) -> None:
+    """What failed is tried again, as in a job that is requeued; what is delivered is not delivered twice."""
+    flag = intake.folder / "refuses"
+    flag.touch()
+
+    def answer(delivery: Delivery) -> Outcome:
+        refused = "odd" in delivery.id and flag.exists()
+        return Outcome.permanent("not here") if refused else Outcome.ok()
+
+    out = Recorder(intake.folder / "out.jsonl", answer)
+    intake.plan = Plan("again", version=1)
+    intake.plan.source("jobs", Jobs()).destination("out", out)
+    rows = [intake.row(name, local_id="o") for name in ("good.txt", "odd.txt")]
+    for tries in (1, 2, 3):
+        if tries == 3:
+            flag.unlink()
+        intake.submit(manifest_url=intake.manifest(rows))
+        intake.serve()
+        assert Counter(line["id"] for line in out.lines()) == {"o/good.txt": 1, "o/odd.txt": tries}
+    assert sorted(intake.jobs().values()) == ["Completed", "Failed", "Failed"]
 
 
 def test_a_job_whose_files_are_not_here(intake: Place) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -51,7 +52,8 @@ class Processing:
     """The consumer of jobs in Processing, and the driver of the plan's state. One process a plan.
 
     1. As many jobs as share a turn are acquired, and their objects' local ids locked: of two jobs of one object the
-       second waits until the first is done, or its files would take turns with the first one's.
+       second waits until the first is done, or its files would take turns with the first one's. What failed before of
+       the same files is to be tried again.
     2. A turn: the jobs' files are listed, and go through waves as any documents.
     3. Each job is judged by the ledger: are all its documents, as they were downloaded, settled?
     4. Those that are move on, or fail with the reasons; the others stay held, and what they owe is sent when due.
@@ -75,6 +77,8 @@ class Processing:
         self._say, self._stop, self._wave_jobs, self._clock = say, stop, wave_jobs, clock
         self._sources = jobs_sources(state.plan)
         self._held: dict[str, Job] = {}
+        self._seen: set[str] = set()
+        """Held jobs of which it is known whether their files have failed before."""
         self._waiting: dict[str, Job] = {}
         """Jobs whose object another one is being processed of."""
         self._names: dict[str, str] = {}
@@ -100,6 +104,7 @@ class Processing:
         """
         self._drop_lost()
         self._acquire()  # 1
+        self._try_again()
         new = self._held.keys() - self._listed
         due = self._run.due_s()
         if not (new and self._clock() >= self._scan_at) and (due is None or due > 0):
@@ -135,16 +140,12 @@ class Processing:
     def _acquire(self) -> None:
         for job in list(self._waiting.values()):
             if self._is_free(job):
-                del self._waiting[job.id]
-                self._take(job)
+                self._held[job.id] = self._waiting.pop(job.id)
         while len(self._held) + len(self._waiting) < self._wave_jobs and not self._stop.is_set():
             found = self._queue.acquire_job(JobState.PROCESSING)
             if found is None:
                 return
-            if self._is_free(found):
-                self._take(found)
-            else:
-                self._waiting[found.id] = found
+            (self._held if self._is_free(found) else self._waiting)[found.id] = found
 
     def _is_free(self, job: Job) -> bool:
         """Is no other job of this object being processed? It is locked then."""
@@ -157,29 +158,30 @@ class Processing:
         self._names[job.id] = name
         return True
 
-    def _take(self, job: Job) -> None:
-        """Hold it for the next turn; one that was taken up again after a failure has its documents tried again."""
-        self._held[job.id] = job
-        try:
-            if job.retry_count:
-                self._try_again(job)
-        except (NodeInvalid, LockLost, StateError) as e:
-            self._say(f"{job.id}: {e}")
-            self._let_go(job)
-
-    def _try_again(self, job: Job) -> None:
-        """Once a retry: a note in the working space says that it was asked for."""
-        piece = piece_of(job)
-        note = Path(piece.list).parent / f"retry-{job.retry_count}"
-        if note.exists():
-            return
-        for name, source in self._sources.items():
-            expected = {source.full_id(one.id): one for one in _documents(source, job)}
-            found = self._endings(name, expected)
-            failed = [document for document, ending in found.items() if ending.failures]
+    def _try_again(self) -> None:
+        """What failed before of the files that new jobs bring is tried again. Once a job, and once each time that it is
+        requeued: then a note in its working space says so."""
+        new = [job for id, job in self._held.items() if id not in self._seen]
+        self._seen |= self._held.keys()
+        notes: dict[str, Path] = {}
+        brought: dict[str, dict[str, tuple[Listed, str]]] = {name: {} for name in self._sources}
+        for job in new:
+            with suppress(NodeInvalid):  # such a job fails when it is judged
+                note = Path(piece_of(job).list).parent / f"retry-{job.retry_count}"
+                if not note.exists():
+                    notes[job.id] = note
+                    for name, source in self._sources.items():
+                        brought[name] |= {source.full_id(one.id): (one, job.id) for one in _documents(source, job)}
+        asking: set[str] = set()
+        for name, documents in brought.items():
+            found = self._endings(name, documents)
+            failed = [d for d, e in found.items() if e.failures and e.speaks_of(documents[d][0].fingerprint)]
             if failed:
-                commands.restart(self._state, name, failed, f"intake {job.id}, retry {job.retry_count}")
-        files.publish(note, b"")
+                jobs = sorted({documents[d][1] for d in failed})
+                commands.restart(self._state, name, failed, f"intake {_some(jobs, ', ')}")
+                asking.update(jobs)
+        for job_id in asking:
+            files.publish(notes[job_id], b"")
 
     # --- 3, 4 ---------------------------------------------------------------------------------------------------------
 
@@ -217,10 +219,9 @@ class Processing:
         crash.point("job.judged")
         try:
             if failures:
-                why = "; ".join(failures[:TOLD])
-                more = f"; and {len(failures) - TOLD} more" if len(failures) > TOLD else ""
-                self._say(f"{job.id}: failed in Processing: {why}{more}")
-                job.fail(why + more, unlock=True)
+                why = _some(failures, "; ")
+                self._say(f"{job.id}: failed in Processing: {why}")
+                job.fail(why, unlock=True)
             else:
                 job.success("delivered", unlock=True)
         except (LockLost, NodeInvalid, StateError) as e:
@@ -229,6 +230,7 @@ class Processing:
 
     def _let_go(self, job: Job) -> None:
         self._held.pop(job.id, None)
+        self._seen.discard(job.id)
         self._listed.discard(job.id)
         name = self._names.pop(job.id, "")
         if name:
@@ -241,6 +243,12 @@ class Processing:
             self._say(f"{job.id}: its lock was lost; it is acquired again")
             self._let_go(job)
         self._waiting = {id: job for id, job in self._waiting.items() if job.locked}
+
+
+def _some(texts: list[str], between: str) -> str:
+    """The first of them."""
+    more = [f"and {len(texts) - TOLD} more"] if len(texts) > TOLD else []
+    return between.join([*texts[:TOLD], *more])
 
 
 def _documents(source: Jobs, job: Job) -> list[Listed]:
