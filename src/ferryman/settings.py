@@ -223,6 +223,14 @@ MAX_CONTENT_BYTES: Final = 2000 * MIB
 COMPACT_FILES: Final = 32
 """Small files a table may gather before they are merged into one."""
 
+OUTDATED_SHARE: Final = 0.5
+"""Rows of ``documents`` that newer ones may have superseded, as a share of all, before they are dropped: each row is
+copied about once for each one that is added."""
+
+OUTDATED_BYTES: Final = GIB
+"""Content of files that are freed of outdated rows after one wave: some ten seconds. The rest is done after the
+next."""
+
 CHECKPOINT_COMMITS: Final = 32
 """Commits a table's log may gather before it is checkpointed and trimmed (a load costs about 0.2 ms a commit)."""
 

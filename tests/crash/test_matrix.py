@@ -17,6 +17,7 @@ ONLY = {
     "create.": ("first", None, "a state is made once"),
     "plan.": ("first", None, "and so long the plan does not change"),
     "command.": ("second", None, "a person speaks before the second run"),
+    "outdated.": ("second", None, "in the first run no document has two versions"),
     "deliver.claimed": (None, "at-most-once", "only it claims"),
     "deliver.noted": (None, "at-most-once at-least-once", "exactly-once may repeat a chunk"),
     "settle.repair": (None, "at-most-once at-least-once", "only noted chunks are repaired"),

@@ -14,6 +14,7 @@ from ferryman.ledger import maintenance, merging
 from ferryman.ledger.outbox import OutboxWriter
 from ferryman.ledger.schemas import OUTBOX_CONTENT
 from ferryman.settings import KIB
+from ferryman.storage.parquet import content_size
 from tests.support.invariants import rows
 from tests.support.trial import Trial
 
@@ -83,7 +84,7 @@ def test_content_of_any_size_is_merged_a_row_group_at_a_time(
     trial.run()
     assert trial.counts() == {"failed": 120}
     with trial.take() as state:
-        sizes = [merging.content_size(state.outbox.folder / path) for path in state.outbox.files]
+        sizes = [content_size(state.outbox.folder / path) for path in state.outbox.files]
     assert max(sizes) <= 2 * settings.PART_BYTES
 
 
@@ -99,7 +100,7 @@ def test_a_merge_that_fails_is_skipped_and_reported(
         def failing(*_: object) -> None:
             raise error
 
-        patch.setattr(merging, "_gathered", failing)
+        patch.setattr(merging, "gathered", failing)
         for i in range(6):
             trial.put(f"d{i}")
             summary = trial.run(checked=False)

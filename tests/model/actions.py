@@ -168,6 +168,10 @@ NOT_MODELLED: Final[dict[str, str]] = {
     "command.staged": "a person's word is not modelled",
     "command.done": "a person's word is not modelled",
     **dict.fromkeys(
+        ("outdated.written", "outdated.logged", "outdated.synced", "outdated.marked"),
+        "only the last row of a document is modelled: dropping others changes nothing",
+    ),
+    **dict.fromkeys(
         ("compact.written", "compact.logged", "compact.synced", "compact.marked", "compact.removed"),
         "files are not modelled, only the rows in them: merging files changes no row",
     ),

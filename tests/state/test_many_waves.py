@@ -129,7 +129,7 @@ def test_files_stay_few_over_many_words_of_a_person(trial: Trial, monkeypatch: p
 
 def bound() -> int:
     """What the default settings allow: for each table its data files, log and marks; lock, name, journal."""
-    data = settings.COMPACT_FILES + 8  # merged files of PART_BYTES / 4 and more are never merged again
+    data = 2 * settings.COMPACT_FILES + 8  # of two classes of size; those of PART_BYTES / 4 and more are not merged
     logs = 2 * (settings.CHECKPOINT_COMMITS + 8)
     return len(TABLES) * (data + logs) + 20
 

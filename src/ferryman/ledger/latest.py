@@ -38,7 +38,20 @@ def latest(
     marked: Marks | None = None,
 ) -> Iterator[Columns]:
     """The last row of each document by ``wave``: its hash ``h``, by which they ascend; the number of its file's path,
-    ``file``, and its ``row`` there.
+    ``file``, and its ``row`` there. Takes what ``every`` takes."""
+    return map(last_of, every(db, paths, rows, folder, more, any_row, marked))
+
+
+def every(
+    db: duckdb.DuckDBPyConnection,
+    paths: Sequence[Path],
+    rows: int,
+    folder: Path,
+    more: Mapping[str, tuple[str, pa.DataType]],
+    any_row: str = "",
+    marked: Marks | None = None,
+) -> Iterator[Columns]:
+    """All rows of some documents at a time, see ``latest``; in the order of the files.
 
     Args:
         paths: data files that have been compared with their checksums.
@@ -68,7 +81,7 @@ def latest(
             spread.add(batch, part_of(batch.column(0).to_numpy(), parts))
     spread.close()
     for part in range(parts):
-        yield last_of(columns_of(spread.read(part)))
+        yield columns_of(spread.read(part))
 
 
 def chosen_by_file(rows: Columns, chosen: np.ndarray[Any, Any]) -> Iterator[tuple[int, np.ndarray[Any, Any]]]:

@@ -14,11 +14,11 @@ import pyarrow as pa
 
 from ferryman import settings
 from ferryman.errors import named
+from ferryman.ledger.batches import small_batches
+from ferryman.ledger.compaction import Outdated, find_outdated, has_outdated, write_merged, write_staying
 from ferryman.ledger.merging import merge_outbox_files, outbox_merges
-from ferryman.ledger.settle import due_stats
-from ferryman.ledger.state import State
+from ferryman.ledger.state import KEPT, State
 from ferryman.storage.files import fsync_folder, remove_temporary
-from ferryman.storage.parquet import read_part, write_part
 from ferryman.storage.tables import DataFile, Table
 from ferryman.testing import crash
 
@@ -28,10 +28,10 @@ def maintain(state: State) -> list[str]:
 
     Returns what could not be merged, a line each.
     """
-    changed = False
     notes: list[str] = []
+    changed = _drop_outdated(state, notes)
     for table in (state.ledger, state.documents):
-        changed |= _merge_small(state, table)
+        changed |= _merge_small(state, table, notes)
     changed |= _merge_outbox(state, notes)
     for table in state.tables:
         if len(table.log.versions()) > settings.CHECKPOINT_COMMITS:
@@ -61,31 +61,48 @@ def sweep(state: State) -> int:
     return gone
 
 
-def _merge_small(state: State, table: Table) -> bool:
-    """Merge the small files of the ledger or of ``documents`` (there only each document's last row is kept)."""
-    small = [f for f in table.files.values() if f.size < settings.PART_BYTES // 4]
-    if len(small) < settings.COMPACT_FILES:
+def _drop_outdated(state: State, notes: list[str]) -> bool:
+    """Drop outdated rows of ``documents``, once they are a good part of all.
+
+    1. find them, and which files have the most
+    2. write such files anew, a group at a time, without them
+    3. commit each group in place of its files; the number of documents, by which the next look is timed, goes with it
+    """
+    if not has_outdated(state):
         return False
-    merged = pa.concat_tables([read_part(table.folder / f.path) for f in small])
-    if "delivery_hash" in table.schema.names:
-        merged = merged.sort_by([("wave", "ascending"), ("ordinal", "ascending")])
-    else:
-        merged = last_rows(merged)
-    stats = due_stats if "given" in table.schema.names else lambda _: None
-    parts = [
-        write_part(table.folder, p, epoch=state.epoch, stats=stats(p["due"].to_pylist()))
-        for p in _pieces(merged, sum(f.size for f in small))
-    ]
-    _replace(state, table, small, [table.data_file(p) for p in parts])
-    return True
+    table, what = state.documents, "outdated rows of documents"
+    found: Outdated | None = None
+    with skipping(what, notes, "dropped"):
+        found = find_outdated(state)  # 1
+    if found is not None and not found.groups:
+        table.commit("outdated", transactions={KEPT: found.kept}, data_change=False)
+    for group in found.groups if found is not None else ():
+        staying: list[DataFile] | None = None
+        with skipping(what, notes, "dropped"):
+            part = write_staying(state, group)  # 2
+            staying = [] if part is None else [table.data_file(part)]
+        if staying is not None:
+            crash.point("outdated.written")
+            fsync_folder(table.folder)
+            old = [file.path for file, _ in group]
+            numbers = {KEPT: found.kept}
+            table.commit("outdated", adds=staying, removes=old, transactions=numbers, data_change=False)  # 3
+            state.retire(table, old)
+    return found is not None
 
 
-def last_rows(documents: pa.Table) -> pa.Table:
-    """Each document's last row, by wave."""
-    rows = documents.append_column("at", pa.array(range(documents.num_rows), pa.int64()))
-    rows = rows.sort_by([("wave", "ascending"), ("at", "ascending")])
-    last = rows.group_by(["source", "document"], use_threads=False).aggregate([("at", "last")])
-    return documents.take(last["at_last"].sort())
+def _merge_small(state: State, table: Table, notes: list[str]) -> bool:
+    """Merge the small files of the ledger or of ``documents``; what could not be merged is noted."""
+    changed = False
+    for files in small_batches(table.folder, list(table.files.values())):
+        merged: list[DataFile] | None = None
+        with skipping(f"small files of {table.name}", notes):
+            part = write_merged(state, table, files)
+            merged = [] if part is None else [table.data_file(part)]
+        if merged is not None:
+            _replace(state, table, files, merged)
+            changed = True
+    return changed
 
 
 def _merge_outbox(state: State, notes: list[str]) -> bool:
@@ -103,7 +120,7 @@ def _merge_outbox(state: State, notes: list[str]) -> bool:
 
 
 @contextlib.contextmanager
-def skipping(what: str, notes: list[str]) -> Iterator[None]:
+def skipping(what: str, notes: list[str], done: str = "merged") -> Iterator[None]:
     """A merge that fails changes nothing, and must not keep a state from starting: it is noted.
 
     What is damaged, or not ours any more, is an error all the same.
@@ -111,7 +128,7 @@ def skipping(what: str, notes: list[str]) -> Iterator[None]:
     try:
         yield
     except (pa.ArrowException, duckdb.Error, MemoryError, OSError) as e:
-        notes.append(f"{what} could not be merged: {named(e)}. They stay as they are; the next wave tries again.")
+        notes.append(f"{what} could not be {done}: {named(e)}. They stay as they are; the next wave tries again.")
 
 
 def _replace(state: State, table: Table, old: list[DataFile], new: list[DataFile]) -> None:
@@ -120,10 +137,3 @@ def _replace(state: State, table: Table, old: list[DataFile], new: list[DataFile
     table.commit("compact", adds=new, removes=[f.path for f in old], data_change=False)
     state.retire(table, [f.path for f in old])
     crash.point("compact.removed")
-
-
-def _pieces(rows: pa.Table, size: int) -> list[pa.Table]:
-    """Cut rows that came from ``size`` bytes of files so that each piece stays below ``PART_BYTES``."""
-    count = 1 + size // settings.PART_BYTES
-    step = -(-rows.num_rows // count)
-    return [rows.slice(at, step) for at in range(0, rows.num_rows, step)]

@@ -8,22 +8,16 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
-from typing import Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ferryman import settings
+from ferryman.ledger.batches import gathered, small_batches
 from ferryman.ledger.outbox import OutboxWriter, row_groups, split_family
 from ferryman.ledger.state import State
-from ferryman.storage.parquet import Part, content_size, read_part
+from ferryman.storage.parquet import Part, read_part
 from ferryman.storage.query import connect, register
 from ferryman.storage.tables import DataFile
-
-_SMALL: Final = 4
-"""A file is small if its content is less than this part of ``PART_BYTES``."""
-_CLASS: Final = 8
-"""And in another class of size than one that has so many times its content."""
 
 
 def outbox_merges(state: State) -> list[list[DataFile]]:
@@ -34,7 +28,8 @@ def outbox_merges(state: State) -> list[list[DataFile]]:
     by_destination: dict[str, list[DataFile]] = defaultdict(list)
     for file in sorted(state.outbox.files.values(), key=_key):
         by_destination[file.partition["destination"]].append(file)
-    return [merge for files in by_destination.values() for merge in _merges(state, files)]
+    folder = state.outbox.folder
+    return [batch for files in by_destination.values() for batch in small_batches(folder, list(_alone(files)))]
 
 
 def merge_outbox_files(state: State, files: list[DataFile]) -> Part | None:
@@ -45,39 +40,16 @@ def merge_outbox_files(state: State, files: list[DataFile]) -> Part | None:
     folder, key = state.outbox.folder, _key(files[0])
     outdated = _outdated(state, files)
     with OutboxWriter(folder, epoch=state.epoch) as writer:
-        for rows in _gathered(_shifted(state, files, key)):
+        for rows in gathered(_shifted(state, files, key)):
             writer.write(rows.filter(pc.invert(pc.is_in(rows["delivery_hash"], value_set=outdated))))
         return writer.finish()
 
 
-def _merges(state: State, files: list[DataFile]) -> Iterator[list[DataFile]]:
-    if len(files) < settings.COMPACT_FILES:
-        return
-    classes: dict[bool, list[tuple[int, DataFile]]] = {True: [], False: []}
-    small = settings.PART_BYTES // _SMALL
+def _alone(files: list[DataFile]) -> Iterator[DataFile]:
+    """But for those of split families: one lane sends them, in their order, and they stay neighbours."""
     for before, file, after in zip([None, *files[:-1]], files, [*files[1:], None], strict=True):
-        if (before and split_family(before, file)) or (after and split_family(file, after)):
-            continue  # one lane sends them, in their order: they stay neighbours
-        if (size := content_size(state.outbox.folder / file.path)) < small:
-            classes[size < small // _CLASS].append((size, file))
-    for each in classes.values():
-        if len(each) >= settings.COMPACT_FILES:
-            yield from _batches(each)
-
-
-def _batches(files: list[tuple[int, DataFile]]) -> Iterator[list[DataFile]]:
-    """Neighbours whose content fits into one file."""
-    batch: list[DataFile] = []
-    total = 0
-    for size, file in files:
-        if batch and total + size > settings.PART_BYTES:
-            if len(batch) > 1:
-                yield batch
-            batch, total = [], 0
-        batch.append(file)
-        total += size
-    if len(batch) > 1:
-        yield batch
+        if not (before and split_family(before, file)) and not (after and split_family(file, after)):
+            yield file
 
 
 def _shifted(state: State, files: list[DataFile], key: int) -> Iterator[pa.Table]:
@@ -86,20 +58,6 @@ def _shifted(state: State, files: list[DataFile], key: int) -> Iterator[pa.Table
         for rows in row_groups(state.outbox.folder / file.path):
             shifted = pc.add(rows["row"], _key(file) - key)
             yield rows.set_column(rows.schema.get_field_index("row"), "row", shifted)
-
-
-def _gathered(tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
-    """Small tables as larger ones, so that a merged file has few row groups."""
-    held: list[pa.Table] = []
-    size = 0
-    for table in tables:
-        if held and size + table.nbytes > settings.GROUP_BYTES:
-            yield pa.concat_tables(held)
-            held, size = [], 0
-        held.append(table)
-        size += table.nbytes
-    if held:
-        yield pa.concat_tables(held)
 
 
 def _outdated(state: State, files: list[DataFile]) -> pa.Array:

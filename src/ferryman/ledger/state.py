@@ -33,6 +33,8 @@ SEQUENCE: Final = "ferryman.sequence"
 """Application id: the next free sequence (on the outbox)."""
 SETTLED: Final = "ferryman.settled"
 """Application id: number of the last settled wave (on each table)."""
+KEPT: Final = "ferryman.kept"
+"""Application id: how many documents there were when outdated rows were last looked for (on ``documents``)."""
 
 _LOADS: Final = 20
 """How often a reader loads the tables beside a driver that commits faster than they load."""
@@ -234,7 +236,7 @@ class State:
             StateDamaged: names the file.
         """
         self.outbox.load([self.application, WAVE, SEQUENCE, SETTLED])
-        self.documents.load([self.application, SETTLED])
+        self.documents.load([self.application, SETTLED, KEPT])
         self.ledger.load([self.application, SETTLED])
         if self.outbox.transactions[SEQUENCE] == 0:
             self.outbox.transactions[SEQUENCE] = self.identity()["first_sequence"]

@@ -33,8 +33,8 @@ _TAIL: Final = 8
 """Bytes at the end of a file: the footer's length, and the magic number."""
 _GROUP_ROWS: Final = 65_536
 """Rows a row group: what a query reads at once."""
-_WITHOUT_ORDER: Final = ("version", "delivery_hash", "fields", "raw")
-"""Columns of which least and greatest value say nothing: hashes and content."""
+_WITHOUT_ORDER: Final = ("version", "delivery_hash", "fields", "raw", "given", "failed")
+"""Columns of which least and greatest value say nothing: hashes, content, and what is kept of families."""
 _VERIFYING = ds.ParquetFileFormat(
     default_fragment_scan_options=ds.ParquetFragmentScanOptions(page_checksum_verification=True, pre_buffer=False)
 )

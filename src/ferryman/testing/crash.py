@@ -79,6 +79,10 @@ POINTS: Final[dict[str, str]] = {
     "outbox.synced": DRIVER,
     "outbox.marked": DRIVER,
     # between waves
+    "outdated.written": DRIVER,
+    "outdated.logged": DRIVER,
+    "outdated.synced": DRIVER,
+    "outdated.marked": DRIVER,
     "compact.written": DRIVER,
     "compact.logged": DRIVER,
     "compact.synced": DRIVER,
