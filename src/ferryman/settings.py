@@ -240,6 +240,12 @@ QUERY_MEMORY: Final = "128MB"
 QUERY_THREADS: Final = 2
 """DuckDB holds some 60 MB a thread that it cannot spill: on a machine of 64 cores ``QUERY_MEMORY`` would not do."""
 
+COUNTED_EVENTS: Final = 2_000_000
+"""Events from which on a run keeps what ``status`` says: fewer are counted in a few seconds when somebody asks."""
+
+COUNTING_SHARE: Final = 20
+"""An endless run spends one part in so many of its time on that at most."""
+
 QUERY_ROWS: Final = 50_000
 """Rows of the ledger that a question takes up at a time where they would not all fit into ``QUERY_MEMORY``."""
 

@@ -114,7 +114,7 @@ def test_the_folders_are_those_of_a_state() -> None:
     assert sorted(named) == sorted(
         {
             *(folder.partition("/")[0] for folder in FOLDERS),
-            *("state.json", "plan.json", "moved.json", "notified.json", "lock", READERS),
+            *("state.json", "plan.json", "moved.json", "counted.json", "notified.json", "lock", READERS),
         }
     )
 

@@ -11,8 +11,8 @@ from ferryman.cli.terminal import json_line, say
 def fsck(plan: PlanSpec, state: StateDir = None, json: Json = False, verbose: Verbose = False) -> None:
     """Verify every file of the state.
 
-    Changes nothing, starts no Spark. Names what is damaged or missing and what can be done. Ends with 1 if there is
-    any.
+    What a large state keeps for `status` is counted again. Changes nothing, starts no Spark. Names what is damaged or
+    missing and what can be done. Ends with 1 if there is any.
     """
     from ferryman.ledger import fsck as ledger
     from ferryman.ledger.state import state_root

@@ -20,6 +20,7 @@ from typing import Any, Final
 
 from ferryman import settings
 from ferryman.engine.backlog import Backlog
+from ferryman.engine.counting import Counting
 from ferryman.engine.deliver.dispatch import Dispatcher, owed_rows
 from ferryman.engine.deliver.newer import Newer
 from ferryman.engine.driving import driving
@@ -137,6 +138,7 @@ class Run:
         self._newer = Newer(state, self._dispatcher, self._tell)
         self._summary = Summary()
         self._reporter = Reporter(state, [*state.plan.notified, *notify], self._tell)
+        self._counting = Counting(state)
         self._backlog = Backlog(state, settings.MAX_PENDING_BYTES if max_pending is None else max_pending)
         self._incomplete = False
         self._held = False
@@ -169,6 +171,7 @@ class Run:
                 self._catch_up(until)
             self._tell_stale()
             self.notify()
+            self._counting.keep()
             if every is None:
                 return self._finish()
             self._sleep(max(0.0, began + every - time.monotonic()))
@@ -184,6 +187,7 @@ class Run:
         complete = self._scan() if scan else True
         self._catch_up(None)
         self._tell_stale()
+        self._counting.keep()
         return complete
 
     def notify(self, least_s: float = 0.0) -> None:

@@ -17,16 +17,21 @@ import duckdb
 
 from ferryman import settings
 from ferryman.errors import EngineError, StateDamaged, UsageError
+from ferryman.ledger import counted
+from ferryman.ledger.counted import Counted
 from ferryman.ledger.family import in_family
-from ferryman.ledger.folder import TABLES
+from ferryman.ledger.folder import COUNTED, TABLES
 from ferryman.ledger.schemas import LEDGER_COLUMNS
-from ferryman.ledger.state import State
+from ferryman.ledger.state import SETTLED, WAVE, State
 from ferryman.ledger.statuses import Status, stored
 from ferryman.ledger.view import View
-from ferryman.plan import Plan
+from ferryman.plan import Plan, destinations_of_sources
 from ferryman.storage.files import disk_full
 from ferryman.storage.log import Log
 from ferryman.storage.query import connect
+
+LEFT_OVER: Final = ("failed", "rejected", "in_doubt", "pending")
+"""What is counted of what has not ended well."""
 
 _LOOKS: Final = 20
 """How often a reader looks beside a driver that commits all the time before it believes that a file is damaged."""
@@ -39,22 +44,48 @@ _T = TypeVar("_T")
 
 def status(root: Path, plan: Plan) -> dict[str, Any]:
     """What ``status --json`` shows; see semantics. ``balanced``: does every delivery of every document add up?"""
-    return _reading(root, plan, lambda view: view.status())
+    found = _counted(root, plan)
+    return _reading(root, plan, View.status) if found is None else found.status
 
 
 def left_over(root: Path, plan: Plan) -> dict[str, int]:
     """How many deliveries of current documents are ``failed``, ``rejected``, ``in_doubt`` or still ``pending``."""
-    return _reading(root, plan, lambda view: view.left_over())
+    if (found := _counted(root, plan)) is None:
+        return _reading(root, plan, View.left_over)
+    every = found.status["destinations"].values()
+    return {name: sum(counts[name] for counts in every) for name in LEFT_OVER}
 
 
 def waves(root: Path, limit: int = 5, plan: Plan | None = None) -> list[dict[str, Any]]:
     """The last waves, newest first: ``wave``, ``created``, ``events``, ``delivered``, ``failed``."""
-    query = f"""
-        SELECT wave, max(created) AS created, count(*) AS events, count(*) FILTER (status = 'INDEXED') AS delivered,
-               count(*) FILTER (status IN ('ERROR', 'DEAD', 'ERROR_DOC', 'INDEXING')) AS failed
-        FROM ledger GROUP BY wave ORDER BY wave DESC LIMIT {int(limit)}
+    found = _counted(root, plan) if limit <= counted.WAVES else None
+    return _reading(root, plan, lambda view: view.waves(limit)) if found is None else found.waves[:limit]
+
+
+def keep_counted(state: State, *, anew: bool) -> None:
+    """Keep what ``status`` says of a large state, for those who ask; for its driver, between waves.
+
+    Args:
+        anew: also if something is kept that seems to be of this moment.
     """
-    return _reading(root, plan, lambda view: view.rows(query))
+    if sum(f.rows for f in state.ledger.files.values()) < settings.COUNTED_EVENTS:
+        return
+    reached = destinations_of_sources(state.plan.nodes)
+    with contextlib.suppress(StateDamaged):
+        if not anew and counted.kept(state, reached) is not None:
+            return
+    with view(state.root, state.plan) as seen:
+        status, done = seen.status(reached), seen.waves(counted.WAVES)
+    counted.keep(state, reached, status, done)
+
+
+def miscounted(root: Path, plan: Plan) -> bool:
+    """Is something kept of this moment that is not what the tables come to, counted again?"""
+    found = _counted(root, plan, by_plan=False)
+    if found is None:
+        return False
+    status = _reading(root, plan, lambda seen: seen.status(found.reached))
+    return status != found.status and _counted(root, plan, by_plan=False) == found
 
 
 def deliveries(
@@ -179,6 +210,33 @@ def looking_again(root: Path, look: Callable[[], _T]) -> _T:
 def last_entries(root: Path) -> tuple[int, ...]:
     """The last entry of each table's log: what changes when a driver commits."""
     return tuple(max(Log(root / name).versions(), default=-1) for name in TABLES)
+
+
+def _counted(root: Path, plan: Plan | None, *, by_plan: bool = True) -> Counted | None:
+    """What is kept, if it is of this moment; a damaged file is as good as none.
+
+    Args:
+        by_plan: only if it was counted by this plan.
+
+    Raises:
+        StateDamaged: of a table a log is not what was written, or a data file is missing.
+    """
+    state = State(root, plan if plan is not None else State.plan_of(root))
+    if not state.exists or not (root / COUNTED).exists():
+        return None
+    reached = destinations_of_sources(plan.nodes) if by_plan and plan is not None else None
+
+    def look() -> Counted | None:
+        with state.readers.reading():
+            state.verify()
+            state.load_consistently([WAVE, SETTLED])
+            for table in state.tables:
+                table.verify_sizes()
+            with contextlib.suppress(StateDamaged):
+                return counted.kept(state, reached)
+            return None
+
+    return looking_again(root, look)
 
 
 def _reading(root: Path, plan: Plan | None, ask: Callable[[View], _T]) -> _T:

@@ -28,6 +28,8 @@ _BEGUN_AGAIN: Final = [_STATUSES.index(Status.RESTART), _STATUSES.index(Status.F
 _INDEXED: Final = _STATUSES.index(Status.INDEXED)
 
 _FAMILY: Final = "source || chr(0) || origin"
+_HASH: Final = "md5_number_lower(delivery_hash)"
+"""Takes a quarter of the time of ``spread.hashed``."""
 _EVENTS: Final = pa.schema(
     [
         ("o", pa.uint64()),
@@ -153,13 +155,13 @@ class _Counting:
     def _events(self) -> str:
         status = _position(_STATUSES, "status")
         return (
-            f"SELECT {_FAMILY}, delivery_hash, revision, wave * 4 + ordinal, {status}, operation = 'delete', "
+            f"SELECT {_FAMILY}, {_HASH}, revision, wave * 4 + ordinal, {status}, operation = 'delete', "
             f"{_position(self._destinations, 'destination')} FROM ledger WHERE destination <> ''"
         )
 
     def _waiting(self) -> str:
         return (
-            f"SELECT {_FAMILY}, delivery_hash, revision, 0, {_STATUSES.index(Status.BATCHED)}, "
+            f"SELECT {_FAMILY}, {_HASH}, revision, 0, {_STATUSES.index(Status.BATCHED)}, "
             f"operation = 'delete', {_position(self._destinations, 'destination')}, due IS NOT NULL "
             "FROM waiting"
         )
@@ -195,7 +197,7 @@ class _Counting:
         for live, counts in ((True, self._here), (False, self._deleted)):
             counts.update(_tally(documents["source"][documents["live"] == live]))
         ends = self._ends_of(events)
-        known = np.isin(waiting["h"], ends["h"])
+        _, known = _found(ends["h"], waiting["h"])
         unsent = {name: waiting[name][~known] for name in ends}
         ends = {name: np.concatenate([ends[name], unsent[name]]) for name in ends}
         at, there = _found(documents["h"], ends["o"])
@@ -232,7 +234,8 @@ class _Counting:
         at, there = _found(documents["h"], waiting["o"])
         older = there & waiting["waits"]
         older[there] &= waiting["revision"][there] < documents["revision"][at[there]]
-        older &= ~np.isin(waiting["h"], events["h"][events["status"] == _INDEXED])
+        if older.any():
+            older &= ~np.isin(waiting["h"], events["h"][events["status"] == _INDEXED])
         self._older.update(_tally(waiting["destination"][older]))
 
     def _count_missing(self, documents: Columns, destinations: Any, at: Any, deleted: Columns) -> None:

@@ -19,6 +19,9 @@ TAKEOVER: Final = "takeover.json"
 NOTIFIED: Final = "notified.json"
 """What each target of ``--notify`` was told."""
 
+COUNTED: Final = "counted.json"
+"""What ``status`` says of a large state; see ``counted``."""
+
 READERS: Final = "readers"
 """Locked by whoever reads just now; see ``storage.lock.Readers``."""
 

@@ -1,4 +1,4 @@
-"""fsck: read every file of a state and verify it. Changes nothing."""
+"""fsck: read every file of a state and verify it; count again what was kept as counted. Changes nothing."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from ferryman.errors import StateDamaged, StateForeign, UsageError
-from ferryman.ledger.account import last_entries
-from ferryman.ledger.folder import READERS, TABLES
+from ferryman.ledger.account import last_entries, miscounted
+from ferryman.ledger.folder import COUNTED, READERS, TABLES
 from ferryman.ledger.state import SETTLED, WAVE, State
 from ferryman.plan import Plan
 from ferryman.storage import files, parquet
@@ -27,6 +27,7 @@ class Finding(NamedTuple):
 _LOOKS: Final = 5
 """How often a file that looks damaged is read beside a driver that commits all the time."""
 
+_REMOVE = "remove this file: without it everything is counted anew"
 _COPY = "restore this file from a copy of the state directory"
 
 
@@ -58,6 +59,14 @@ def _look(root: Path) -> list[Finding]:
     found: dict[str, Finding] = {}
     for problem in _problems(root):
         found.setdefault(problem.path, Finding(problem.path, problem.what, _COPY))
+    path = root / COUNTED
+    try:
+        if path.exists():
+            files.unseal(path)
+        if not found and miscounted(root, State.plan_of(root)):
+            found[str(path)] = Finding(str(path), "it does not say what the tables come to, counted again", _REMOVE)
+    except StateDamaged as e:
+        found[e.path] = Finding(e.path, e.what, _REMOVE if e.path == str(path) else _COPY)
     return list(found.values())
 
 

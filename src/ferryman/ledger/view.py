@@ -5,7 +5,7 @@ What concerns all deliveries is counted by hashes (``counts``); what is asked of
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -67,10 +67,14 @@ class View:
         """A query's rows under a name, for the questions that follow."""
         self._db.execute(f"CREATE OR REPLACE TEMP TABLE {name} AS {query}")
 
-    def status(self) -> dict[str, Any]:
-        """See ``account.status``."""
+    def status(self, reached: Mapping[str, Sequence[str]] | None = None) -> dict[str, Any]:
+        """See ``account.status``.
+
+        Args:
+            reached: source -> destinations; None: by the plan.
+        """
         plan = self._state.plan
-        reached = destinations_of_sources(plan.nodes)
+        reached = destinations_of_sources(plan.nodes) if reached is None else reached
         found = count(self._tables(), reached)
         destinations = {name: dict.fromkeys(COUNTS, 0) for names in reached.values() for name in names}
         for (destination, status, operation), number in found.ends.items():
@@ -91,6 +95,15 @@ class View:
             "destinations": destinations,
             "balanced": not found.two_ends and not found.missing,
         }
+
+    def waves(self, limit: int) -> list[dict[str, Any]]:
+        """See ``account.waves``."""
+        return self.rows(f"""
+            SELECT wave, max(created) AS created, count(*) AS events,
+                count(*) FILTER (status = 'INDEXED') AS delivered,
+                count(*) FILTER (status IN ('ERROR', 'DEAD', 'ERROR_DOC', 'INDEXING')) AS failed
+            FROM ledger GROUP BY wave ORDER BY wave DESC LIMIT {int(limit)}
+        """)
 
     def left_over(self) -> dict[str, int]:
         """See ``account.left_over``."""

@@ -91,6 +91,8 @@ POINTS: Final[dict[str, str]] = {
     "checkpoint.made": DRIVER,
     "checkpoint.marked": DRIVER,
     "checkpoint.trimmed": DRIVER,
+    # once a run
+    "counted.kept": DRIVER,
     # telling people, once a run or a period
     "notify.sent": DRIVER,
     "notify.kept": DRIVER,

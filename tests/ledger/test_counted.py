@@ -1,0 +1,188 @@
+"""What ``status`` says of a large state is kept in a file: read only if it is of this very moment, and verified."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from ferryman import settings
+from ferryman.destinations.base import Outcome
+from ferryman.engine import counting
+from ferryman.engine.counting import Counting
+from ferryman.errors import StateDamaged
+from ferryman.ledger import account
+from ferryman.ledger.folder import COUNTED
+from ferryman.ledger.fsck import fsck
+from ferryman.ledger.view import View
+from ferryman.storage import files
+from ferryman.testing.inprocess import InProcess
+from tests.support.trial import Interrupted, Trial, Until
+
+
+@pytest.fixture
+def trial(trial: Trial, monkeypatch: pytest.MonkeyPatch) -> Trial:
+    """Every state is large; one document was refused, two were delivered, one of them in two versions."""
+    monkeypatch.setattr(settings, "COUNTED_EVENTS", 0)
+    trial.build(answer=lambda d: Outcome.permanent("no") if d.id == "bad" else Outcome.ok())
+    trial.put("a", "b", "bad")
+    trial.run()
+    trial.put("a", text="two")
+    trial.run()
+    return trial
+
+
+@pytest.fixture
+def nothing_is_counted(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """From then on whoever counts fails."""
+
+    def counted(*_: object) -> Any:
+        raise AssertionError("it counts")
+
+    def begin() -> None:
+        for name in ("status", "left_over", "waves"):
+            monkeypatch.setattr(View, name, counted)
+
+    return begin
+
+
+def questions(trial: Trial) -> list[Any]:
+    return [trial.status(), account.left_over(trial.root, trial.plan), account.waves(trial.root, plan=trial.plan)]
+
+
+@pytest.mark.rule("status.kept")
+def test_what_was_counted_is_read(trial: Trial, nothing_is_counted: Callable[[], None]) -> None:
+    """It is what counting says; and a run that finds nothing new does not count again."""
+    kept = questions(trial)
+    (trial.root / COUNTED).unlink()
+    assert questions(trial) == kept
+    assert kept[0]["destinations"]["out"]["failed"] == 1
+    trial.run()
+    nothing_is_counted()
+    assert questions(trial) == kept
+    trial.run(checked=False)
+
+
+def test_merged_files_say_the_same(
+    trial: Trial, nothing_is_counted: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only a wave makes what is kept old."""
+    kept = questions(trial)
+    monkeypatch.setattr(settings, "COMPACT_FILES", 2)
+    nothing_is_counted()
+    trial.run(checked=False)
+    with trial.take() as state:
+        assert len(state.ledger.files) == 1
+    assert questions(trial) == kept
+
+
+@pytest.mark.rule("status.kept")
+@pytest.mark.parametrize("phase", ["deliver", "settle", "count"])
+def test_after_a_wave_everything_is_counted_anew(trial: Trial, monkeypatch: pytest.MonkeyPatch, phase: str) -> None:
+    """Whether a kill leaves it unsettled, or settled and not counted."""
+    before = trial.status()
+    trial.put("new")
+    trial.drop("b")
+
+    def killed(*_: object, **__: object) -> None:
+        raise Interrupted
+
+    monkeypatch.setattr(counting, "keep_counted", killed)
+    with pytest.raises(Interrupted):
+        trial.run(observer=Until(3, phase), checked=False)
+    found = questions(trial)
+    assert found[0] != before
+    (trial.root / COUNTED).unlink()
+    assert questions(trial) == found
+
+
+def test_another_plan_is_counted_by_itself(trial: Trial) -> None:
+    """A destination that the plan has now lacks all documents: it does not balance."""
+    assert trial.status()["balanced"]
+    trial.build()
+    [source] = [node for node in trial.plan.nodes if node.kind == "source"]
+    trial.plan.destination("more", trial.out, after=[source.name])
+    assert not trial.status()["balanced"]
+
+
+@pytest.mark.rule("status.kept")
+def test_a_file_that_is_wrong_is_found_by_fsck(trial: Trial) -> None:
+    """It counts again, compares, and says what to do."""
+    path = trial.root / COUNTED
+    found: Any = files.unseal(path)
+    found["status"]["destinations"]["out"]["delivered"] += 1
+    files.replace(path, files.sealed(found))
+    [finding] = fsck(trial.root)
+    assert finding.path == str(path)
+    assert finding.remedy.startswith("remove this file")
+    path.unlink()
+    assert fsck(trial.root) == []
+
+
+def test_a_damaged_file_stops_nobody(trial: Trial) -> None:
+    """Questions count anew, and so does the next run, which keeps it again."""
+    before = questions(trial)
+    path = trial.root / COUNTED
+    path.write_bytes(path.read_bytes()[:-3])
+    assert [finding.path for finding in fsck(trial.root)] == [str(path)]
+    assert questions(trial) == before
+    trial.run()
+    assert fsck(trial.root) == []
+    assert questions(trial) == before
+
+
+def test_a_file_of_another_format_is_none(trial: Trial) -> None:
+    """Whoever finds it counts."""
+    path = trial.root / COUNTED
+    files.replace(path, files.sealed({"of": "something else"}))
+    assert trial.status()["balanced"]
+    assert fsck(trial.root) == []
+
+
+def test_a_missing_data_file_is_named_all_the_same(trial: Trial) -> None:
+    """Although no data file is read."""
+    with trial.take() as state:
+        path = state.ledger.paths()[0]
+    path.unlink()
+    with pytest.raises(StateDamaged, match=path.name):
+        trial.status()
+
+
+def test_small_states_keep_nothing(trial: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are counted when somebody asks."""
+    (trial.root / COUNTED).unlink()
+    monkeypatch.setattr(settings, "COUNTED_EVENTS", 100)
+    trial.run()
+    assert not (trial.root / COUNTED).exists()
+
+
+def test_an_endless_run_counts_in_a_small_part_of_the_time(trial: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counting that took two seconds is not done again for forty."""
+    now = [100.0]
+    counted = []
+
+    def keep_counted(*_: object, **__: object) -> None:
+        counted.append(now[0])
+        now[0] += 2
+
+    monkeypatch.setattr(counting, "keep_counted", keep_counted)
+    with trial.take() as state:
+        counter = Counting(state, clock=lambda: now[0])
+        for _ in range(12):
+            counter.keep()
+            now[0] += 10
+    assert counted == [100.0, 142.0, 184.0]
+
+
+def test_a_run_that_goes_on_keeps_it(trial: Trial) -> None:
+    """After its first wave."""
+    trial.put("c")
+
+    def stop(_pause: float) -> None:
+        raise Interrupted
+
+    with pytest.raises(Interrupted):
+        trial.run(runner=InProcess(), every=0, sleep=stop, checked=False)
+    found: Any = files.unseal(trial.root / COUNTED)
+    assert found["status"]["destinations"]["out"]["delivered"] == 3
