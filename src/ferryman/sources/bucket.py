@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from datetime import datetime
 from itertools import islice
 from operator import itemgetter
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 from urllib.parse import quote
 
 from ferryman import settings
@@ -100,7 +100,7 @@ class Bucket:
             fs, path = self._fs_path(id_of_key(self._only))
             about = fs.info(path)
         except Exception as e:
-            raise TransientError(f"{self.shown(id_of_key(self._only))}: {self._words(e)}") from None
+            raise TransientError(f"{self.shown(id_of_key(self._only))}: {self._words(e)}") from e
         return self._listed(self._only, about, 0.0)
 
     def _split(self) -> tuple[str, str]:
@@ -224,7 +224,7 @@ class Bucket:
                 with fs.open(path, "rb") as file:
                     data = file.read(limit_bytes + 1)
         except Exception as e:
-            raise self._why(listed.id, e) from None
+            self._refuse(listed.id, e)
         if len(data) > limit_bytes:
             raise BadDocument(too_large(self.shown(listed.id), max(listed.size, len(data)), limit_bytes))
         return FileContent(data, float(listed.location) if listed.location else None)
@@ -236,18 +236,26 @@ class Bucket:
         except FileNotFoundError:
             raise
         except Exception as e:
-            raise self._why(listed.id, e) from None
+            self._refuse(listed.id, e)
 
-    def _why(self, id: str, error: Exception) -> Exception:
-        """What an error of fsspec means for the document."""
+    def _refuse(self, id: str, error: Exception) -> NoReturn:
+        """Raise what an error of fsspec means for the document; its cause tells whether it was the connection.
+
+        Raises:
+            BadDocument, TransientError, UsageError
+        """
         path = self.shown(id)
         if isinstance(error, BadDocument | TransientError | UsageError):
-            return error
+            raise error
         if isinstance(error, FileNotFoundError | KeyError):
-            return TransientError(f"{path}: vanished after it was listed. The next scan sees what became of it.")
+            raise TransientError(
+                f"{path}: vanished after it was listed. The next scan sees what became of it."
+            ) from error
         if isinstance(error, _FOR_GOOD) or "encrypted" in str(error):
-            return BadDocument(f"{path}: may not or cannot be read: {self._words(error)}. Mend it, {LEAVE_OUT}.")
-        return TransientError(f"{path}: cannot be read now: {self._words(error)}")
+            raise BadDocument(
+                f"{path}: may not or cannot be read: {self._words(error)}. Mend it, {LEAVE_OUT}."
+            ) from error
+        raise TransientError(f"{path}: cannot be read now: {self._words(error)}") from error
 
     def _words(self, error: Exception) -> str:
         """An error's text on one line, secrets blotted out."""
@@ -302,7 +310,7 @@ class _Stream(io.RawIOBase):
         try:
             data = self._file.read(len(buffer))
         except Exception as e:
-            raise self._bucket._why(self._id, e) from None
+            self._bucket._refuse(self._id, e)
         buffer[: len(data)] = data
         return len(data)
 

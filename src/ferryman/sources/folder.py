@@ -244,7 +244,7 @@ class File:
         try:
             return Listed(self._id, os.stat(self.where).st_size)
         except OSError as e:
-            raise TransientError(f"{shown(self.where)}: {e.strerror}") from None
+            raise TransientError(f"{shown(self.where)}: {e.strerror}") from e
 
     def open(self, listed: Listed) -> Stream:
         folder, name = os.path.split(os.path.realpath(self.where))

@@ -134,7 +134,7 @@ class Records(Source):
             yield Doubt(file.id, MISSING)  # gone since it was listed, and its documents with it
             return
         except BadDocument as e:
-            raise TransientError(f"{e} {_REST}") from None
+            raise TransientError(f"{e} {_REST}") from e
         with unpacked(stream, path, file.size) as opened:
             yield from self._documents(opened, file.id, path)
 
@@ -157,9 +157,9 @@ class Records(Source):
                     first = first or why
                 yield Listed(id, 0, refused=why)
         except BadDocument as e:
-            raise TransientError(f"{str(e).removesuffix('.')}. {_REST}") from None
+            raise TransientError(f"{str(e).removesuffix('.')}. {_REST}") from e
         except Unreadable as e:
-            raise TransientError(f"{path}, {e}. {_REST}") from None
+            raise TransientError(f"{path}, {e}. {_REST}") from e
         if nameless and self.ids_in_rows:
             raise TransientError(f"{path} has rows ({nameless}) whose id cannot be known; the first: {first}")
 

@@ -91,7 +91,7 @@ class Root:
         except FileNotFoundError:
             raise
         except OSError as e:
-            raise self._why(id, e) from None
+            raise self._why(id, e) from e
         return Stream(opened, about.st_size, self.shown(id))
 
     def _open(self, id: str) -> tuple[int, os.stat_result]:
