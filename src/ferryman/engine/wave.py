@@ -53,6 +53,9 @@ _IDLE_TURNS: Final = 3
 """Turns that may move nothing (a worker died, a document that was owed is not listed any more) before a run ends."""
 
 
+_SCAN: Final = "scan"
+"""Scratch folder of a listing."""
+
 _KEPT_MESSAGES: Final = 100
 """Messages that a driver remembers that goes on for months: what it said already it does not say again."""
 
@@ -225,10 +228,28 @@ class Run:
     def _scan(self, *, only_owed: bool = False) -> bool:
         """List, judge, and carry each slice through a wave; False if a listing was incomplete, or there is no room."""
         self._take_commands()
-        if not self._has_room():
-            return False
+        complete, least = None, 1
+        while complete is None and self._has_room():
+            complete = self._carry(self._judged(only_owed), least)
+            least *= 2  # so that it comes to an end however often somebody has something to say
+        shutil.rmtree(self._state.staging / _SCAN, ignore_errors=True)
+        return bool(complete)
+
+    def _carry(self, verdict: Verdict, least: int) -> bool | None:
+        """Was the listing complete, and carried to its end? None: list again. After ``least`` waves a person's word is
+        taken up between two: it changes what the listing was compared with."""
+        for done, piece in enumerate(verdict.slices):
+            if done >= least and self._take_commands():
+                return None
+            if not self._has_room():
+                return False  # what was listed is listed again later, as after a kill
+            self._wave(piece)
+        return verdict.complete and not self._stopped_short
+
+    def _judged(self, only_owed: bool) -> Verdict:
+        """A new listing, compared with what is known."""
         self._observer.phase(self._state.wave + 1, "scan")
-        folder = self._state.scratch("scan")
+        folder = self._state.scratch(_SCAN)
         waiting = self._nodes.waiting(self._step_debt())
         only = retries.owed_by_steps(self._state, now_us(), waiting) if only_owed else None
         if not only_owed:
@@ -253,12 +274,7 @@ class Run:
         self._held = bool(verdict.too_many) or (self._held and only_owed)
         for note in (*verdict.notes, *verdict.too_many):
             self._tell_once(note)  # a scan for what is owed meets the same again
-        for piece in verdict.slices:
-            if not self._has_room():
-                break  # what was listed is listed again later, as after a kill
-            self._wave(piece)
-        shutil.rmtree(folder, ignore_errors=True)
-        return verdict.complete and not self._stopped_short
+        return verdict
 
     def _has_room(self) -> bool:
         """May more documents be read? If too much is pending, what can be sent is sent first."""
@@ -334,11 +350,14 @@ class Run:
         if self._newer.report():
             self._redeliver()
 
-    def _take_commands(self) -> None:
+    def _take_commands(self) -> bool:
+        """What people have said since; has it changed anything?"""
+        before = self._state.wave
         for command in commands.waiting(self._state):
             count = commands.apply(self._state, command)
             self._unlisted.forget()
             self._tell(f"took up `{command.verb}` of {command.who}: {count} deliveries")
+        return self._state.wave > before
 
     # -- what is owed ----------------------------------------------------------------------------
 
