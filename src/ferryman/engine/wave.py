@@ -251,8 +251,11 @@ class Run:
         self._observer.phase(self._state.wave + 1, "scan")
         folder = self._state.scratch(_SCAN)
         waiting = self._nodes.waiting(self._step_debt())
-        only = retries.owed_by_steps(self._state, now_us(), waiting) if only_owed else None
-        if not only_owed:
+        owed, only = None, None
+        if only_owed:
+            owed = retries.owed_by_steps(self._state, now_us(), waiting)
+            only = retries.named(self._state, owed) if len(owed) <= settings.NAMED_DOCUMENTS else None
+        else:
             self._unseen = set()
         listings = list_sources(self._plan, self._shipped, folder, self._patient, only)
         crash.point("scan.listed")
@@ -274,6 +277,10 @@ class Run:
         self._held = bool(verdict.too_many) or (self._held and only_owed)
         for note in (*verdict.notes, *verdict.too_many):
             self._tell_once(note)  # a scan for what is owed meets the same again
+        if owed is not None and not verdict.slices:
+            self._unlisted.add(owed)
+            for note in self._unlisted.describe(only or {}) if verdict.complete else ():
+                self._tell_once(note)
         return verdict
 
     def _has_room(self) -> bool:
@@ -336,6 +343,7 @@ class Run:
         if self._littered:
             sweep(self._state)
             self._littered = False
+        self._nodes.forget(self._step_debt())
         owed = sum(debt.owed for debt in self._step_debt()) + sum(
             owed_rows(f) for f in self._state.outbox.files.values()
         )
@@ -363,17 +371,14 @@ class Run:
 
     def _catch_up(self, until: float | None) -> None:
         """Waves for what is owed, as it comes due, until nothing is or it would take too long."""
-        idle, complete = 0, True
+        idle = 0
         while True:
             if late_answers(self._state.journal, self._state.settled):
                 self._redeliver()
                 continue
             self._take_commands()
             pause = self._pause()
-            if idle >= _IDLE_TURNS:
-                self._leave_unlisted(told=complete)
-                return
-            if pause is None:
+            if pause is None or idle >= _IDLE_TURNS:
                 return
             if pause > 0:
                 limit = settings.WAIT_S if self._wait is None else self._wait - self._waited
@@ -390,21 +395,11 @@ class Run:
                 moved += self._state.wave - before
             if self._steps_owed(now_us()):
                 before = self._state.wave
-                complete = self._scan(only_owed=True)
+                self._scan(only_owed=True)
                 moved += self._state.wave - before
             if self._due_files(now_us()):
                 moved += self._redeliver()
             idle = 0 if moved else idle + 1
-
-    def _leave_unlisted(self, told: bool) -> None:
-        """What was looked for in vain is left alone for a while; people are told what that is."""
-        if not self._steps_owed(now := now_us()):
-            return
-        found = retries.hashes_owed(self._state, now, self._nodes.waiting(self._step_debt()))
-        self._unlisted.add(found)
-        if told and len(found) <= settings.NAMED_DOCUMENTS:
-            for line in self._unlisted.describe(retries.named(self._state, found)):
-                self._tell_once(line)
 
     def _redeliver(self) -> int:
         """A wave without a scan, for rows that are due; how many were sent."""

@@ -13,7 +13,6 @@ import duckdb
 import numpy as np
 import pyarrow as pa
 
-from ferryman import settings
 from ferryman.ledger.due import latest_us
 from ferryman.ledger.latest import DOCUMENT, Columns, latest
 from ferryman.ledger.state import State
@@ -68,19 +67,12 @@ def _are_due(dues: np.ndarray[Any, Any], now_us: int, longest_s: float) -> np.nd
     return found
 
 
-def owed_by_steps(state: State, now_us: int, waiting: Collection[str] = ()) -> dict[str, frozenset[str]] | None:
-    """Source -> documents that a due retry or a person is waiting for, and perhaps some others; None: too many to name
-    them.
+def owed_by_steps(state: State, now_us: int, waiting: Collection[str] = ()) -> Hashes:
+    """Documents that a due retry or a person is waiting for.
 
     Args:
         waiting: what documents are ``held`` by that are not due, whatever their time says.
     """
-    hashes = hashes_owed(state, now_us, waiting)
-    return named(state, hashes) if len(hashes) <= settings.NAMED_DOCUMENTS else None
-
-
-def hashes_owed(state: State, now_us: int, waiting: Collection[str] = ()) -> Hashes:
-    """Documents that a due retry or a person is waiting for; see ``owed_by_steps``."""
     longest_s = state.plan.longest_backoff_s
     with connect(state.staging) as db:
         not_yet = hashed(pa.array(list(waiting), pa.string()))
@@ -92,7 +84,7 @@ def hashes_owed(state: State, now_us: int, waiting: Collection[str] = ()) -> Has
 
 
 def named(state: State, hashes: Hashes) -> dict[str, frozenset[str]]:
-    """Source -> documents of these that somebody waits for, and perhaps some others."""
+    """Source -> documents with these hashes; perhaps some others that wait."""
     if not len(hashes):
         return {}
     found: dict[str, set[str]] = defaultdict(set)
