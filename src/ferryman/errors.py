@@ -57,9 +57,18 @@ class TransientError(DeliveryError):
 
 
 class Unavailable(TransientError):
-    """The whole step, source or destination is away for now. It is asked again later; no document spends an attempt."""
+    """The whole step, source or destination is away for now. It is asked again later; no document spends an attempt.
+
+    Args:
+        scope: only this is away of what the step, router or source asks, such as one host of many: documents that do
+            not need it go on. Its name stands in messages. A destination is always meant as a whole.
+    """
 
     universal = True
+
+    def __init__(self, why: str = "", *, scope: str = "") -> None:
+        super().__init__(why)
+        self.scope = scope
 
 
 class PermanentError(DeliveryError):

@@ -21,6 +21,8 @@ class Nodes:
     def __init__(self, plan: Plan, tell: Callable[[str], None], clock: Callable[[], float]) -> None:
         self._kinds = {n.name: n.kind for n in plan.nodes}
         self._proven: set[str] = set()
+        self._scoped: set[str] = set()
+        """What single nodes have to do with and is in trouble, by its name in ``troubles``."""
         self.troubles = Troubles("", tell, clock)
         """By kind and name."""
 
@@ -40,7 +42,8 @@ class Nodes:
             whole = [(r, f) for r in told for f in r.faults if not f.scope and not (r.stopped and well)]
             for key in {f.key for r in told for f in r.faults if f.scope}:
                 fault = next(f for r in told for f in r.faults if f.key == key)
-                self.troubles.begin(self._about(key), self._why(key, fault), permanent=False)
+                self._scoped.add(about := self._about(key))
+                self.troubles.begin(about, self._why(key, fault), permanent=False)
             if whole:
                 # Somebody has to mend it if any task says so; else it is away.
                 report, fault = max(whole, key=lambda each: _permanent(*each))
@@ -51,6 +54,14 @@ class Nodes:
             elif well:
                 self.troubles.end(self._about(node))
                 self._proven.add(node)
+
+    def forget(self, debts: Iterable[StepDebt]) -> None:
+        """End the trouble of what single nodes have to do with, where nothing waits for it any more: no call that
+        succeeds names it."""
+        waiting = {self._about(key) for debt in debts for key in decode_held(debt.held)}
+        for about in self._scoped - waiting:
+            self.troubles.end(about)
+        self._scoped &= waiting
 
     # -- what waits for them -----------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import ssl
 import time
 from base64 import b64encode
@@ -15,7 +16,7 @@ from urllib.parse import unquote_to_bytes, urljoin
 
 from ferryman import settings
 from ferryman.document import Document
-from ferryman.errors import BadDocument, PermanentError, TransientError
+from ferryman.errors import BadDocument, PermanentError, TransientError, Unavailable
 from ferryman.steps.values import one_name, refused, values
 
 if TYPE_CHECKING:
@@ -23,8 +24,11 @@ if TYPE_CHECKING:
     from urllib3.exceptions import HTTPError
     from urllib3.util import Url
 
-_TRY_AGAIN: Final = frozenset({408, 425, 429})
-"""Client errors that pass: Request Timeout, Too Early, Too Many Requests."""
+_TRY_AGAIN: Final = frozenset({408, 425})
+"""Client errors that pass: Request Timeout, Too Early."""
+
+_TOO_MANY: Final = 429
+"""Too Many Requests: whatever is asked for, the host wants to be left alone."""
 
 _PIECE_BYTES: Final = 64 * settings.KIB
 
@@ -40,6 +44,10 @@ class fetch_url:
     message, nor does the query. A document is fetched when it is taken up, so what changes behind the URL alone is not
     noticed.
 
+    A host that cannot be reached holds only its own documents: they stay pending and spend no attempt, however long it
+    takes, and each run ends with 4 and names the host. Where one is gone for good, have a step before this one drop its
+    documents. A name that nobody knows, and a page that fails, are tried with ``patience=`` and then fail.
+
     Who can write the URLs can make the workers ask any server that they reach, also inside your network: where you do
     not trust them, say ``hosts``.
 
@@ -54,7 +62,8 @@ class fetch_url:
 
     Raises:
         BadDocument: the field holds no URL, or one that may not be asked for.
-        TransientError: no answer, a broken one, or status 408, 425, 429 or 5xx.
+        Unavailable: the host cannot be reached, or says 429: its documents wait, those of other hosts go on.
+        TransientError: no answer, a broken one, an unknown name, or status 408, 425 or 5xx.
         PermanentError: any other status, more than ``max_bytes``, more than ``redirects``.
         ValueError: when the step is made: a limit that is not above 0 (``redirects``: below 0).
     """
@@ -117,6 +126,10 @@ class fetch_url:
         from urllib3 import Timeout
         from urllib3.exceptions import HTTPError, LocationValueError
 
+        began = time.monotonic()
+        until, why = _away.get(_host(url), (began, ""))
+        if began < until:
+            raise Unavailable(why, scope=_host(url))
         headers = {"user-agent": "ferryman", "accept-encoding": "gzip"}
         if url.auth:
             headers["authorization"] = "Basic " + b64encode(unquote_to_bytes(url.auth)).decode()
@@ -137,12 +150,15 @@ class fetch_url:
         except LocationValueError:
             raise BadDocument(f"{_shown(url)}: no host can have this name. Correct it.") from None
         except HTTPError as e:
-            raise TransientError(f"{_shown(url)}: {self._reason(e)}") from None
+            why = f"{_shown(url)}: {self._reason(e)}"
+            raise (_away_since(began, url, why) if _is_of_host(e) else TransientError(why)) from None
 
     def _content(self, answer: BaseHTTPResponse, url: Url, give_up: float) -> bytes:
         """The content, if the answer has one that may be taken."""
         if not 200 <= answer.status < 300:
             said = f"{_shown(url)}: answered {answer.status} {answer.reason or ''}".rstrip()
+            if answer.status == _TOO_MANY:
+                raise _away_since(time.monotonic(), url, said)
             if answer.status in _TRY_AGAIN or answer.status >= 500:
                 raise TransientError(said)
             raise PermanentError(f"{said}. Correct the URL, or drop the document.")
@@ -187,6 +203,32 @@ def _pool(process: int) -> PoolManager:
     from urllib3 import PoolManager
 
     return PoolManager(ssl_context=ssl.create_default_context())
+
+
+_away: Final[dict[str, tuple[float, str]]] = {}
+"""Hosts that this process does not ask now -> until when (monotonic), and why."""
+
+
+def _away_since(began: float, url: Url, why: str) -> Unavailable:
+    """The host is away. It is left alone as long as it was waited for: of a thousand documents of a host that does not
+    answer not every one waits for it, and other hosts get half of the time at least."""
+    now = time.monotonic()
+    _away[_host(url)] = now + max(now - began, settings.BACKOFF_FIRST_S), why
+    return Unavailable(why, scope=_host(url))
+
+
+def _host(url: Url) -> str:
+    """Whom we ask, and at which port."""
+    return url.netloc or ""
+
+
+def _is_of_host(error: HTTPError) -> bool:
+    """Was the host not reached at all, for now? A name that nobody knows is more often a dead link."""
+    from urllib3.exceptions import ConnectTimeoutError, NameResolutionError, NewConnectionError
+
+    if isinstance(error, NameResolutionError):
+        return isinstance(error.__cause__, socket.gaierror) and error.__cause__.errno == socket.EAI_AGAIN
+    return isinstance(error, (ConnectTimeoutError, NewConnectionError))
 
 
 def _shown(url: Url) -> str:
