@@ -1,7 +1,10 @@
-"""Peak memory of the driver and of Spark's Python workers: does it grow with the number of documents?"""
+"""Peak memory of the driver and of Spark's Python workers: does it grow with the number of documents, or with that of
+one document's children?"""
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import subprocess
 import sys
@@ -12,10 +15,17 @@ from pathlib import Path
 
 from bench import data, table_to_null
 from bench.harness import ROOT, XMX, Row, Sizes, processes, spark
+from ferryman.destinations import Null
+from ferryman.document import Document
 from ferryman.engine.wave import run
+from ferryman.plan import Plan
+from ferryman.sources import Files
 
 TARGET = 1.15
 """More than this is growth: the rest is how allocators and garbage fall from run to run."""
+
+SPLIT_TARGET = 4.0
+"""A document's content is held by its reader, by the step, and on the way between; its children are not."""
 
 
 def measure(sizes: Sizes, folder: Path) -> Iterator[Row]:
@@ -32,11 +42,32 @@ def measure(sizes: Sizes, folder: Path) -> Iterator[Row]:
             ratio <= TARGET,
         )
 
+    yield _split(sizes, folder)
 
-def _peaks_of(documents: int, folder: Path) -> dict[str, int]:
+
+def _split(sizes: Sizes, folder: Path) -> Row:
+    """One CSV file, split into its rows by a step: what a worker holds beyond the file itself."""
+    large_mb = max(20, sizes.documents // 5000)
+    small_mb = large_mb // 10
+    peaks = {mb: _peaks_of(mb, folder, "file")["worker"] for mb in (small_mb, large_mb)}
+    ratio = (peaks[large_mb] - peaks[small_mb]) / (large_mb - small_mb)
+    return Row(
+        f"peak memory of the worker: a step splits a CSV of {large_mb} MB; of {small_mb} MB",
+        f"{peaks[large_mb]} MB",
+        f"{peaks[small_mb]} MB",
+        f"{ratio:.1f} × the file",
+        f"≤ {SPLIT_TARGET} ×",
+        ratio <= SPLIT_TARGET,
+    )
+
+
+def _peaks_of(number: int, folder: Path, what: str = "rows") -> dict[str, int]:
     """In a process of its own, since a peak never goes down."""
-    data.table(folder / f"rows-{documents}", documents)
-    command = [sys.executable, "-m", "bench.memory", str(folder), str(documents)]
+    if what == "rows":
+        data.table(folder / f"rows-{number}", number)
+    else:
+        _write_csv(folder / f"file-{number}", number)
+    command = [sys.executable, "-m", "bench.memory", what, str(folder), str(number)]
     answer = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True)
     peaks: dict[str, int] = json.loads(answer.stdout.splitlines()[-1])
     return peaks
@@ -78,13 +109,37 @@ class Watch:
             self.peaks[who] = max(self.peaks[who], int(status["VmHWM"].split()[0]) // 1024)
 
 
-def main(folder: Path, documents: int) -> None:
-    rows = data.table(folder / f"rows-{documents}", documents)
+def _write_csv(folder: Path, megabytes: int) -> Path:
+    """A folder with one file of so many MB, rows of 200 bytes."""
+    folder.mkdir(exist_ok=True)
+    line = "row %012d," + "x" * 182 + "\n"
+    with (folder / "rows.csv").open("w") as file:
+        file.writelines(line % i for i in range(megabytes * 5000))
+    return folder
+
+
+def rows_of(doc: Document) -> Iterator[Document]:
+    """The step: a child for each row."""
+    for number, (name, text) in enumerate(csv.reader(io.TextIOWrapper(io.BytesIO(doc.raw or b"")))):
+        yield doc.child(number, name=name, text=text)
+
+
+def _split_plan(folder: Path) -> Plan:
+    plan = Plan("split", version=1)
+    plan.source("files", Files(str(folder))).step("rows", rows_of).destination("null", Null())
+    return plan
+
+
+def main(what: str, folder: Path, number: int) -> None:
+    if what == "rows":
+        plan = table_to_null.plan(data.table(folder / f"rows-{number}", number))
+    else:
+        plan = _split_plan(folder / f"file-{number}")
     with tempfile.TemporaryDirectory(dir=folder) as state, Watch() as watch:
         for _ in range(2):  # a first scan, and one that finds nothing new
-            run(table_to_null.plan(rows), state=state, spark=spark())
+            run(plan, state=state, spark=spark())
     print(json.dumps(watch.peaks))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))
+    main(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]))

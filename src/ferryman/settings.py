@@ -104,6 +104,13 @@ BATCH_ROWS: Final = 500
 BATCH_BYTES: Final = 5 * MIB
 """Bytes a chunk: far below the 100 MB that search engines refuse, large enough to hide a round trip."""
 
+HELD_CHILDREN: Final = 10_000
+"""Documents of one call of a step that are held before they go on: more are taken as they come, and taken back if the
+call fails after all. (``GROUP_BYTES`` of content count as much.)"""
+
+WAITING_MEMBERS: Final = 50_000
+"""Members of one family that may wait for a node each for itself: 1 KB each. Of more, the family waits as a whole."""
+
 DEATHS: Final = 3
 """How often a task's worker may die in careful mode too (killed from outside, with its child) before the run ends."""
 

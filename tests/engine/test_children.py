@@ -24,8 +24,11 @@ from tests.support.invariants import rows
 from tests.support.network import Network
 
 
-@pytest.fixture
-def net(place: Path) -> Network:
+@pytest.fixture(params=["held", "streamed"])
+def net(request: pytest.FixtureRequest, place: Path, monkeypatch: pytest.MonkeyPatch) -> Network:
+    """What holds for few children holds for many, which go on while others are made."""
+    if request.param == "streamed":
+        monkeypatch.setattr(settings, "HELD_CHILDREN", 1)
     return Network(place)
 
 

@@ -149,7 +149,7 @@ def written(folder: Path, files: dict[int, list[Row]]) -> dict[int, Path]:
 
 def compared(folder: Path, files: dict[int, list[Row]], share_rows: int) -> tuple[set[int], set[int]]:
     """Sequences that go first, sequences that are held."""
-    orders: dict[int, Order] = order_of(written(folder, files), sum(map(len, files.values())), share_rows)
+    orders: dict[int, Order] = order_of(written(folder, files), sum(map(len, files.values())), folder, share_rows)
     first = {key + int(row) for key, order in orders.items() for row in order.first}
     held = {key + int(row) for key, order in orders.items() for row in order.held}
     return first, held

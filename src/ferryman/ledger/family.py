@@ -6,9 +6,9 @@ id has after the origin's: "" for the origin itself, "#3" for a child, "#3#a" fo
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import lru_cache
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Self
 
 import msgspec
 
@@ -116,20 +116,74 @@ def content_of(fields: bytes, raw: bytes | None) -> str:
     return CONTENT + content_version(fields, raw)
 
 
-def encode_given(given: tuple[Given, ...]) -> str:
-    """As text for ``documents``; "" for nothing."""
-    return _encode_few(given) if len(given) <= _FEW else _encode(given)
+def encode_given(given: Iterable[Given]) -> str:
+    """As text for ``documents``; "" for nothing. A large family's has several lines."""
+    if isinstance(given, (list, tuple)) and len(given) <= _FEW:
+        return _encode_few(tuple(given))
+    return (given if isinstance(given, GivenLines) else GivenLines(given)).encode()
 
 
-def decode_given(text: str) -> tuple[Given, ...]:
-    """From ``documents``."""
+def decode_given(text: str) -> Collection[Given]:
+    """From ``documents``. What a large family was given is decoded each time that it is gone through."""
+    if "\n" in text:
+        return GivenLines.of(text)
     return _decode_short(text) if len(text) <= _SHORT else _decode(text)
+
+
+class GivenLines(Collection[Given]):
+    """What a large family was given, in its order. It is held encoded, but for the last: as objects, a million take
+    some 200 MB."""
+
+    def __init__(self, given: Iterable[Given] = ()) -> None:
+        self._lines: list[str] = []
+        self._last: list[Given] = []
+        for each in given:
+            self.append(each)
+
+    @classmethod
+    def of(cls, text: str) -> Self:
+        """What ``encode`` has made."""
+        found = cls()
+        found._lines = text.split("\n")
+        return found
+
+    def append(self, given: Given) -> None:
+        self._last.append(given)
+        if len(self._last) == _LINE:
+            self._lines.append(_encode(tuple(self._last)))
+            self._last = []
+
+    def mark(self) -> tuple[int, list[Given]]:
+        """To come back to, see ``cut``."""
+        return len(self._lines), self._last.copy()
+
+    def cut(self, mark: tuple[int, list[Given]]) -> None:
+        """Forget what has come since."""
+        del self._lines[mark[0] :]
+        self._last = mark[1].copy()
+
+    def encode(self) -> str:
+        """A line for each thousand: JSON has no line end of its own."""
+        return "\n".join([*self._lines, _encode(tuple(self._last))] if self._last else self._lines)
+
+    def __iter__(self) -> Iterator[Given]:
+        for line in self._lines:
+            yield from _decode(line)
+        yield from self._last
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def __contains__(self, given: object) -> bool:
+        return any(each == given for each in self)
 
 
 _FEW: Final = 8
 _SHORT: Final = 1024
 """Members and characters of families that are remembered: most are a document alone, and many of these are alike. What
 a large one takes as objects is never alike, and never freed."""
+_LINE: Final = 1000
+"""Members a line."""
 
 
 def _encode(given: tuple[Given, ...]) -> str:

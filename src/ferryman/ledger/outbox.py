@@ -61,7 +61,12 @@ class OutboxWriter:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is not None and self._file is not None:
+        if kind is not None:
+            self.abandon()
+
+    def abandon(self) -> None:
+        """Forget the file."""
+        if self._file is not None:
             self._file.abandon()
 
     def finish(self) -> Part | None:

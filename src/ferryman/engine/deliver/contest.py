@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from ferryman import settings
 from ferryman.storage.parquet import read_part
+from ferryman.storage.query import connect
 
 Numbers = np.ndarray[Any, Any]
 
@@ -43,17 +44,20 @@ class _Pending(NamedTuple):
         return _Pending(*(column[at] for column in self))
 
 
-def order_of(files: Mapping[int, Path], pending: int, share_rows: int = settings.CONTEST_ROWS) -> dict[int, Order]:
+def order_of(
+    files: Mapping[int, Path], pending: int, spill: Path, share_rows: int = settings.CONTEST_ROWS
+) -> dict[int, Order]:
     """Key of each outbox file with contested rows -> what is said about them.
 
     Args:
         files: key (first sequence) -> file, all of one destination.
         pending: how many pending rows they have, about.
+        spill: a folder of this process, see ``query.connect``.
         share_rows: rows that are compared at once; more are taken in shares, by a hash of their documents.
     """
     shares = max(1, -(-pending // share_rows))
     found: dict[int, list[Order]] = {}
-    with duckdb.connect(":memory:", config={"threads": 1}) as db:
+    with connect(spill) as db:
         for share in range(shares):
             columns = list(zip(*_read(db, files, share, shares), strict=True))
             if columns:

@@ -138,7 +138,7 @@ class Dispatcher:
 
     def _order(self, files: list[DataFile]) -> dict[int, Order]:
         paths = {first_sequence(f): self._state.outbox.folder / f.path for f in files}
-        return order_of(paths, sum(map(owed_rows, files)))
+        return order_of(paths, sum(map(owed_rows, files)), self._state.staging)
 
     def _deliver_one(self, task: Pass, lanes: list[Lane]) -> tuple[list[LaneReport], str]:
         """A worker that dies ends only this destination's pass: what it noted counts, the rest stays owed."""

@@ -99,7 +99,7 @@ def _amended(given: pa.ChunkedArray, undone: pa.ChunkedArray, unsure: pa.Chunked
 def _with(given: str | None, undone: str | None, unsure: bool) -> str | None:
     if undone is None and not unsure:
         return given
-    every = [*decode_given(given or ""), *decode_given(undone or "")]
-    if unsure:
-        every = [Given(*each.place) for each in every]
-    return encode_given(tuple({each.place: each for each in every}.values()))
+    every: Iterable[Given] = decode_given(given or "")
+    if undone is not None:
+        every = {each.place: each for each in (*every, *decode_given(undone))}.values()
+    return encode_given((Given(*each.place) for each in every) if unsure else every)

@@ -78,4 +78,4 @@ def undone(db: duckdb.DuckDBPyConnection, verdict: pa.Table) -> tuple[list[str |
             deletes[origin].append(Given(document[len(origin) :], route, destination))
     db.unregister("verdict")
     ids = verdict["id"].to_pylist()
-    return [encode_given(tuple(deletes[id])) if id in deletes else None for id in ids], [id in unsure for id in ids]
+    return [encode_given(deletes[id]) if id in deletes else None for id in ids], [id in unsure for id in ids]

@@ -208,6 +208,12 @@ class Recorder:
     def again(self, doc: Document, wish: Again) -> None:
         self.calls.append(("again", (_named(doc), wish)))
 
+    def mark(self) -> int:
+        return len(self.calls)
+
+    def take_back(self, mark: int) -> None:
+        del self.calls[mark:]
+
 
 def _named(doc: Document, raw: bytes | None = None) -> Document:
     """Enough of it for an event, to be pickled."""

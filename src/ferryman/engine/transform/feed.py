@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import faulthandler
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from types import FrameType
@@ -18,6 +20,7 @@ from ferryman.engine.transform.block import Block
 from ferryman.engine.transform.contents import Contents
 from ferryman.engine.transform.faults import Fault, FaultKind, StepTimeout, fault_of
 from ferryman.engine.transform.pulse import Pulse
+from ferryman.engine.transform.returned import few
 from ferryman.engine.transform.walk import Stage, Walk
 from ferryman.errors import BadDocument, of_code
 from ferryman.plan import Plan, SourceNode, StepNode
@@ -25,6 +28,9 @@ from ferryman.sources import Listed, Source
 
 UNREAD: Final = "unread"
 """Version of a document that could not be read: any content that can be read later differs from it."""
+
+_LEAST_S: Final = 0.001
+"""A timer that is set to no time at all is not set."""
 
 _GRACE_S: Final = 2.0
 """How long a call may go on after it was interrupted; then its process is ended."""
@@ -152,8 +158,9 @@ class Feed:
 def guarded(step: StepNode) -> Callable[[Document], Any]:
     """The step's function; with ``timeout=`` its call is interrupted after that many seconds.
 
-    What a generator makes is made within the call. A call that is stuck in C code cannot be interrupted: its process is
-    ended a little later, and careful mode finds whose call it was. (Interrupting needs the worker's main thread.)
+    What a generator makes is made within the call: the time counts in which it works, not that in which what it has
+    made goes on. A call that is stuck in C code cannot be interrupted: its process is ended a little later, and careful
+    mode finds whose call it was. (Interrupting needs the worker's main thread.)
     """
     timeout_s = step.timeout
     if timeout_s is None or threading.current_thread() is not threading.main_thread():
@@ -163,17 +170,32 @@ def guarded(step: StepNode) -> Callable[[Document], Any]:
     def interrupt(_signal: int, _frame: FrameType | None) -> None:
         raise StepTimeout(f"step {name} took longer than timeout={timeout_s:g} s")
 
-    def timed(doc: Document) -> Any:
+    @contextlib.contextmanager
+    def limited(limit_s: float) -> Iterator[None]:
         before = signal.signal(signal.SIGALRM, interrupt)
-        faulthandler.dump_traceback_later(timeout_s + _GRACE_S, exit=True, file=_nowhere())
-        signal.setitimer(signal.ITIMER_REAL, timeout_s)
+        faulthandler.dump_traceback_later(limit_s + _GRACE_S, exit=True, file=_nowhere())
+        signal.setitimer(signal.ITIMER_REAL, limit_s)
         try:
-            out = fn(doc)
-            return list(out) if isinstance(out, Iterator) else out
+            yield
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
             faulthandler.cancel_dump_traceback_later()
             signal.signal(signal.SIGALRM, before)
+
+    def timed(doc: Document) -> Any:
+        began = time.monotonic()
+        with limited(timeout_s):
+            out = fn(doc)
+        return going_on(out, time.monotonic() - began) if isinstance(out, Iterator) else out
+
+    def going_on(out: Iterator[Any], taken_s: float) -> Iterator[Any]:
+        all_ = False
+        while not all_:
+            began = time.monotonic()
+            with limited(max(timeout_s - taken_s, _LEAST_S)):
+                found, all_ = few(out)
+            taken_s += time.monotonic() - began
+            yield from found
 
     return timed
 

@@ -24,6 +24,7 @@ from ferryman.ledger.events import ORDINAL_STEPS, table_of
 from ferryman.ledger.family import (
     Failure,
     Given,
+    GivenLines,
     Owed,
     content_of,
     decode_given,
@@ -70,7 +71,7 @@ class Undecided(NamedTuple):
     failures: list[Failure]
     reached: list[Failure]
     kept: list[str]
-    given: list[Given]
+    given: list[Given] | GivenLines
     retry: bool
 
 
@@ -94,6 +95,21 @@ class Unreader(Protocol):
     walk: Walk
 
     def unread(self, block: Block, i: int, fault: Fault) -> tuple[Any, Callable[[], None] | None]: ...
+
+
+class Mark(NamedTuple):
+    """What was staged when it was set; see ``Stager.mark``.
+
+    Attributes:
+        outbox, ledger: numbers of files.
+    """
+
+    outbox: int
+    ledger: int
+    given: tuple[int, list[Given]]
+    counts: dict[str, int]
+    wish: Again | None
+    family_at: set[str]
 
 
 class Left(NamedTuple):
@@ -120,7 +136,7 @@ class Stager:
         self._block: Block
         self._i = 0
         """Row of the block that the walk is at."""
-        self._given: list[Given] = []
+        self._given: list[Given] | GivenLines = []
         """What the walk has given so far of this document's family."""
         self._unchanged = Unchanged(plan, source)
         self._failed: list[tuple[Document, _End, str, str, int, bool]] = []
@@ -139,6 +155,8 @@ class Stager:
         """Destinations that have rows of the document's family."""
         self._split: set[str] = set()
         """Of these, those of which a file closed in the middle of the family."""
+        self._marked = False
+        """Something of the document's family could have been taken back."""
         self._documents: list[pa.Table] = []
         self._events: PartWriter | None = None
         self._clean: list[int] = []
@@ -187,9 +205,7 @@ class Stager:
         """
         self._staged.nodes.extend(nodes)
         self._flush()
-        if self._events is not None:
-            self._staged.ledger.append(self._events.finish())
-            crash.point("transform.ledger")
+        self._close_events()
         crash.point("transform.staged")
         return self._staged
 
@@ -223,23 +239,62 @@ class Stager:
         if (before := self._wishes.get(origin)) is None or wish.after_s < before.after_s:
             self._wishes[origin] = wish
 
+    def mark(self) -> Mark:
+        """What comes now goes into files of its own."""
+        if not isinstance(self._given, GivenLines):
+            self._given = GivenLines(self._given)
+        self._gather_outbox()
+        self._gather_events()
+        self._close_events()
+        for name in list(self._writers):
+            self._close(name)
+        self._marked = True
+        wish = self._wishes.get(self._block.ids[self._i])
+        files = len(self._staged.outbox), len(self._staged.ledger)
+        return Mark(*files, self._given.mark(), self._staged.counts.copy(), wish, self._family_at.copy())
+
+    def take_back(self, mark: Mark) -> None:
+        """Remove what came since."""
+        assert isinstance(self._given, GivenLines)
+        self._given.cut(mark.given)
+        for sending in self._sendings.values():
+            sending.clear()
+        for writer in self._writers.values():
+            writer.abandon()
+        if self._events is not None:
+            self._events.abandon()
+        self._writers, self._events, self._event_rows, self._waiting = {}, None, [], 0
+        for _, part in self._staged.outbox[mark.outbox :]:
+            (self._root / "outbox" / part.path).unlink()
+        for part in self._staged.ledger[mark.ledger :]:
+            (self._root / "ledger" / part.path).unlink()
+        del self._staged.outbox[mark.outbox :], self._staged.ledger[mark.ledger :]
+        self._staged.counts.update(mark.counts)
+        self._family_at = mark.family_at
+        self._wishes.pop(self._block.ids[self._i], None)
+        if mark.wish is not None:
+            self._wishes[self._block.ids[self._i]] = mark.wish
+
     # -- what becomes of a document and its family -----------------------------------------------------
 
     def walked(self, i: int, walk: Trail, go: Callable[[], None], *, retry: bool) -> None:
         """Let the walk go, and stage what it says of row ``i`` and its family."""
         self._i = i
-        given: list[Given] = []
-        self._given = given
+        self._given = []
         self._unchanged.begin(self._block, i)
         go()
+        given = self._given
         if walk.met:
             found = Undecided(i, walk.met, walk.failures, walk.reached, walk.kept, given, retry)
             self._undecided[-1][1].append(found)
         elif self._block.first_seen and self._block.ids[i] not in self._wishes:
             self._clean.append(i)
-            self._clean_given.append(encode_given(tuple(given)))
+            self._clean_given.append(encode_given(given))
         else:
             self._family(i, walk, given, retry)
+        if self._marked:
+            self._split |= self._family_at
+            self._marked = False
         if self._split:
             self._end_split()
         self._family_at.clear()
@@ -338,7 +393,9 @@ class Stager:
                 self._others.append({**_row(block.ids[i], known), "held": held, "forced": forced})
         return True
 
-    def _family(self, i: int, walk: Outcome, made: list[Given], retry: bool, held: Collection[str] = ()) -> None:
+    def _family(
+        self, i: int, walk: Outcome, made: list[Given] | GivenLines, retry: bool, held: Collection[str] = ()
+    ) -> None:
         """The row of ``documents``; deletes of what is not made any more."""
         if not retry:
             self._supersede(i)
@@ -346,16 +403,21 @@ class Stager:
         for doc, end, branches, why, attempt, _ in self._failed:
             self._event(doc, end, branches, Status.ERROR, why, attempt, due)
         self._failed = []
-        known, given = self._block.known(i), made
+        known = self._block.known(i)
         if known is not None and known.given:
             heirs = succession(decode_given(known.given), made, walk, self._target, retry=retry)
             for old, why in heirs.replaced:
                 end = (old.destination, old.route)
                 self._event(self._relative(old.member), end, "", Status.DROPPED, why, 0, None, "delete")
-            given = heirs.given + [old for old in heirs.gone if not self._delete(old)]
-        left = encode_given(tuple(given))
+            for old in heirs.stays:
+                made.append(old)
+            for old in heirs.gone:
+                if not self._delete(old):
+                    made.append(old)
         again = known.again if retry and known is not None else None
-        self._remember(i, given=left, due=due, failures=walk.failures, held=encode_held(held), again=again)
+        self._remember(
+            i, given=encode_given(made), due=due, failures=walk.failures, held=encode_held(held), again=again
+        )
         if retry and held and known is not None and _same(self._others[-1], _row(self._block.ids[i], known)):
             self._others.pop()  # it waits on; nothing is new
 
@@ -541,6 +603,12 @@ class Stager:
         self._events.write(table_of(LEDGER, len(self._event_rows), **columns, **shared))
         self._event_rows = []
 
+    def _close_events(self) -> None:
+        if self._events is not None:
+            self._staged.ledger.append(self._events.finish())
+            self._events = None
+            crash.point("transform.ledger")
+
     def _make_room(self, content: int) -> None:
         """For one more outbox row: what waits in memory is written before it is more than a row group takes."""
         size = content + _ROW_BYTES
@@ -647,6 +715,6 @@ def _places(failures: list[Failure]) -> set[tuple[str, _End]]:
     return {(f.member, o.end) for f in failures for o in f.owed}
 
 
-def _undecided(i: int, walk: Trail, given: list[Given], block: Block) -> Undecided:
+def _undecided(i: int, walk: Trail, given: list[Given] | GivenLines, block: Block) -> Undecided:
     retry = block.to_retry(i) is not None
     return Undecided(i, walk.met, walk.failures, walk.reached, walk.kept, given, retry)

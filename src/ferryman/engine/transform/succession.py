@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable
 from typing import NamedTuple, Protocol
 
-from ferryman.ledger.family import Failure, Given, Owed, ancestry
+from ferryman.ledger.family import Failure, Given, GivenLines, Owed, ancestry
 
 
 class Outcome(Protocol):
@@ -23,16 +24,16 @@ class Outcome(Protocol):
 class Succession(NamedTuple):
     """The old version's deliveries by what becomes of them."""
 
-    given: list[Given]
-    """The new version's, and those of the old one that stay for now."""
-    gone: list[Given]
+    stays: GivenLines
+    """It stays given, for now."""
+    gone: GivenLines
     """The new version does not make them, nor may it still."""
     replaced: list[tuple[Given, str]]
     """Another way leads, or may still lead, to the same place: no delete, and why."""
 
 
 def succession(
-    old: Sequence[Given], made: Sequence[Given], walk: Outcome, target: Callable[[str], str], *, retry: bool
+    old: Iterable[Given], made: Collection[Given], walk: Outcome, target: Callable[[str], str], *, retry: bool
 ) -> Succession:
     """Compare what was given with what a walk has made.
 
@@ -43,31 +44,39 @@ def succession(
         made: what the walk gave.
         target: destination -> the place that it writes to.
     """
-    new, kept = {g.place for g in made}, set(walk.kept)
+    places, kept = {_mark(g.place) for g in made}, set(walk.kept)
     reached, failed = _Below(walk.reached), _Below(walk.failures)
-    given, stale = list(made), []
+    found = Succession(GivenLines(), GivenLines(), [])
+    stale = GivenLines()
     for each in old:
-        if each.place in new:
+        if (place := _mark(each.place)) in places:
             continue
         spoken_of = not retry or (reached.has(each) and kept.isdisjoint(ancestry(each.member)))
         if spoken_of and not failed.has(each):
             stale.append(each)
         else:
-            given.append(each)
-    found = Succession(given, [], [])
-    there = {(g.member, target(g.destination)) for g in given}
-    all_given = {g.place for g in given}
+            found.stays.append(each)
+            places.add(place)
+    targets = {_mark((g.member, target(g.destination))) for g in stale}
+    if targets:
+        ways = (_mark((g.member, target(g.destination))) for g in itertools.chain(made, found.stays))
+        targets.intersection_update([way for way in ways if way in targets])
     for each in stale:
-        if (each.member, target(each.destination)) in there:
+        if _mark((each.member, target(each.destination))) in targets:
             found.replaced.append((each, "replaced: the new version comes to the same place by another way"))
         elif (heir := failed.heir(each, target)) is not None:
             found.replaced.append((each, "kept: the new version may still come to the same place by another way"))
-            if heir.place not in all_given:  # if it never comes, deleting is its business
-                all_given.add(heir.place)
-                found.given.append(heir)
+            if (place := _mark(heir.place)) not in places:  # if it never comes, deleting is its business
+                places.add(place)
+                found.stays.append(heir)
         else:
             found.gone.append(each)
     return found
+
+
+_mark = hash
+"""64 bits that stand for a place: of a million members, names would take ten times the memory, and that two of them
+have the same is as likely as 1 in 10⁷."""
 
 
 class _Below:

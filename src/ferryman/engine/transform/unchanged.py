@@ -28,8 +28,8 @@ class Unchanged:
         """Destinations to whose place several ways lead: what is there may have come by another one."""
         self._block: Block
         self._i = 0
-        self._had: frozenset[Given] | None = None
-        """What the version before gave, once that is asked for."""
+        self._had: frozenset[int] | None = None
+        """Hashes of what the version before gave with a content, once that is asked for."""
 
     def begin(self, block: Block, i: int) -> None:
         """What is asked from now on is about this row's family."""
@@ -40,5 +40,6 @@ class Unchanged:
         if self._had is None:
             known = self._block.known(self._i)
             compared = known is not None and self._block.reasons[self._i] in _COMPARED
-            self._had = frozenset(decode_given(known.given)) if known is not None and compared else frozenset()
-        return given in self._had and given.destination not in self._shared
+            had = decode_given(known.given) if known is not None and compared else ()
+            self._had = frozenset(hash(each) for each in had if each.content)
+        return hash(given) in self._had and given.destination not in self._shared

@@ -12,14 +12,17 @@ is let go as soon as it is made, and a router takes the branch it took before.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from functools import partial
+from typing import Any, Final, NamedTuple, Protocol
 
+from ferryman import settings
 from ferryman.document import Again, Document, check_size, encode_fields
-from ferryman.engine.transform.faults import Fault, FaultKind, fault_of
+from ferryman.engine.transform.faults import OF_NODE, Fault, FaultKind, fault_of
 from ferryman.engine.transform.pulse import Pulse
+from ferryman.engine.transform.returned import Many, Returned
 from ferryman.engine.transform.stations import End, Station, joined, stations
 from ferryman.errors import BadDocument, Dropped, PermanentError, of_code, words
-from ferryman.ledger.family import Failure, Owed, ancestry, descends, parent_of
+from ferryman.ledger.family import Failure, Owed, ancestry, parent_of
 from ferryman.plan import Plan, StepNode
 
 _Wanted = dict[End, Owed] | None
@@ -55,6 +58,12 @@ class Stage(Protocol):
     def again(self, doc: Document, wish: Again) -> None:
         """A step wants its family read and walked again later."""
 
+    def mark(self) -> Any:
+        """What is said from now on may be taken back."""
+
+    def take_back(self, mark: Any) -> None:
+        """Nothing was said since."""
+
 
 class Walk:
     """Walks documents of one source, one after the other.
@@ -88,10 +97,9 @@ class Walk:
         self.take_over(pulses)
         self.row = 0
         self._origin = ""
-        self._made: set[tuple[str, str]] = set()
-        """(route, id) of children."""
-        self._told: set[tuple[str, End]] = set()
-        """(id, end) of which something was said, in a retry."""
+        self._returned = Returned(self._note_wish)
+        self._silent: set[tuple[str, End]] = set()
+        """(id, end) of what is owed in a retry, as long as nothing is said of it."""
         self._retrying = False
         self.met: list[Met] = []
         self.failures: list[Failure] = []
@@ -129,14 +137,15 @@ class Walk:
     def _begin(self, id: str, *, retrying: bool) -> None:
         self._origin = id
         self._retrying = retrying
-        if self.met or self.failures or self.reached or self.kept or self._made or self._told:
+        if self.met or self.failures or self.reached or self.kept:
             self.met, self.failures, self.reached, self.kept = [], [], [], []
-            self._made, self._told = set(), set()
+        self._returned.clear()
 
     def _begin_again(self, id: str, failures: Sequence[Failure]) -> list[Failure]:
         """Those that are open; what of them has ended is kept."""
         self._begin(id, retrying=True)
         self.failures += [_closed(f) for f in failures if not all(o.open for o in f.owed)]
+        self._silent = {(id + f.member, o.end) for f in failures for o in f.owed if o.open}
         return [f for f in failures if f.open]
 
     def _go(self, doc: Document, station: Station | None, route: str, branches: str, wanted: _Wanted) -> None:
@@ -154,15 +163,15 @@ class Walk:
                 try:
                     out = self._called(station, doc, route)
                 except Dropped as e:
-                    self._drop(doc, station.ends_by(route), branches, wanted, words(e) or f"dropped by {station.where}")
+                    self._drop_by(e, doc, station, route, branches, wanted)
                     return
                 except BaseException as e:
                     self._fail(doc, station, route, branches, wanted, of_code(e))
                     return
-                if len(out) > 1 or out[0].id != doc.id:
-                    self._go_each(doc, out, station, route, branches, wanted)
+                if (itself := _itself(out, doc)) is None:
+                    self._go_several(doc, out, station, route, branches, wanted)
                     return
-                doc = out[0]
+                doc = itself
             elif station.delivers:
                 self._deliver(doc, station, route, branches, wanted)
             elif station.router is not None:
@@ -185,15 +194,67 @@ class Walk:
                 continue
             station = station.next
 
+    def _go_several(
+        self,
+        doc: Document,
+        out: Sequence[Document] | Many,
+        station: Station,
+        route: str,
+        branches: str,
+        wanted: _Wanted,
+    ) -> None:
+        """What a step has made of a document goes on."""
+        if isinstance(out, Many):
+            self._go_many(doc, out, station, route, branches, wanted)
+        else:
+            self._go_each(doc, out, station, route, branches, wanted)
+
     def _go_each(
-        self, doc: Document, out: Sequence[Document], station: Station, route: str, branches: str, wanted: _Wanted
+        self, doc: Document, out: Iterable[Document], station: Station, route: str, branches: str, wanted: _Wanted
     ) -> None:
         """The document and children of it; a child's deliveries have had no attempt yet."""
         for each in out:
             own = each.id == doc.id or wanted is None
             self._go(each, station.next, route, branches, wanted if own else {e: Owed(*e, 0) for e in wanted or ()})
 
-    def _called(self, station: Station, doc: Document, route: str) -> Sequence[Document]:
+    def _go_many(self, doc: Document, many: Many, station: Station, route: str, branches: str, wanted: _Wanted) -> None:
+        """The same, of more documents than are held at once: each goes on while the step makes others. If the step
+        fails after all, what has been said of them is taken back: nothing of the call counts, however far it came."""
+        mark, met = self._stage.mark(), len(self.met)
+        self._returned.begin(many)
+        itself: list[Document] = []
+        fault: Fault | None = None
+        error: BaseException | None = None
+        while fault is None:
+            try:
+                each = self._next(many, station)
+            except BaseException as e:
+                error = of_code(e)
+                break
+            if each is None:
+                break
+            if each is doc:
+                itself.append(each)  # it goes last: the step may still need it as it is
+                continue
+            self._go_each(doc, [each], station, route, branches, wanted)
+            if len(self.met) - met >= settings.WAITING_MEMBERS and self.met[-1].fault.kind in _AWAY:
+                fault = self.met[-1].fault
+        if error is None and fault is None:
+            self._returned.end(failed=False)
+            self._go_each(doc, itself, station, route, branches, wanted)
+            return
+        self._returned.end(failed=True)
+        self._stage.take_back(mark)
+        del self.met[met:]
+        if fault is not None:
+            self._meet(doc, station, route, branches, wanted, fault)
+        elif isinstance(error, Dropped):
+            self._drop_by(error, doc, station, route, branches, wanted)
+        else:
+            assert error is not None
+            self._fail(doc, station, route, branches, wanted, error)
+
+    def _called(self, station: Station, doc: Document, route: str) -> Sequence[Document] | Many:
         """What the step makes of it: documents of this family, at least one."""
         assert station.step is not None
         assert station.pulse is not None
@@ -204,46 +265,20 @@ class Walk:
             finally:
                 doc.id = id  # its id is the source's, whatever a step does to the object
                 self._note_wish(doc)
-            found = (doc,) if out is doc else self._returned(doc, station, route, out)
+            found = (doc,) if out is doc else self._returned.take(doc, station.where, route, out)
         except Dropped:
             station.pulse.succeeded()
             raise
-        if not station.pulse.steady:
+        if not station.pulse.steady and not isinstance(found, Many):
             station.pulse.succeeded()
         return found
 
-    def _returned(self, doc: Document, station: Station, route: str, out: Any) -> list[Document]:
-        """What a step returned, as documents of this family, none of them twice."""
-        if out is None:
-            raise Dropped
-        if isinstance(out, Document):
-            out = [out]
-        elif isinstance(out, (str, bytes, Mapping)) or not isinstance(out, Iterable):
-            raise PermanentError(
-                f"returned a {type(out).__name__}, not the document, None, or an iterable of documents"
-            )
-        id = doc.id
-        try:
-            found = list(out)
-        finally:
-            doc.id = id  # as in ``_called``: a generator runs only now
-        if not found:
-            raise Dropped(f"{station.where} returned no document")
-        seen: set[str] = set()
-        for each in found:
-            if not isinstance(each, Document):
-                raise PermanentError(f"returned a {type(each).__name__} among its documents")
-            if not descends(each.id, doc.id):
-                raise PermanentError(
-                    f"returned a document of another id, {each.id!r}: make children with document.child()"
-                )
-            if each.id in seen or (each.id != doc.id and (route, each.id) in self._made):
-                what = "the document itself twice" if each.id == doc.id else f"two children of one key, {each.id!r}"
-                raise PermanentError(f"returned {what}: give each child a key of its own")
-            seen.add(each.id)
-            self._note_wish(each)
-        self._made |= {(route, id) for id in seen if id != doc.id}
-        return found
+    def _next(self, many: Many, station: Station) -> Document | None:
+        """The next document that the step makes; None: it has made all."""
+        each = many.next()
+        if each is None and station.pulse is not None and not station.pulse.steady:
+            station.pulse.succeeded()
+        return each
 
     def _note_wish(self, doc: Document) -> None:
         if (wish := doc.asked_again) is not None:
@@ -283,16 +318,22 @@ class Walk:
             self._fail(doc, station, route, branches, only, e)
             return
         if self._retrying:
-            self._told.add((doc.id, end))
+            self._silent.discard((doc.id, end))
         self._stage.upsert(doc, end, branches, fields, before)
 
     # -- ends --------------------------------------------------------------------------------------
+
+    def _drop_by(
+        self, error: Dropped, doc: Document, station: Station, route: str, branches: str, wanted: _Wanted
+    ) -> None:
+        """A step lets it go."""
+        self._drop(doc, station.ends_by(route), branches, wanted, words(error) or f"dropped by {station.where}")
 
     def _drop(self, doc: Document, below: Iterable[End], branches: str, wanted: _Wanted, why: str) -> None:
         for end in below:
             if wanted is None or end in wanted:
                 if self._retrying:
-                    self._told.add((doc.id, end))
+                    self._silent.discard((doc.id, end))
                 self._stage.dropped(doc, end, branches, why, 1 + (wanted[end].attempt if wanted else 0))
 
     def _drop_untaken(
@@ -334,7 +375,7 @@ class Walk:
         ends = station.ends_by(route)
         owed = [Owed(*end, 0) for end in ends] if wanted is None else [wanted[e] for e in ends if e in wanted]
         if self._retrying:
-            self._told.update((doc.id, o.end) for o in owed)
+            self._silent.difference_update((doc.id, o.end) for o in owed)
         self.met.append(Met(self._member(doc.id), _only(doc), station.name, route, branches, owed, fault))
 
     # -- back to what failed -----------------------------------------------------------------------
@@ -358,15 +399,17 @@ class Walk:
                     return
                 try:
                     out = self._called(station, doc, route)
+                    itself = _itself(out, doc)
+                    members = self._on_the_way(out, station, owed) if itself is None else {}
                 except Dropped:
                     return
                 except BaseException as e:
                     self._meet_again(owed, doc, self._fault(station, of_code(e)))
                     return
-                if len(out) > 1 or out[0].id != doc.id:
-                    self._replay_each(out, station, route, branches, owed)
+                if itself is None:
+                    self._replay_each(members, station, route, branches, owed)
                     return
-                doc = out[0]
+                doc = itself
             elif station.router is not None:
                 if station.router.copies:
                     for name, branch in station.branches.items():
@@ -380,11 +423,23 @@ class Walk:
                 continue
             station = station.next
 
+    def _on_the_way(self, out: Sequence[Document] | Many, station: Station, owed: list[Failure]) -> dict[str, Document]:
+        """Of what a step has made, the members that failures descend from; the others are let go as they come."""
+        wanted = {member for failure in owed for member in ancestry(failure.member)}
+        found, kept = {}, []
+        for each in iter(partial(self._next, out, station), None) if isinstance(out, Many) else out:
+            member = self._member(each.id)
+            if member in wanted:
+                found[member] = each
+            else:
+                kept.append(member)
+        self.kept += kept
+        return found
+
     def _replay_each(
-        self, out: Sequence[Document], station: Station, route: str, branches: str, owed: list[Failure]
+        self, members: Mapping[str, Document], station: Station, route: str, branches: str, owed: list[Failure]
     ) -> None:
         """Each member that a failure descends from goes on; of two, the younger."""
-        members = {self._member(each.id): each for each in out}
         ways: dict[str, list[Failure]] = {}
         for failure in owed:
             nearest = next((m for m in ancestry(failure.member) if m in members), None)
@@ -401,14 +456,14 @@ class Walk:
         for failure in owed:
             member = self._relative(doc, failure.member)
             still = [o for o in failure.owed if o.open]
-            self._told.update((member.id, o.end) for o in still)
+            self._silent.difference_update((member.id, o.end) for o in still)
             self.met.append(Met(failure.member, member, failure.node, failure.route, failure.branches, still, fault))
 
     def _supersede(self, doc: Document, owed: list[Failure]) -> None:
         """What was owed and is not made any more."""
         for failure in owed:
             member = self._relative(doc, failure.member)
-            missing = [o for o in failure.owed if o.open and (member.id, o.end) not in self._told]
+            missing = [o for o in failure.owed if o.open and (member.id, o.end) in self._silent]
             for o in missing:
                 why = "superseded: the retry did not make it again"
                 self._stage.dropped(member, o.end, failure.branches, why, o.attempt)
@@ -435,6 +490,15 @@ def _branch_taken(branches: str, station: Station) -> Station:
     assert station.router is not None
     taken = dict(choice.partition("=")[::2] for choice in branches.split("/"))
     return station.branches[taken[station.name]]
+
+
+_AWAY: Final = (*OF_NODE, FaultKind.CONNECTION)
+"""Of such faults those of one family's members are alike."""
+
+
+def _itself(out: Sequence[Document] | Many, doc: Document) -> Document | None:
+    """The document that a step was called for, if it has returned that and nothing else."""
+    return out[0] if not isinstance(out, Many) and len(out) == 1 and out[0].id == doc.id else None
 
 
 def _held(station: Station) -> Fault:
