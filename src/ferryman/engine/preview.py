@@ -210,6 +210,11 @@ class Previewing:
         listed = self._folder / "listed"
         listed.mkdir()
         listings = list_sources(self._plan, self._shipped, listed, Patient(self._runner))
+        with State(self._root, self._plan).readers.reading():  # tasks read the rows of documents, too
+            self._fill(found, listings, limit, document)
+        return found
+
+    def _fill(self, found: Preview, listings: list[Listing], limit: int, document: str | None) -> None:
         judged = looking_again(self._root, lambda: self._judge(listings, document))
         cuts = [cut for piece in judged.verdict.slices for cut in piece.tasks]
         self._tell_of_scan(found, judged)
@@ -225,7 +230,6 @@ class Previewing:
         found.more = dict(left)
         for each in draws:
             self._tell_of(found, each)
-        return found
 
     # -- scan --------------------------------------------------------------------------------------
 
@@ -233,7 +237,7 @@ class Previewing:
         """One look at the state."""
         folder = Path(tempfile.mkdtemp(dir=self._folder))
         state = State(self._root, self._plan)
-        with state.readers.reading(), named_damage(state, folder):
+        with named_damage(state, folder):
             seen = Seen.of(state)
             known = seen.state.documents
             verdict = judge(
