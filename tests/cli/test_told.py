@@ -203,6 +203,17 @@ def test_a_run_without_news_says_so(fake: Fake, state: Path, capsys: pytest.Capt
     assert capsys.readouterr().out == "Nothing has changed since the last run.\n"
 
 
+@pytest.mark.parametrize("code", [2, 4])
+def test_a_run_that_only_held_something_back_does_not_say_so(
+    fake: Fake, state: Path, capsys: pytest.CaptureFixture[str], code: int
+) -> None:
+    """Deletes, or a whole source, wait: something has changed."""
+    fake("ferryman.engine.wave", run=lambda plan, **_: Summary(exit=code, waves=0, delivered=0))
+
+    assert start(["run", "plan.py"]) == code
+    assert capsys.readouterr().out == "Nothing was delivered.\n"
+
+
 INTERRUPTED = "interrupted: nothing is lost. Type the same again: what was committed is sent first.\n"
 
 

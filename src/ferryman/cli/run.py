@@ -209,7 +209,8 @@ def _in_words(status: str) -> str:
 def _counts(summary: Summary) -> str:
     """``2 waves: 1200 delivered, 4 deleted, 3 dropped``."""
     if not summary.waves:
-        return "Nothing has changed since the last run."
+        waits = summary.exit in (2, 4)  # what that is was told: deletes, documents, a listing that is not whole
+        return "Nothing was delivered." if waits else "Nothing has changed since the last run."
     waves = "1 wave" if summary.waves == 1 else f"{summary.waves} waves"
     deleted = f", {summary.deleted} deleted" if summary.deleted else ""
     dropped = f", {summary.dropped} dropped" if summary.dropped else ""
