@@ -10,14 +10,17 @@ from typing import Any
 
 import pytest
 
+from ferryman import settings
 from ferryman.cli.options import size_bytes
 from ferryman.destinations.base import Delivery, Outcome
+from ferryman.engine.wave import Run
 from ferryman.errors import UsageError
 from ferryman.ledger.state import state_root
 from ferryman.plan import Plan
 from ferryman.routers import Duplicate
 from ferryman.settings import GIB, KIB, MIB
 from ferryman.sources import Memory
+from ferryman.testing.inprocess import InProcess
 from tests.support.invariants import rows
 from tests.support.recorder import Recorder
 from tests.support.trial import Trial, Watch, run_plan
@@ -77,6 +80,35 @@ def test_a_slow_destination_is_waited_for(trial: Trial) -> None:
     assert not summary.messages
     assert [name for _, name in watch.phases].count("scan") == 1
     assert trial.out.counted() == {f"d{i:02}": 1 for i in range(12)}
+
+
+@pytest.mark.rule("size.pending")
+def test_what_goes_on_by_itself_is_told_once(trial: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that reads on once there is room has not stopped before its end; one that goes on says that it waits."""
+    flag = trial.folder / "down"
+    flag.touch()
+    trial.build(out=Recorder(trial.folder / "out.jsonl", refuse=down(flag)))
+    put(trial, 12)
+    monkeypatch.setattr(settings, "BACKOFF_FIRST_S", 0.01)
+
+    def mended(pause_s: float) -> None:
+        flag.unlink(missing_ok=True)
+        time.sleep(pause_s)
+
+    summary = trial.run(**SMALL, wait=100, sleep=mended)
+    assert (summary.exit, summary.messages) == (0, [])
+    assert trial.out.counted() == {f"d{i:02}": 1 for i in range(12)}
+
+    flag.touch()
+    for document in trial.documents:
+        document["raw"] = document["raw"][::-1]
+    watch = Watch()
+    with trial.take() as state:
+        run = Run(state, InProcess(), watch, wait=0, **SMALL)
+        for _ in range(2):
+            run.turn()
+    [waits] = [message for message in watch.messages if "--max-pending" in message]
+    assert waits.startswith("the scan waits: ")
 
 
 @pytest.mark.rule("size.pending")

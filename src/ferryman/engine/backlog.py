@@ -25,15 +25,20 @@ class Backlog:
     def too_large(self) -> bool:
         return sum(self._pending().values()) > self._max_bytes
 
-    def describe(self) -> str:
-        """Why no more documents are read, and what to do."""
+    def describe(self, over: bool) -> str:
+        """Why no more documents are read, and what to do.
+
+        Args:
+            over: the run ends so; else it goes on once there is room.
+        """
         pending = self._pending()
         each = ", ".join(f"{name}: {size_text(size)}" for name, size in pending.most_common())
-        return (
-            f"the scan stopped before its end: {size_text(sum(pending.values()))} are pending ({each}), and more than "
-            f"{size_text(self._max_bytes)} may not pile up (--max-pending). What is pending is kept; the rest is read "
-            "once there is room: run again when the destination is back."
-        )
+        size, most = size_text(sum(pending.values())), size_text(self._max_bytes)
+        why = f"{size} are pending ({each}), and more than {most} may not pile up (--max-pending)"
+        if over:
+            how = "run again when the destination is back"
+            return f"the scan stopped before its end: {why}. What is pending is kept; the rest is read later: {how}."
+        return f"the scan waits: {why}. What is pending is kept; the rest is read by itself once there is room."
 
     def _pending(self) -> Counter[str]:
         """Destination -> bytes."""

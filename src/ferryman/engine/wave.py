@@ -147,7 +147,9 @@ class Run:
         self._held = False
         """Deletes wait for a person's word."""
         self._stopped_short = False
-        """The last scan stopped reading, for too much is pending."""
+        """The last scan of everything, or one since, stopped reading, for too much is pending."""
+        self._told_short = False
+        self._endless = False
         self._littered = False
         """A worker died: it may have left files that nothing names."""
         self._waited = 0.0
@@ -161,9 +163,8 @@ class Run:
 
     def go(self, every: float | None = None) -> Summary:
         """Recover, then scan and deliver; with ``every`` for ever."""
-        self._trouble.endless = every is not None
+        self._goes_on(every is not None)
         self.recover()
-        self._nodes.troubles.endless = every is not None
         while True:
             began = time.monotonic()
             until = began + every if every is not None else None
@@ -184,14 +185,16 @@ class Run:
 
         For who drives a state for long: call ``recover`` first, then this, as often as there is something to do.
         """
-        self._trouble.endless = True
+        self._goes_on(True)
         del self._summary.messages[:-_KEPT_MESSAGES]
-        self._nodes.troubles.endless = True
         complete = self._scan() if scan else True
         self._catch_up(None)
         self._tell_stale()
         self._counting.keep()
         return complete
+
+    def _goes_on(self, endless: bool) -> None:
+        self._endless = self._trouble.endless = self._nodes.troubles.endless = endless
 
     def notify(self, least_s: float = 0.0) -> None:
         """Tell whoever wants to be told what is new since the last time, unless that is less than ``least_s`` ago."""
@@ -228,10 +231,12 @@ class Run:
     def _scan(self, *, only_owed: bool = False) -> bool:
         """List, judge, and carry each slice through a wave; False if a listing was incomplete, or there is no room."""
         self._take_commands()
+        self._stopped_short &= only_owed
         complete, least = None, 1
         while complete is None and self._has_room():
             complete = self._carry(self._judged(only_owed), least)
             least *= 2  # so that it comes to an end however often somebody has something to say
+        self._told_short &= self._stopped_short
         shutil.rmtree(self._state.staging / _SCAN, ignore_errors=True)
         return bool(complete)
 
@@ -288,10 +293,12 @@ class Run:
         while self._backlog.too_large and self._due_files(now_us()):
             if not self._redeliver():
                 break
-        was, self._stopped_short = self._stopped_short, self._backlog.too_large
-        if self._stopped_short and not was:
-            self._tell(self._backlog.describe())
-        return not self._stopped_short
+        full = self._backlog.too_large
+        self._stopped_short |= full
+        if full and self._endless and not self._told_short:
+            self._told_short = True  # once until a scan comes to its end, however often it goes on in between
+            self._tell(self._backlog.describe(over=False))
+        return not full
 
     def _wave(self, piece: Slice) -> None:
         number = self._state.wave + 1
@@ -459,6 +466,8 @@ class Run:
         for name, trouble in self._trouble.items():
             remedy = "mend it and run again" if trouble.permanent else "run again when it is back"
             self._tell(f"destination {name}: {trouble.why}. Its documents are kept: {remedy}.")
+        if self._stopped_short:
+            self._tell(self._backlog.describe(over=True))
         for message in self._nodes.messages(self._step_debt()):
             self._tell(message)
         for name, rows in self._dispatcher.strangers().items():
