@@ -113,7 +113,7 @@ def run_shape(job: Job, plan: Any, *, fork: bool = False) -> wave.Summary:
         versions.carry_over(where, plan, shape.from_version)
     runner = InProcess(fork=fork or shape.failures == 1, failures=shape.failures)
     with State.take(where, plan) as state, driving.followed(state, False):
-        summary = Run(state, runner, Spoken(), wait=5, wave_bytes=shape.wave_bytes).go()
+        summary = Run(state, runner, Spoken(), wait=shape.wait, wave_bytes=shape.wave_bytes).go()
     if last:
         assert summary.exit == (3 if summary.in_doubt else shape.left), summary
     return summary

@@ -19,10 +19,10 @@ from typing import Any
 
 from ferryman.destinations.base import Delivery, Destination, DestinationContext, Effect, Guarantee, Outcome
 from ferryman.document import Document
-from ferryman.errors import PermanentError
+from ferryman.errors import PermanentError, Unavailable
 from ferryman.plan import Handle, Plan
 from ferryman.routers import ByField, Duplicate, RoundRobin
-from ferryman.sources import Memory
+from ferryman.sources import Listed, Memory
 
 BATCH = 3
 MIXED = "mixed"
@@ -106,6 +106,7 @@ class Shape:
         left: what the last stage leaves: the exit code of its run.
         passes: points that only some shapes pass; see ``applies``.
         failures: how often a worker may die before its task is run apart.
+        wait: seconds for which a run waits for what comes due.
     """
 
     stages: int
@@ -116,6 +117,7 @@ class Shape:
     passes: tuple[str, ...] = ()
     wave_bytes: int = 30
     failures: int = 4
+    wait: float = 5
     from_version: int | None = None
     prepare: tuple[tuple[str, ...], ...] = field(default=())
     """Stages but the last: verbs, each with the point at which it is killed (``run@deliver.done``); () is ("run",)."""
@@ -420,6 +422,54 @@ def expected_deadly() -> dict[str, Arrived]:
     }
 
 
+# -- a step and a source were away; now they are back, and some of what waits has changed or is gone -------------------
+
+NEWS = [{"n1": "a", "n2": "b", "n3": "c"}, {"n1": "a", "n2": "d", "n4": "e"}]
+SHARED = [{"s1": "x", "s2": "y"}, {"s1": "x", "s2": "z", "s3": "w"}]
+
+
+class Share(Memory):
+    """A source whose reads fail while it is away."""
+
+    def __init__(self, corpus: Corpus, away: bool) -> None:
+        super().__init__([{"id": i, "raw": t.encode()} for i, t in corpus.items()], max_deleted=1.0)
+        self.away = away
+
+    def listing(self, partition: Any) -> Iterator[Listed]:
+        for doc in super().listing(partition):
+            assert isinstance(doc, Document)
+            yield Listed(doc.id, 1, location=doc.text())
+
+    def read(self, listed: Listed) -> Document:
+        if self.away:
+            raise ConnectionRefusedError("nobody there")
+        return Document(listed.id, raw=listed.location.encode())
+
+
+def away(doc: Document) -> Document:
+    raise Unavailable("the service is being moved")
+
+
+def build_outage(root: Path, stage: int, guarantee: Callable[[int], str]) -> Plan:
+    plan = Plan("outage", version=1)
+    policy: dict[str, Any] = {"batch": BATCH, "backoff": 0}
+    both = source(plan, "news", NEWS[stage]).route("both", Duplicate())
+    asked = both.step("ask", away if stage == 0 else quiet)
+    asked.destination("through", Shelf(root, "through"), guarantee=guarantee(0), **policy)
+    both.destination("past", Shelf(root, "past"), guarantee=guarantee(1), **policy)
+    share = plan.source("share", Share(SHARED[stage], stage == 0))
+    share.destination("shared", Shelf(root, "shared"), guarantee=guarantee(2), **policy)
+    return plan
+
+
+def expected_outage() -> dict[str, Arrived]:
+    return {
+        "through": upserts(NEWS[1], route="ask"),
+        "past": upserts(NEWS[0], {"n2": "d", "n4": "e"}, route="past") + deletes(["n3"], route="past"),
+        "shared": upserts(SHARED[1]),
+    }
+
+
 SHAPES: dict[str, Shape] = {
     "join": Shape(1, build_join, expected_join, left=3, passes=("create.", "plan."), wave_bytes=60),
     "rejoin": Shape(2, build_rejoin, expected_rejoin, wave_bytes=20),
@@ -436,6 +486,7 @@ SHAPES: dict[str, Shape] = {
         prepare=((), ("run@deliver.done", "retry@command.queued")),
         wave_bytes=100,
     ),
+    "outage": Shape(2, build_outage, expected_outage, wait=0),
     "deadly": Shape(1, build_deadly, expected_deadly, left=3, failures=1, wave_bytes=1 << 30),
 }
 
