@@ -4,8 +4,15 @@ from __future__ import annotations
 
 import pytest
 
+from ferryman.destinations import Null
+from ferryman.engine.nodes import Nodes
+from ferryman.engine.transform.faults import Fault, FaultKind
+from ferryman.engine.transform.pulse import NodeReport
 from ferryman.engine.trouble import Troubles, backoff_s
 from ferryman.errors import Misconfigured, Unavailable
+from ferryman.ledger.retries import StepDebt
+from ferryman.plan import Plan
+from ferryman.sources import Memory
 from tests.support.trial import Interrupted, Trial, Watch
 
 
@@ -129,3 +136,20 @@ def test_a_single_run_does_not_ask_it_again(trial: Trial, monkeypatch: pytest.Mo
     assert summary.exit == 4
     assert len(CALLS) == 1
     assert any("repair it and run again" in line or "mend it and run again" in line for line in summary.messages)
+
+
+def test_a_scope_works_again_when_a_wave_has_not_met_it_and_nothing_waits_for_it() -> None:
+    """Not before: what owes something to another trouble, too, is not held for the host."""
+    clock, told = Clock(), list[str]()
+    plan = Plan("hosts")
+    plan.source("docs", Memory([])).step("fetch", lambda doc: doc).destination("null", Null())
+    nodes = Nodes(plan, told.append, clock)
+    nodes.troubles.endless = True
+    away = Fault(FaultKind.UNAVAILABLE, "fetch", "step fetch: no answer", scope="a:80")
+    held = StepDebt("fetch a:80", 1, 0)
+    for faults, debts, lines in (((away,), [], 1), ((), [held], 1), ((), [], 2)):
+        nodes.hear([NodeReport("fetch", well=True, faults=faults, stopped=False)])
+        nodes.forget(debts)
+        assert len(told) == lines
+    assert told[0].startswith("step fetch (a:80): no answer. ")
+    assert told[1].startswith("step fetch (a:80): works again")

@@ -23,6 +23,8 @@ class Nodes:
         self._proven: set[str] = set()
         self._scoped: set[str] = set()
         """What single nodes have to do with and is in trouble, by its name in ``troubles``."""
+        self._just_met: set[str] = set()
+        """Of these, what the last wave has met."""
         self.troubles = Troubles("", tell, clock)
         """By kind and name."""
 
@@ -34,6 +36,7 @@ class Nodes:
     def hear(self, reports: Iterable[NodeReport]) -> None:
         """Take in what the tasks of a wave have seen: a node that only its brake has stopped, and that was well in
         another task, is not in trouble."""
+        self._just_met = set()
         by_node: dict[str, list[NodeReport]] = {}
         for report in reports:
             by_node.setdefault(report.node, []).append(report)
@@ -42,7 +45,8 @@ class Nodes:
             whole = [(r, f) for r in told for f in r.faults if not f.scope and not (r.stopped and well)]
             for key in {f.key for r in told for f in r.faults if f.scope}:
                 fault = next(f for r in told for f in r.faults if f.key == key)
-                self._scoped.add(about := self._about(key))
+                self._just_met.add(about := self._about(key))
+                self._scoped.add(about)
                 self.troubles.begin(about, self._why(key, fault), permanent=False)
             if whole:
                 # Somebody has to mend it if any task says so; else it is away.
@@ -59,9 +63,9 @@ class Nodes:
         """End the trouble of what single nodes have to do with, where nothing waits for it any more: no call that
         succeeds names it."""
         waiting = {self._about(key) for debt in debts for key in decode_held(debt.held)}
-        for about in self._scoped - waiting:
+        for about in self._scoped - waiting - self._just_met:
             self.troubles.end(about)
-        self._scoped &= waiting
+            self._scoped.discard(about)
 
     # -- what waits for them -----------------------------------------------------------------------
 
