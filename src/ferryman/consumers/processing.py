@@ -162,7 +162,6 @@ class Processing:
         """What failed before of the files that new jobs bring is tried again. Once a job, and once each time that it is
         requeued: then a note in its working space says so."""
         new = [job for id, job in self._held.items() if id not in self._seen]
-        self._seen |= self._held.keys()
         notes: dict[str, Path] = {}
         brought: dict[str, dict[str, tuple[Listed, str]]] = {name: {} for name in self._sources}
         for job in new:
@@ -182,6 +181,7 @@ class Processing:
                 asking.update(jobs)
         for job_id in asking:
             files.publish(notes[job_id], b"")
+        self._seen |= self._held.keys()
 
     # --- 3, 4 ---------------------------------------------------------------------------------------------------------
 
