@@ -23,6 +23,7 @@ NAMES = (
     "extract",
     "intake",
     "sizes",
+    "large_state",
 )
 
 

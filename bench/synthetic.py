@@ -169,3 +169,4 @@ def state(root: Path, plan: Plan, count: int, *, revisions: int = 1, dead: int =
         made.documents.commit("version", adds=documents, transactions={SETTLED: revisions})
         numbers = {SETTLED: revisions, WAVE: revisions, SEQUENCE: made.next_sequence + count}
         made.outbox.commit("version", transactions=numbers)
+        made.journal.close(revisions)

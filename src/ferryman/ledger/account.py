@@ -68,7 +68,7 @@ def keep_counted(state: State, *, anew: bool) -> None:
     Args:
         anew: also if something is kept that seems to be of this moment.
     """
-    if sum(f.rows for f in state.ledger.files.values()) < settings.COUNTED_EVENTS:
+    if sum(f.rows for f in state.ledger.files.values()) <= settings.COUNTED_EVENTS:
         return
     reached = destinations_of_sources(state.plan.nodes)
     with contextlib.suppress(StateDamaged):

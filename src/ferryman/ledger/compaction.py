@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from ferryman import settings
 from ferryman.ledger.batches import fitting, gathered
-from ferryman.ledger.latest import DOCUMENT, Columns, every
+from ferryman.ledger.latest import DOCUMENT, Columns, chosen_by_file, every
 from ferryman.ledger.settle import due_stats
 from ferryman.ledger.state import KEPT, State
 from ferryman.storage.groups import RowGroups
@@ -62,19 +62,19 @@ def find_outdated(state: State) -> Outdated:
     stays = _last_rows(state, files)
     least = settings.OUTDATED_SHARE / 2
     worth = [
-        (float(mask.mean()), file, np.flatnonzero(mask))
+        (float(mask.mean()), file, mask)
         for file, mask in zip(files, stays, strict=True)
         if not mask.all() and mask.mean() <= 1 - least
     ]
     staying: dict[str, Rows] = {}
     sizes: list[tuple[int, DataFile]] = []
     total = 0
-    for share, file, rows in sorted(worth, key=lambda each: each[0]):
-        size = content_size(state.documents.folder / file.path)
+    for share, file, mask in sorted(worth, key=lambda each: each[0]):
+        size = content_size(state.documents.folder / file.path) if share else 0  # or else it is not read
         if sizes and total + size > settings.OUTDATED_BYTES:
             break
         total += size
-        staying[file.path] = rows
+        staying[file.path] = np.flatnonzero(mask)
         sizes.append((int(size * share), file))
     kept = sum(int(mask.sum()) for mask in stays)
     return Outdated(kept, [[(file, staying[file.path]) for file in batch] for batch in fitting(sizes)])
@@ -110,9 +110,8 @@ def _last_rows(state: State, files: list[DataFile]) -> list[Rows]:
     verify(paths)
     with tempfile.TemporaryDirectory(dir=state.staging) as folder, connect(Path(folder)) as db:
         for rows in every(db, paths, sum(file.rows for file in files), Path(folder), _CHECK):
-            last = _last(rows)
-            for number in np.unique(rows["file"][last]).tolist():
-                stays[number][rows["row"][last][rows["file"][last] == number]] = True
+            for number, places in chosen_by_file(rows, _last(rows)):
+                stays[number][places] = True
     return stays
 
 
