@@ -24,7 +24,7 @@ def words(doc):
 
 
 plan = Plan("kills", version=1)
-plan.source("files", Files({corpus!r})).step("words", words).destination("log", out, batch=20)
+plan.source("files", Files({corpus!r}, fields=False)).step("words", words).destination("log", out, batch=20)
 """
 
 

@@ -32,7 +32,7 @@ def start(
 def run(root: Path, guarantee: str, **options: object) -> tuple[int, str]:
     """Run it to its end: exit code (-9: killed) and everything it said."""
     process = start(root, guarantee, **options)  # type: ignore[arg-type]
-    code = process.wait(120)
+    code = process.wait(300)
     return code, (root / "run.log").read_text()
 
 

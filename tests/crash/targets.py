@@ -119,7 +119,7 @@ def make_plan(root: Path) -> Plan:
     """The scenario's corpus into the destination that is kept there."""
     destination = cloudpickle.loads((root / DESTINATION).read_bytes())
     plan = Plan("crash", version=1)
-    files = plan.source("files", Files(str(root / "corpus")))
+    files = plan.source("files", Files(str(root / "corpus"), fields=False))
     files.step("year", year).destination("log", destination, batch=scenario.BATCH, backoff=0, attempts=3)
     return plan
 

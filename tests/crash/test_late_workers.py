@@ -53,13 +53,13 @@ def test_late_workers_break_no_guarantee(tmp_path: Path, guarantee: str) -> None
     try:
         spark.until(lambda: len(scenario.delivered(tmp_path)) > before, "the second driver delivers")
         spark.end(workers, signal.SIGCONT)
-        assert second.wait(120) == 0, (tmp_path / "second.log").read_text()
+        assert second.wait(300) == 0, (tmp_path / "second.log").read_text()
     finally:
         second.kill()
         spark.end(old, signal.SIGCONT)
         spark.end(old, signal.SIGKILL)
     third = spark.start(tmp_path, guarantee, shape="slow", log="third.log")  # folds what answered late
-    assert third.wait(120) == 0, (tmp_path / "third.log").read_text()
+    assert third.wait(300) == 0, (tmp_path / "third.log").read_text()
 
     zygote = Zygote(tmp_path)
     code, said = zygote.run(verb="late", root=str(tmp_path), guarantee=guarantee, shape="slow")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ferryman import durations
+from ferryman import durations, needs
 from ferryman.errors import UsageError
 
 if TYPE_CHECKING:
@@ -52,6 +53,15 @@ Verbose = Annotated[
 Master = Annotated[
     str, typer.Option("--master", metavar="URL", help="Spark's master: local[4], spark://host:7077, yarn, ….")
 ]
+Has = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--has",
+        metavar="NAME",
+        show_default=False,
+        help="What the machine has that steps may need: gpu. May be repeated.",
+    ),
+]
 Conf = Annotated[
     list[str] | None,
     typer.Option("--conf", metavar="KEY=VALUE", show_default=False, help="A setting of Spark. May be repeated."),
@@ -80,6 +90,24 @@ def spark_settings(texts: list[str] | None) -> dict[str, str]:
             raise UsageError(f"--conf {text}: give KEY=VALUE, as in --conf spark.driver.memory=4g.")
         found[key.strip()] = value.strip()
     return found
+
+
+def machines_have(has: list[str] | None) -> dict[str, str]:
+    """What ``--has`` names: put into this process's environment, which the machines of a local Spark share, and as
+    settings for those of a cluster.
+
+    Raises:
+        UsageError: something that cannot be a name.
+    """
+    found = [name.strip() for text in has or [] for name in text.split(",")]
+    for name in found:
+        if not needs.is_name(name):
+            raise UsageError(f"--has {name}: give a name of letters, digits and -_. as in --has gpu.")
+    if not found:
+        return {}
+    every = ",".join(sorted({*needs.here(), *found}))
+    os.environ[needs.VARIABLE] = every
+    return {f"spark.executorEnv.{needs.VARIABLE}": every}
 
 
 def notify_targets(texts: list[str] | None) -> list[NotifyTarget]:

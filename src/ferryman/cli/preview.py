@@ -12,7 +12,7 @@ import typer
 
 from ferryman.cli import terminal
 from ferryman.cli.interrupt import CODE, Interrupt
-from ferryman.cli.options import Conf, Json, Master, PlanSpec, StateDir, Verbose, spark_settings
+from ferryman.cli.options import Conf, Has, Json, Master, PlanSpec, StateDir, Verbose, machines_have, spark_settings
 from ferryman.observe.progress import one_line
 
 if TYPE_CHECKING:
@@ -51,6 +51,7 @@ def preview(
     state: StateDir = None,
     master: Master = "local[*]",
     conf: Conf = None,
+    has: Has = None,
     json: Json = False,
     verbose: Verbose = False,
 ) -> None:
@@ -86,7 +87,7 @@ def preview(
     """
     from ferryman.plan.load import load_plan, plan_file
 
-    settings = spark_settings(conf)
+    settings = {**machines_have(has), **spark_settings(conf)}
     loaded = load_plan(plan)
     found = _previewed(
         loaded, plan_file(plan), state, verbose=verbose, limit=limit, document=document, master=master, conf=settings

@@ -13,11 +13,13 @@ from ferryman.cli import terminal
 from ferryman.cli.interrupt import CODE, Interrupt
 from ferryman.cli.options import (
     Conf,
+    Has,
     Json,
     Master,
     PlanSpec,
     StateDir,
     Verbose,
+    machines_have,
     notify_targets,
     seconds,
     size_bytes,
@@ -49,6 +51,7 @@ def run(
     state: StateDir = None,
     master: Master = "local[*]",
     conf: Conf = None,
+    has: Has = None,
     wait: Annotated[
         str | None,
         typer.Option(
@@ -126,7 +129,7 @@ def run(
     from ferryman.plan.load import load_plan, plan_file
 
     options: dict[str, Any] = {
-        "conf": spark_settings(conf),
+        "conf": {**machines_have(has), **spark_settings(conf)},
         "wait": seconds("--wait", wait),
         "every": seconds("--every", every),
         "allow_deletes": _EVERYWHERE in (allow_deletes or ()) or allow_deletes or False,

@@ -4,15 +4,25 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable
+from typing import Final
 
 from ferryman import settings
+from ferryman.engine.runner import Runner
 from ferryman.engine.transform.faults import Fault, FaultKind
 from ferryman.engine.transform.pulse import NodeReport, NodesNow
 from ferryman.engine.trouble import Troubles
 from ferryman.ledger.family import decode_held
 from ferryman.ledger.retries import StepDebt
+from ferryman.needs import VARIABLE, here, listed
 from ferryman.notify import Stopped
-from ferryman.plan import Plan
+from ferryman.plan import Plan, StepNode
+
+
+class Machine:
+    """Task: what the machine has on which it runs."""
+
+    def __call__(self, _number: int) -> frozenset[str]:
+        return here()
 
 
 class Nodes:
@@ -25,6 +35,13 @@ class Nodes:
         """What single nodes have to do with and is in trouble, by its name in ``troubles``."""
         self._just_met: set[str] = set()
         """Of these, what the last wave has met."""
+        self._needs = {n.name: n.needs for n in plan.nodes if isinstance(n, StepNode) and n.needs}
+        self._lacking: set[str] = set()
+        """Of these, those that no executor could run."""
+        self._missed: Counter[str] = Counter()
+        """Waves in a row of which no task came to a machine that has what a step needs."""
+        self.missed = False
+        """In the last wave, documents came only to machines that do not have what their step needs."""
         self.troubles = Troubles("", tell, clock)
         """By kind and name."""
 
@@ -37,6 +54,7 @@ class Nodes:
         """Take in what the tasks of a wave have seen: a node that only its brake has stopped, and that was well in
         another task, is not in trouble."""
         self._just_met = set()
+        self.missed = False
         by_node: dict[str, list[NodeReport]] = {}
         for report in reports:
             by_node.setdefault(report.node, []).append(report)
@@ -48,6 +66,10 @@ class Nodes:
                 self._just_met.add(about := self._about(key))
                 self._scoped.add(about)
                 self.troubles.begin(about, self._why(key, fault), permanent=False)
+            if whole and all(r.lacking for r, _ in whole) and (well or self._missed[node] < _MISSES):
+                self._missed[node] += 1
+                self.missed = True
+                whole = []  # other machines have what it needs: the next wave may come to one of them
             if whole:
                 # Somebody has to mend it if any task says so; else it is away.
                 report, fault = max(whole, key=lambda each: _permanent(*each))
@@ -56,6 +78,7 @@ class Nodes:
                 self.troubles.begin(self._about(node), why, permanent=permanent, at_least_s=late_s)
                 self._proven.discard(node)
             elif well:
+                self._missed.pop(node, None)
                 self.troubles.end(self._about(node))
                 self._proven.add(node)
 
@@ -66,6 +89,23 @@ class Nodes:
         for about in self._scoped - waiting - self._just_met:
             self.troubles.end(about)
             self._scoped.discard(about)
+
+    def look_around(self, runner: Runner) -> None:
+        """Ask the executors what they have, if a step needs something: one that no machine can run is in trouble."""
+        if not self._needs:
+            return
+        found = runner.run(Machine(), range(_MACHINES * runner.slots))
+        for node, needs in self._needs.items():
+            if not any(needs <= has for has in found):
+                why = (
+                    f"needs {listed(needs)}, which no executor has. On one machine: --has {','.join(sorted(needs))}; "
+                    f"on a cluster, {VARIABLE} in the environment of the executors that have it"
+                )
+                self.troubles.begin(self._about(node), why, permanent=True)
+                self._lacking.add(node)
+            elif node in self._lacking:
+                self._lacking.discard(node)
+                self.troubles.end(self._about(node))
 
     # -- what waits for them -----------------------------------------------------------------------
 
@@ -118,6 +158,14 @@ class Nodes:
         about = self._about(key.partition(" ")[0])
         why = fault.text.removeprefix(f"{about}: ").removeprefix("reading it: ")
         return f"{why} ({fault.at})" if fault.at else why
+
+
+_MACHINES: Final = 4
+"""Tasks a slot that ask what its machine has: Spark deals them out, and a slow machine may get fewer."""
+
+
+_MISSES: Final = 10
+"""Nobody can tell Spark where to run a task: so often it is tried at once, then as a step that is away."""
 
 
 def _permanent(report: NodeReport, fault: Fault) -> bool:

@@ -232,6 +232,7 @@ class Run:
         """List, judge, and carry each slice through a wave; False if a listing was incomplete, or there is no room."""
         self._take_commands()
         self._stopped_short &= only_owed
+        self._nodes.look_around(self._patient)
         complete, least = None, 1
         while complete is None and self._has_room():
             complete = self._carry(self._judged(only_owed), least)
@@ -406,7 +407,7 @@ class Run:
                 moved += self._state.wave - before
             if self._due_files(now_us()):
                 moved += self._redeliver()
-            idle = 0 if moved else idle + 1
+            idle = 0 if moved or self._nodes.missed else idle + 1
 
     def _redeliver(self) -> int:
         """A wave without a scan, for rows that are due; how many were sent."""

@@ -11,6 +11,7 @@ from typing import NamedTuple, cast
 
 from ferryman import settings
 from ferryman.destinations.base import Destination, Effect, Guarantee
+from ferryman.needs import is_name
 from ferryman.plan.cycles import cycles, in_order
 from ferryman.plan.nodes import CalledNode, DestinationNode, Node, RouterNode, SourceNode, StepNode
 from ferryman.routers.base import Router
@@ -183,6 +184,9 @@ def _bad_nodes(nodes: Sequence[Node]) -> list[str]:
                 )
             if node.timeout is not None and not _is_number(node.timeout, above=0):
                 found.append(f"{node.name}: timeout={node.timeout!r}: give seconds above 0, or leave it out.")
+            for name in node.needs:
+                if not is_name(name):
+                    found.append(f"{node.name}: needs={name!r}: give names of letters, digits and -_. such as 'gpu'.")
         if isinstance(node, DestinationNode):
             found += _bad_destination(node)
     return found

@@ -135,6 +135,8 @@ class StepNode(CalledNode):
     effect: Effect = field(default=Effect.SAFE, kw_only=True)
     mutates: bool = field(default=True, kw_only=True)
     timeout: float | None = field(default=None, kw_only=True)
+    needs: frozenset[str] = field(default=frozenset(), kw_only=True)
+    """What a machine must have to run it; see ``needs.here``."""
 
 
 @dataclass(frozen=True, slots=True)

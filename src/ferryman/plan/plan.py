@@ -8,6 +8,7 @@ from typing import Any
 from ferryman import durations, settings
 from ferryman.destinations.base import Destination, Effect, Guarantee
 from ferryman.errors import PlanError
+from ferryman.needs import names
 from ferryman.plan import graph
 from ferryman.plan.fingerprint import fingerprint
 from ferryman.plan.nodes import DestinationNode, Node, Policy, RouterNode, SourceNode, StepFunction, StepNode
@@ -74,6 +75,7 @@ class Plan:
         brake: int | None = settings.BRAKE,
         patience: float | str = settings.PATIENCE_S,
         attempts: int | None = None,
+        needs: str | Iterable[str] | None = None,
         after: Any = None,
     ) -> Handle:
         """A function of a document. It returns the document (which goes on), None (DROPPED), or an iterable of the
@@ -88,6 +90,8 @@ class Plan:
                 documents are kept. None: never.
             patience: how long a document is tried again that meets transient errors: seconds, or "15m", "2h", "1d".
             attempts: so often at most, whatever the error; None: as the destination says.
+            needs: what a machine must have to run it, such as "gpu", by name: it is called only on executors that say
+                they have it (``--has``, or ``FERRYMAN_HAS`` in their environment); until then its documents are pending.
             after: nodes or names it follows; a name may be declared later.
         """
         return self._add(
@@ -98,6 +102,7 @@ class Plan:
                 effect=Effect(effect),
                 mutates=mutates,
                 timeout=timeout,
+                needs=names(needs),
                 **_called(brake, patience, attempts),
             )
         )

@@ -18,7 +18,7 @@ import typer
 from ferryman.cli import terminal
 from ferryman.cli.intake.options import QueueUrl, opened
 from ferryman.cli.interrupt import CODE, SIGNALS
-from ferryman.cli.options import Conf, Master, PlanSpec, StateDir, Verbose, spark_settings
+from ferryman.cli.options import Conf, Has, Master, PlanSpec, StateDir, Verbose, machines_have, spark_settings
 
 if TYPE_CHECKING:
     from ferryman.engine.runner import Runner
@@ -59,6 +59,7 @@ def serve(
     ] = False,
     master: Master = "local[*]",
     conf: Conf = None,
+    has: Has = None,
     verbose: Verbose = False,
 ) -> None:
     """Serve the queue: carry batches from Pending to their reports, through a plan.
@@ -76,7 +77,7 @@ def serve(
     from ferryman.observe.log import logging_to
     from ferryman.plan.load import load_plan, plan_file
 
-    settings = spark_settings(conf)
+    settings = {**machines_have(has), **spark_settings(conf)}
     loaded = load_plan(plan)
     jobs_sources(loaded)
     for warning in loaded.check():

@@ -132,8 +132,13 @@ class Feed:
 
     def _waits(self, block: Block, i: int) -> bool:
         """Does all that is to be retried wait for nodes that are known to be away? Then it need not be read."""
-        held = block.held(i)
-        return bool(held) and all((p := self._pulses.get(key)) is not None and p.away for key in held)
+        pulses = [self._pulses.get(key) for key in block.held(i)]
+        if not pulses or not all(pulse is not None and pulse.away for pulse in pulses):
+            return False
+        for pulse in pulses:
+            assert pulse is not None
+            pulse.turn_away()
+        return True
 
     def _unread(self, fault: Fault) -> tuple[Taken, None]:
         self.fault = fault

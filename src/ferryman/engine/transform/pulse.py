@@ -17,11 +17,13 @@ documents of a task fail so, they are the documents' own.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from ferryman.engine.transform.faults import OF_NODE, Fault, FaultKind
-from ferryman.plan import CalledNode, Plan
+from ferryman.needs import here, listed
+from ferryman.plan import CalledNode, Plan, StepNode
 
 _COUNTED = (FaultKind.CONNECTION, FaultKind.UNFORESEEN)
 
@@ -46,6 +48,8 @@ class NodeReport(NamedTuple):
     """Its trouble, and that of single scopes."""
     stopped: bool
     """By its brake: nobody said that it is in trouble."""
+    lacking: bool = False
+    """It was not called, for this machine has not what it needs."""
 
 
 class Pulse:
@@ -56,9 +60,14 @@ class Pulse:
         steady: its last call succeeded, and all is well.
     """
 
-    def __init__(self, node: str, brake: int | None, now: NodesNow, rows: int) -> None:
+    def __init__(
+        self, node: str, brake: int | None, now: NodesNow, rows: int, lacks: Collection[str] = frozenset()
+    ) -> None:
         self.node = node
-        self.closed = node in now.blocked
+        self.closed = node in now.blocked or bool(lacks)
+        self._lacks = frozenset() if node in now.blocked else frozenset(lacks)
+        self._turned_away = False
+        """A document came to it, and it was not called."""
         self.steady = False
         self._brake = brake
         self._proven = node in now.proven
@@ -88,9 +97,19 @@ class Pulse:
         """Is it not called any more in this task?"""
         return self.closed and (self._trip is None or self._fault is not None)
 
+    @property
+    def why(self) -> str:
+        """Why it is closed, for those that wait."""
+        return f"needs {listed(self._lacks)}" if self._lacks else "is in trouble"
+
+    def turn_away(self) -> None:
+        """A document waits for it."""
+        self._turned_away = True
+
     def lets(self, origin: str, row: int) -> bool:
         """May a closed node be called for a document of this family, which has this row in the task?"""
         if self.away:
+            self.turn_away()
             return False
         if origin == self._origin:
             return True
@@ -143,6 +162,10 @@ class Pulse:
 
     def report(self) -> NodeReport | None:
         """What the driver should know; None: nothing was called."""
+        if self._lacks:
+            why = f"needs {listed(self._lacks)}, which a machine that came to it does not have"
+            fault = Fault(FaultKind.UNAVAILABLE, self.node, why)
+            return NodeReport(self.node, False, (fault,), False, lacking=True) if self._turned_away else None
         faults = (*((self._fault,) if self._fault else ()), *self._scopes.values())
         if not faults and not self._well:
             return None
@@ -180,4 +203,9 @@ class Pulse:
 
 def pulses(plan: Plan, now: NodesNow, rows: int) -> dict[str, Pulse]:
     """Node -> how it is doing, when a task of so many rows begins."""
-    return {n.name: Pulse(n.name, n.brake, now, rows) for n in plan.nodes if isinstance(n, CalledNode)}
+    has = here()
+    return {
+        n.name: Pulse(n.name, n.brake, now, rows, n.needs - has if isinstance(n, StepNode) else ())
+        for n in plan.nodes
+        if isinstance(n, CalledNode)
+    }

@@ -502,7 +502,8 @@ def _itself(out: Sequence[Document] | Many, doc: Document) -> Document | None:
 
 
 def _held(station: Station) -> Fault:
-    return Fault(FaultKind.HELD, station.name, f"waits for {station.where}, which is in trouble")
+    assert station.pulse is not None
+    return Fault(FaultKind.HELD, station.name, f"waits for {station.where}, which {station.pulse.why}")
 
 
 def _only(doc: Document) -> Document:

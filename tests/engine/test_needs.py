@@ -1,0 +1,120 @@
+"""Steps that need something which not every machine has: a graphics card, a licence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ferryman.document import Document
+from ferryman.errors import PlanError
+from ferryman.needs import VARIABLE
+from ferryman.routers import ByField
+from ferryman.testing.inprocess import InProcess
+from tests.support.network import Network
+
+
+class Machines(InProcess):
+    """Tasks run on machines of a cluster in turns.
+
+    Args:
+        has: what each of them has.
+    """
+
+    def __init__(self, *has: str) -> None:
+        super().__init__(slots=len(has))
+        self.has = list(has)
+        self._turn = 0
+
+    def run(self, task: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
+        """Task by task, the next one on the next machine."""
+        answers = []
+        with pytest.MonkeyPatch.context() as patch:
+            for item in items:
+                patch.setenv(VARIABLE, self.has[self._turn % len(self.has)])
+                self._turn += 1
+                answers += super().run(task, [item])
+        return answers
+
+
+@pytest.fixture
+def net(place: Path) -> Network:
+    return Network(place)
+
+
+def seen(net: Network) -> Callable[[Document], Document]:
+    """A step that fails where there is no graphics card."""
+    import os
+
+    calls = net.counting("seen")
+
+    def step(doc: Document) -> Document:
+        assert "gpu" in os.environ[VARIABLE].split(",")
+        return calls(doc)
+
+    return step
+
+
+@pytest.mark.rule("needs.none")
+def test_without_a_machine_that_has_it_documents_wait(net: Network) -> None:
+    """The step is named, with what to do; nothing is spent, and what does not need it goes on. Then one has it."""
+    fork = net.source().route("kind", ByField("kind"))
+    fork.step("picture", seen(net), needs="gpu", attempts=1).destination("seen-out", net.out("seen-out"))
+    fork.step("text", net.counting("text")).destination("text-out", net.out("text-out"))
+    net.put("p1", "p2", kind="picture")
+    net.put("t1", kind="text")
+    for _ in range(3):
+        summary = net.run(runner=Machines("", "disk"))
+        assert summary.exit == 4
+        assert summary.messages[-1] == (
+            "step picture is stopped: needs gpu, which no executor has. On one machine: --has gpu; on a cluster, "
+            "FERRYMAN_HAS in the environment of the executors that have it. 2 deliveries are pending: mend it and run "
+            "again."
+        )
+    assert net.arrived("text-out") == {"t1": 1}
+    assert net.events("p1", "seen-out") == ["ERROR"], "said once"
+    assert net.run(runner=Machines("", "gpu,disk")).exit == 0
+    assert net.arrived("seen-out") == {"p1": 1, "p2": 1}
+    assert net.calls("seen") == {"p1": 1, "p2": 1}
+
+
+@pytest.mark.rule("needs.some")
+@pytest.mark.parametrize("machines", [("gpu", ""), ("", "gpu"), ("", "", "gpu")])
+def test_where_some_machines_have_it_the_others_leave_it_to_them(net: Network, machines: tuple[str, ...]) -> None:
+    """A document that comes to a machine without is tried on another, in the same run."""
+    net.source().step("see", seen(net), needs=["gpu"]).destination("out", net.out("out"), attempts=1)
+    net.put(*(f"d{i:02}" for i in range(40)))
+    for i in range(3):
+        net.put(f"large{i}", text="x" * 20_000)
+    assert net.run(runner=Machines(*machines)).exit == 0
+    assert sum(net.arrived("out").values()) == 43
+    assert set(net.calls("seen").values()) == {1}
+
+
+def test_several_needs_are_needed_together(net: Network) -> None:
+    """No machine has both."""
+    net.source().step("see", seen(net), needs=("gpu", "licence")).destination("out", net.out("out"))
+    net.put("a")
+    summary = net.run(runner=Machines("gpu", "licence"))
+    assert summary.exit == 4
+    assert "needs gpu and licence, which no executor has" in summary.messages[-1]
+    assert net.run(runner=Machines("", "licence,gpu")).exit == 0
+
+
+@pytest.mark.parametrize("needs", ["", "two words", ["gpu", 7], 7, ["-x"]])
+def test_needs_that_are_no_names(net: Network, needs: Any) -> None:
+    """Found by ``check``, with all else."""
+    net.source().step("see", lambda doc: doc, needs=needs).destination("out", net.out("out"))
+    with pytest.raises(PlanError, match=r"see: needs=.*: give names of letters, digits and -_\. such as 'gpu'\."):
+        net.plan.check()
+
+
+@pytest.mark.spark
+def test_executors_are_asked_on_spark(spark: Any, place: Path) -> None:
+    """None of this session's has it."""
+    net = Network(place)
+    net.source().step("see", lambda doc: doc, needs="gpu").destination("out", net.out("out"))
+    net.put("a")
+    assert "needs gpu, which no executor has" in net.run(runner=spark).messages[-1]
