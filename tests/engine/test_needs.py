@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from tests.support.network import Network
 
 
 class Machines(InProcess):
-    """Tasks run on machines of a cluster in turns.
+    """Tasks are dealt out to the machines of a cluster by chance, with a seed.
 
     Args:
         has: what each of them has.
@@ -26,15 +27,14 @@ class Machines(InProcess):
     def __init__(self, *has: str) -> None:
         super().__init__(slots=len(has))
         self.has = list(has)
-        self._turn = 0
+        self._random = random.Random(0)
 
     def run(self, task: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
-        """Task by task, the next one on the next machine."""
+        """See ``Runner.run``."""
         answers = []
         with pytest.MonkeyPatch.context() as patch:
             for item in items:
-                patch.setenv(VARIABLE, self.has[self._turn % len(self.has)])
-                self._turn += 1
+                patch.setenv(VARIABLE, self._random.choice(self.has))
                 answers += super().run(task, [item])
         return answers
 

@@ -90,8 +90,8 @@ class Plan:
                 documents are kept. None: never.
             patience: how long a document is tried again that meets transient errors: seconds, or "15m", "2h", "1d".
             attempts: so often at most, whatever the error; None: as the destination says.
-            needs: what a machine must have to run it, such as "gpu", by name: it is called only on executors that say
-                they have it (``--has``, or ``FERRYMAN_HAS`` in their environment); until then its documents are pending.
+            needs: what a machine must have to run it, by name, such as "gpu". It is called only on executors that say
+                they have it, by ``--has`` or ``FERRYMAN_HAS`` in their environment; until then its documents wait.
             after: nodes or names it follows; a name may be declared later.
         """
         return self._add(
