@@ -115,6 +115,10 @@ FINDINGS = (
         'plan.source("files", Files("corpus")).step("read", read, timeout=0).destination("index", index)',
     ),
     Case(
+        "What a step needs",
+        'plan.source("files", Files("corpus")).step("see", read, needs="two gpus").destination("index", index)',
+    ),
+    Case(
         "A brake",
         'plan.source("files", Files("corpus")).step("read", read, brake=0).destination("index", index)',
     ),
