@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 
+import hypothesis
 import pytest
 
 from tests.servers.registry import Running
 from tests.servers.server import Server
+
+# No test may depend on the machine's speed. In CI the same examples are drawn each time.
+hypothesis.settings.register_profile(
+    "any machine",
+    deadline=None,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+    derandomize=bool(os.environ.get("CI")),
+)
+hypothesis.settings.load_profile("any machine")
 
 
 @pytest.fixture(scope="session")
