@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from ferryman.destinations.base import Delivery, Effect, Outcome
 from ferryman.document import Document
 from ferryman.engine.wave import Summary
-from ferryman.errors import PermanentError, TransientError
+from ferryman.errors import PermanentError, TransientError, Unavailable
 from ferryman.ledger import commands
 from ferryman.ledger.state import state_root
 from ferryman.plan import Plan
@@ -59,7 +59,7 @@ class Fault(NamedTuple):
     """"": the origin itself."""
     times: int
     error: str
-    """transient, permanent, or strange; of a destination: transient or permanent."""
+    """transient, permanent, strange, away, or connection; of a destination: permanent, or transient."""
 
     def meets(self, node: str, id: str) -> bool:
         origin, _, key = id.partition("#")
@@ -73,7 +73,7 @@ class Turn(NamedTuple):
     """(number of the source, id) -> new content; None: it goes away."""
     faults: list[Fault]
     down: set[str]
-    """Destinations that are down."""
+    """Destinations, steps and routers that are down."""
     word: str | None
     """What a person says before."""
     kill: tuple[str, int] | None
@@ -139,7 +139,6 @@ CONTENTS = st.builds(
 def turns(shape: Shape) -> st.SearchStrategy[Turn]:
     sources = st.integers(0, len(shape.of("source")) - 1)
     working = [s.name for s in shape if s.kind in ("step", "tap", "end") or s.does == "some"]
-    ends = [s.name for s in shape.of("tap", "end")]
     return st.builds(
         Turn,
         changes=st.dictionaries(st.tuples(sources, st.sampled_from(IDS)), st.none() | CONTENTS, min_size=1, max_size=3),
@@ -150,12 +149,12 @@ def turns(shape: Shape) -> st.SearchStrategy[Turn]:
                 origin=st.sampled_from(IDS),
                 tail=st.sampled_from(["", *PARTS]),
                 times=st.integers(1, 4),
-                error=st.sampled_from(["transient", "permanent", "strange"]),
+                error=st.sampled_from(["transient", "permanent", "strange", "away", "connection"]),
             ),
             min_size=1,
             max_size=4,
         ),
-        down=st.sets(st.sampled_from(ends), max_size=1),
+        down=st.sets(st.sampled_from(working), max_size=1),
         word=st.sampled_from([None, None, None, "retry", "force", "force one", "retry one"]),
         kill=st.none() | st.none() | st.tuples(st.sampled_from(PHASES), st.integers(0, 1)),
     )
@@ -198,7 +197,13 @@ class Faults:
 
     def fail(self, node: str, id: str) -> None:
         """Raise what this call raises."""
+        if node in self.down:
+            raise Unavailable("down")
         match self.met(node, id):
+            case "away":
+                raise Unavailable("for a moment")
+            case "connection":
+                raise ConnectionRefusedError("nobody there")
             case "transient":
                 raise TransientError("not yet")
             case "permanent":
