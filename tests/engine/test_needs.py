@@ -9,10 +9,14 @@ from typing import Any
 
 import pytest
 
+from ferryman.destinations import Null
 from ferryman.document import Document
+from ferryman.engine.nodes import Nodes
 from ferryman.errors import PlanError
 from ferryman.needs import VARIABLE
+from ferryman.plan import Plan
 from ferryman.routers import ByField
+from ferryman.sources import Memory
 from ferryman.testing.inprocess import InProcess
 from tests.support.network import Network
 
@@ -37,6 +41,17 @@ class Machines(InProcess):
                 patch.setenv(VARIABLE, self._random.choice(self.has))
                 answers += super().run(task, [item])
         return answers
+
+
+class Asked(Machines):
+    """Counts how often they are asked what they have."""
+
+    times = 0
+
+    def run(self, task: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
+        """See ``Runner.run``."""
+        self.times += 1
+        return super().run(task, items)
 
 
 @pytest.fixture
@@ -101,6 +116,30 @@ def test_several_needs_are_needed_together(net: Network) -> None:
     assert summary.exit == 4
     assert "needs gpu and licence, which no executor has" in summary.messages[-1]
     assert net.run(runner=Machines("", "licence,gpu")).exit == 0
+
+
+def test_machines_are_asked_now_and_then(place: Path) -> None:
+    """Not at each turn of an endless run; where nobody has it, when the step is due to be tried again."""
+    now = 1000.0
+    plan = Plan("needs")
+    plan.source("a", Memory([])).step("see", lambda doc: doc, needs="gpu").destination("b", Null())
+    nodes = Nodes(plan, lambda _: None, lambda: now)
+    nodes.troubles.endless = True
+    machines = Asked("")
+    for _ in range(5):
+        nodes.look_around(machines)
+    assert (machines.times, nodes.blocked("see")) == (1, True)
+    now += 1.5
+    machines.has = ["gpu"]
+    for _ in range(5):
+        nodes.look_around(machines)
+    assert (machines.times, nodes.blocked("see")) == (2, False)
+    now += 59
+    nodes.look_around(machines)
+    assert machines.times == 2
+    now += 2
+    nodes.look_around(machines)
+    assert machines.times == 3
 
 
 @pytest.mark.parametrize("needs", ["", "two words", ["gpu", 7], 7, ["-x"]])

@@ -40,6 +40,9 @@ class Nodes:
         """Of these, those that no executor could run."""
         self._missed: Counter[str] = Counter()
         """Waves in a row of which no task came to a machine that has what a step needs."""
+        self._clock = clock
+        self._looks_again = clock()
+        """When executors are asked again what they have, by the clock."""
         self.missed = False
         """In the last wave, documents came only to machines that do not have what their step needs."""
         self.troubles = Troubles("", tell, clock)
@@ -92,8 +95,10 @@ class Nodes:
 
     def look_around(self, runner: Runner) -> None:
         """Ask the executors what they have, if a step needs something: one that no machine can run is in trouble."""
-        if not self._needs:
+        due = any(self.wait_of(node) == 0 for node in self._lacking)
+        if not self._needs or (self._clock() < self._looks_again and not due):
             return
+        self._looks_again = self._clock() + _LOOK_EVERY_S
         found = runner.run(Machine(), range(_MACHINES * runner.slots))
         for node, needs in self._needs.items():
             if not any(needs <= has for has in found):
@@ -164,6 +169,8 @@ _MACHINES: Final = 4
 """Tasks a slot that ask what its machine has: Spark deals them out, and a slow machine may get fewer."""
 
 
+_LOOK_EVERY_S: Final = 60.0
+"""Executors come and go; to ask them takes a job of Spark."""
 _MISSES: Final = 10
 """Nobody can tell Spark where to run a task: so often it is tried at once, then as a step that is away."""
 
