@@ -142,6 +142,23 @@ class Collection:
             return Reply(200 if answer.fine else answer.status, set(pairs[::2]), why)
         raise self._failed(answer)
 
+    def highest_sequence(self) -> int | None:
+        """Of the documents that are there, and of deletes that leave one. Commits what is not committed yet.
+
+        Raises:
+            TransientError, ConnectionError: it cannot be asked.
+            Misconfigured: for a person to mend.
+        """
+        self._awake()
+        self._ask("POST", "/update?commit=true&wt=json", b"{}", _JSON)
+        field = self._names.sequence
+        form = urlencode(
+            {"q": "*:*", "rows": "0", "wt": "json", "stats": "true", "stats.field": f"{{!max=true}}{field}"}
+        )
+        told = self._json(self._ask("POST", "/select", form.encode(), _FORM))
+        highest = (told["stats"]["stats_fields"].get(field) or {}).get("max")
+        return None if highest is None else int(highest)
+
     def _awake(self) -> None:
         """A server that stands alone takes writes while it reads its transaction log after a crash, and does not see
         what it has not read yet: an older version would replace a newer one. In a cloud it waits by itself."""

@@ -141,6 +141,14 @@ class Solr(Destination):
         finally:
             http.close()
 
+    def highest_sequence(self) -> int | None:
+        """Of the documents; with ``versions=`` of deletes, too."""
+        http = self._connection()
+        try:
+            return Collection(http, self.target(), self.names, TIMEOUT_S).highest_sequence()
+        finally:
+            http.close()
+
     def open(self, context: DestinationContext) -> None:
         self._http = self._connection()
         self._collection = Collection(self._http, self.target(), self.names, TIMEOUT_S)
