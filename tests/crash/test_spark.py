@@ -19,16 +19,10 @@ from tests.support.zygote import Zygote
 pytestmark = pytest.mark.spark
 
 SHORT = (
-    "create.state",
     "epoch.table",
-    "scan.judged",
     "wave.logged",
-    "wave.marked",
     "deliver.done",
-    "ledger.logged",
     "documents.marked",
-    "outbox.logged",
-    "compact.logged",
     *(p for p, where in POINTS.items() if where == EXECUTOR and p not in BEFORE),
 )
 """Points tried on Spark in every CI run, each under one guarantee; all × all is the long proof."""
