@@ -98,6 +98,7 @@ SHORT_SHAPES = {
     "retries": "settle.rewrite",
     "version": "version.built",
     "deadly": "transform.outbox",
+    "outage": "documents.logged",
 }
 """Shape -> the point that is tried on Spark in every CI run."""
 
