@@ -275,8 +275,13 @@ class Walk:
 
     def _next(self, many: Many, station: Station) -> Document | None:
         """The next document that the step makes; None: it has made all."""
-        each = many.next()
-        if each is None and station.pulse is not None and not station.pulse.steady:
+        assert station.pulse is not None
+        try:
+            each = many.next()
+        except Dropped:
+            station.pulse.succeeded()
+            raise
+        if each is None and not station.pulse.steady:
             station.pulse.succeeded()
         return each
 
