@@ -15,6 +15,7 @@ from ferryman.document import Document
 from ferryman.errors import Dropped, PermanentError, Unavailable
 from ferryman.ledger.family import Given, GivenLines, decode_given, encode_given
 from ferryman.routers import Duplicate
+from tests.support import NOT_SOON_S
 from tests.support.invariants import rows
 from tests.support.network import Network
 
@@ -148,11 +149,13 @@ def test_a_step_that_works_the_second_time(net: Network, place: Path) -> None:
     """Each child is delivered once."""
     flag = place / "flag"
     flag.touch()
-    net.source().step("split", torn(RuntimeError("not yet"), flag=flag)).destination("out", net.out("out"))
+    split = net.source().step("split", torn(RuntimeError("not yet"), flag=flag))
+    split.destination("out", net.out("out"), backoff=NOT_SOON_S)
     net.put("a", text=str(MANY))
     assert net.run(wait=0).exit == 4
     assert net.arrived("out") == {}
     flag.unlink()
+    net.retry()
     assert net.run().delivered == MANY
     assert net.arrived("out") == dict.fromkeys(members(), 1)
     assert net.run().waves == 0
@@ -184,13 +187,15 @@ def test_many_children_of_many_children(net: Network, place: Path) -> None:
                 raise RuntimeError("torn")
             yield doc.child(i)
 
-    net.source().step("pages", children).step("words", words).destination("out", net.out("out"))
+    pages = net.source().step("pages", children).step("words", words)
+    pages.destination("out", net.out("out"), backoff=NOT_SOON_S)
     net.put("a", text="12")
     assert net.run(wait=0).exit == 4
     expected = {f"a#{page}#{i}" for page in range(12) for i in range(MANY)}
     missing = {id for id in expected if id.startswith("a#7#")}
     assert net.arrived("out") == dict.fromkeys(expected - missing, 1)
     flag.unlink()
+    net.retry()
     assert net.run().exit == 0
     assert net.arrived("out") == dict.fromkeys(expected, 1)
 
