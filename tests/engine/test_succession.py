@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import NamedTuple
 
 import pytest
 
-from ferryman.engine.transform.succession import Succession, succession
+from ferryman.engine.transform.succession import succession
 from ferryman.ledger.family import Failure, Given, Owed
 
 
@@ -24,31 +25,40 @@ def failure(member: str, *destinations: str, route: str = "") -> Failure:
     return Failure(member, "step", "", "", [Owed(name, route, 1) for name in destinations])
 
 
-def compared(old: list[Given], made: list[Given], walk: Walked | None = None, *, retry: bool = False) -> Succession:
+class Compared(NamedTuple):
+    """What is given from now on, and what becomes of the rest."""
+
+    given: list[Given]
+    gone: list[Given]
+    replaced: list[tuple[Given, str]]
+
+
+def compared(old: list[Given], made: list[Given], walk: Walked | None = None, *, retry: bool = False) -> Compared:
     places = {"left": "one place", "right": "one place"}
-    return succession(old, made, walk or Walked(), lambda name: places.get(name, name), retry=retry)
+    found = succession(old, made, walk or Walked(), lambda name: places.get(name, name), retry=retry)
+    return Compared([*made, *found.stays], list(found.gone), found.replaced)
 
 
 def test_what_is_not_made_again_goes() -> None:
-    assert compared([A, X, Y], [A, Y]) == Succession([A, Y], [X], [])
+    assert compared([A, X, Y], [A, Y]) == Compared([A, Y], [X], [])
 
 
 def test_what_lies_below_a_failure_stays() -> None:
     """Its descendants too; its siblings do not."""
-    assert compared([X, Y, XZ], [], Walked([failure("#x", "out")])) == Succession([X, XZ], [Y], [])
-    assert compared([X], [], Walked([failure("#x", "elsewhere")])) == Succession([], [X], [])
+    assert compared([X, Y, XZ], [], Walked([failure("#x", "out")])) == Compared([X, XZ], [Y], [])
+    assert compared([X], [], Walked([failure("#x", "elsewhere")])) == Compared([], [X], [])
 
 
 def test_a_member_is_no_descendant_of_one_whose_name_it_begins_with() -> None:
     longer = Given("#xy", "", "out")
-    assert compared([X, longer], [], Walked([failure("#x", "out")])) == Succession([X], [longer], [])
+    assert compared([X, longer], [], Walked([failure("#x", "out")])) == Compared([X], [longer], [])
 
 
 def test_a_retry_speaks_only_of_what_it_reached() -> None:
     """And not of members that it let go when they were made."""
     walk = Walked(reached=[failure("", "out")], kept=["#x"])
-    assert compared([A, X, Y, XZ], [A], walk, retry=True) == Succession([A, X, XZ], [Y], [])
-    assert compared([X, Y], [], Walked(reached=[failure("#x", "out")]), retry=True) == Succession([Y], [X], [])
+    assert compared([A, X, Y, XZ], [A], walk, retry=True) == Compared([A, X, XZ], [Y], [])
+    assert compared([X, Y], [], Walked(reached=[failure("#x", "out")]), retry=True) == Compared([Y], [X], [])
 
 
 @pytest.mark.parametrize("now", [Given("", "other", "left"), Given("", "", "right")])
