@@ -11,6 +11,9 @@ import pytest
 from tests.servers.registry import Running
 from tests.servers.server import Server
 
+# Spark starts in half the time: what the second compiler makes faster, no test does long enough.
+os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+
 # No test may depend on the machine's speed. In CI the same examples are drawn each time.
 hypothesis.settings.register_profile(
     "any machine",
