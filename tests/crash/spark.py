@@ -65,7 +65,7 @@ def is_java(pid: int) -> bool:
         return False
 
 
-def until(condition: Callable[[], bool], what: str, seconds: float = 60) -> None:
+def until(condition: Callable[[], bool], what: str, seconds: float = 240) -> None:
     """Wait for a condition; fail with its name."""
     deadline = time.monotonic() + seconds
     while not condition():

@@ -86,6 +86,11 @@ SCHEMA: Final = """\
   <field name="title" type="text" indexed="true" stored="true" multiValued="true"/>
   <field name="year" type="long" indexed="true" stored="true"/>
   <field name="words" type="long" indexed="true" stored="true"/>
+  <field name="uri" type="string" indexed="true" stored="true"/>
+  <field name="name" type="string" indexed="true" stored="true"/>
+  <field name="size" type="long" indexed="true" stored="true"/>
+  <field name="modified" type="string" indexed="true" stored="true"/>
+  <field name="mime" type="string" indexed="true" stored="true"/>
   <dynamicField name="*_s" type="string" indexed="true" stored="true"/>
   <dynamicField name="*_l" type="long" indexed="true" stored="true"/>
   <dynamicField name="*_b" type="boolean" indexed="true" stored="true"/>
