@@ -58,7 +58,7 @@ twice.destination("counted", Counting(), batch=20, attempts=2)
 
 def ferryman(*args: Any) -> subprocess.CompletedProcess[str]:
     command = [Path(sys.executable).with_name("ferryman"), *map(str, args)]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=240, stdin=subprocess.DEVNULL)
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=800, stdin=subprocess.DEVNULL)
 
 
 @pytest.mark.parametrize(("master", "stuck"), [("local[2]", True), ("local[2,4]", False)])
