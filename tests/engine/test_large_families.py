@@ -3,6 +3,7 @@ it fails after all."""
 
 from __future__ import annotations
 
+import json
 import signal
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -306,6 +307,7 @@ def test_what_a_large_family_was_given_is_kept_in_lines() -> None:
     text = encode_given(given)
     assert text.count("\n") == 2
     assert list(decode_given(text)) == given
+    assert json.loads(text) == [[*each] if each.content else [*each.place] for each in given], "readers need JSON alone"
     assert encode_given(decode_given(text)) == text
     assert "\n" not in encode_given(given[:1000])
     lines = GivenLines(given[:1500])

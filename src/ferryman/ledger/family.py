@@ -144,13 +144,13 @@ class GivenLines(Collection[Given]):
     def of(cls, text: str) -> Self:
         """What ``encode`` has made."""
         found = cls()
-        found._lines = text.split("\n")
+        found._lines = text[1:-1].split(_BREAK)
         return found
 
     def append(self, given: Given) -> None:
         self._last.append(given)
         if len(self._last) == _LINE:
-            self._lines.append(_encode(tuple(self._last)))
+            self._lines.append(_encode(tuple(self._last))[1:-1])
             self._last = []
 
     def mark(self) -> tuple[int, list[Given]]:
@@ -163,12 +163,13 @@ class GivenLines(Collection[Given]):
         self._last = mark[1].copy()
 
     def encode(self) -> str:
-        """A line for each thousand: JSON has no line end of its own."""
-        return "\n".join([*self._lines, _encode(tuple(self._last))] if self._last else self._lines)
+        """One JSON array, a line for each thousand: within a text JSON has no line end."""
+        lines = [*self._lines, _encode(tuple(self._last))[1:-1]] if self._last else self._lines
+        return f"[{_BREAK.join(lines)}]" if lines else ""
 
     def __iter__(self) -> Iterator[Given]:
         for line in self._lines:
-            yield from _decode(line)
+            yield from _decode(f"[{line}]")
         yield from self._last
 
     def __len__(self) -> int:
@@ -184,6 +185,8 @@ _SHORT: Final = 1024
 a large one takes as objects is never alike, and never freed."""
 _LINE: Final = 1000
 """Members a line."""
+_BREAK: Final = ",\n"
+"""Between two lines: the array stays valid JSON, for whoever reads the open table."""
 
 
 def _encode(given: tuple[Given, ...]) -> str:
