@@ -23,7 +23,10 @@ _BATCH: Final = 65_536
 @contextlib.contextmanager
 def connect(folder: Path) -> Iterator[duckdb.DuckDBPyConnection]:
     """A database in memory that spills into ``folder`` beyond ``settings.QUERY_MEMORY``."""
-    database = _kept.pop() if _kept else duckdb.connect(":memory:")
+    try:
+        database = _kept.pop()  # no look before: another thread may be quicker
+    except IndexError:
+        database = duckdb.connect(":memory:")
     spill = folder / "spill"
     try:
         db = database.cursor()
