@@ -5,9 +5,18 @@ from __future__ import annotations
 import pytest
 
 from ferryman import settings
+from ferryman.settings import KIB
 from tests.support.places import place, trial
 
 __all__ = ["place", "trial"]
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files close at 32 KiB of content, row groups at 8 KiB, and four small files are merged."""
+    monkeypatch.setattr(settings, "PART_BYTES", 32 * KIB)
+    monkeypatch.setattr(settings, "GROUP_BYTES", 8 * KIB)
+    monkeypatch.setattr(settings, "COMPACT_FILES", 4)
 
 
 @pytest.fixture(params=[settings.COMMAND_DELIVERIES, 1], ids=["in one wave", "in many waves"])

@@ -30,14 +30,6 @@ class Enough(Exception):
 
 
 @pytest.fixture
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Files close at 32 KiB of content, row groups at 8 KiB, and four small files are merged."""
-    monkeypatch.setattr(settings, "PART_BYTES", 32 * KIB)
-    monkeypatch.setattr(settings, "GROUP_BYTES", 8 * KIB)
-    monkeypatch.setattr(settings, "COMPACT_FILES", 4)
-
-
-@pytest.fixture
 def state(trial: Trial) -> Any:
     """Empty, taken."""
     with trial.take() as taken:

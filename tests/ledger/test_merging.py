@@ -20,14 +20,6 @@ from tests.support.trial import Trial
 
 
 @pytest.fixture
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Files close at 32 KiB of content, row groups at 8 KiB, and four small files are merged."""
-    monkeypatch.setattr(settings, "PART_BYTES", 32 * KIB)
-    monkeypatch.setattr(settings, "GROUP_BYTES", 8 * KIB)
-    monkeypatch.setattr(settings, "COMPACT_FILES", 4)
-
-
-@pytest.fixture
 def copied(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """How often each delivery was written by a merge. No more than a row group is written at a time."""
     found: Counter[str] = Counter()

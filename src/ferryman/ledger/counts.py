@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from ferryman import settings
 from ferryman.ledger.family import CONTENT
-from ferryman.ledger.latest import DOCUMENT, HASHES, Columns, columns_of, last_of, latest
+from ferryman.ledger.latest import DOCUMENT, HASHES, Columns, columns_of, every, last_of
 from ferryman.ledger.statuses import TERMINAL, Status
 from ferryman.storage.query import quoted, quoted_list, stream
 from ferryman.storage.spread import Marks, Spread, part_of, partitions_for
@@ -175,7 +175,8 @@ class _Counting:
         }
         tables = self._tables
         waits = "due IS NOT NULL" if self._among else ""
-        return latest(self._db, tables.documents, tables.rows, tables.folder, more, waits, self._marked)
+        rows = every(self._db, tables.documents, tables.rows, tables.folder, more, waits, self._marked)
+        return map(last_of, rows)
 
     def _deleted_query(self) -> tuple[str, pa.Schema]:
         """Of documents that were deleted, which destinations had them, as bits. Names need no escape in JSON."""

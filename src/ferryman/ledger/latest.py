@@ -28,20 +28,6 @@ Columns = dict[str, np.ndarray[Any, Any]]
 _PLACE: Final = (("h", pa.uint64()), ("wave", pa.int64()), ("file", pa.int32()), ("row", pa.int64()))
 
 
-def latest(
-    db: duckdb.DuckDBPyConnection,
-    paths: Sequence[Path],
-    rows: int,
-    folder: Path,
-    more: Mapping[str, tuple[str, pa.DataType]],
-    any_row: str = "",
-    marked: Marks | None = None,
-) -> Iterator[Columns]:
-    """The last row of each document by ``wave``: its hash ``h``, by which they ascend; the number of its file's path,
-    ``file``, and its ``row`` there. Takes what ``every`` takes."""
-    return map(last_of, every(db, paths, rows, folder, more, any_row, marked))
-
-
 def every(
     db: duckdb.DuckDBPyConnection,
     paths: Sequence[Path],
@@ -51,7 +37,8 @@ def every(
     any_row: str = "",
     marked: Marks | None = None,
 ) -> Iterator[Columns]:
-    """All rows of some documents at a time, see ``latest``; in the order of the files.
+    """All rows of some documents at a time, in the order of the files: each document's hash ``h``; the number of its
+    file's path, ``file``, and its ``row`` there. ``last_of`` leaves the last row of each document.
 
     Args:
         paths: data files that have been compared with their checksums.

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from ferryman.ledger.due import latest_us
-from ferryman.ledger.latest import DOCUMENT, Columns, latest
+from ferryman.ledger.latest import DOCUMENT, Columns, every, last_of
 from ferryman.ledger.state import State
 from ferryman.storage.query import connect, quoted_list, stream, verify
 from ferryman.storage.spread import hashed
@@ -108,7 +108,7 @@ def _waiting(state: State, db: duckdb.DuckDBPyConnection) -> Iterator[Columns]:
     rows = sum(f.rows for f in state.documents.files.values())
     verify(state.documents.paths())
     with tempfile.TemporaryDirectory(dir=state.staging) as folder:
-        for last in latest(db, state.documents.paths(), rows, Path(folder), more, _WAITS):
+        for last in map(last_of, every(db, state.documents.paths(), rows, Path(folder), more, _WAITS)):
             yield {name: column[last["waits"]] for name, column in last.items()}
 
 

@@ -29,7 +29,7 @@ from ferryman.ledger import commands
 from ferryman.ledger.commit import commit_wave
 from ferryman.ledger.events import EVENT_OF_ROW, ORDINAL_COMMAND, table_of
 from ferryman.ledger.folder import NOTIFIED, TAKEOVER
-from ferryman.ledger.latest import chosen_by_file, latest
+from ferryman.ledger.latest import chosen_by_file, every, last_of
 from ferryman.ledger.schemas import DOCUMENTS, LEDGER, OUTBOX_KEPT
 from ferryman.ledger.settle import settle
 from ferryman.ledger.state import SEQUENCE, SETTLED, WAVE, State
@@ -196,7 +196,7 @@ def _taken_up_again(state: State, sources: list[str], number: int, why: str) -> 
     wanted = [np.zeros(file.rows, bool) for file in files]
     verify(paths)
     with tempfile.TemporaryDirectory(dir=state.staging) as folder, connect(Path(folder)) as db:
-        for last in latest(db, paths, sum(file.rows for file in files), Path(folder), more):
+        for last in map(last_of, every(db, paths, sum(file.rows for file in files), Path(folder), more)):
             for number_of_file, rows in chosen_by_file(last, last["again"]):
                 wanted[number_of_file][rows] = True
     staged, events = [], []
