@@ -163,7 +163,7 @@ class Pulse:
     def report(self) -> NodeReport | None:
         """What the driver should know; None: nothing was called."""
         if self._lacks:
-            why = f"needs {listed(self._lacks)}, which a machine that came to it does not have"
+            why = f"needs {listed(self._lacks)}, which the executors that were tried do not have"
             fault = Fault(FaultKind.UNAVAILABLE, self.node, why)
             return NodeReport(self.node, False, (fault,), False, lacking=True) if self._turned_away else None
         faults = (*((self._fault,) if self._fault else ()), *self._scopes.values())
