@@ -88,6 +88,9 @@ ATTEMPTS: Final = 3
 BRAKE: Final = 20
 """Errors of so many documents in a row are the step's or the source's own: fewer may well be odd documents."""
 
+BRAKE_BATCHES: Final = 3
+"""Batches of a queue that have to fail before a step is stopped: one or two may hold nothing but bad files."""
+
 PATIENCE_S: Final = 86_400.0
 PATIENCE_TRIES: Final = 8
 """What is transient by its own word is tried for a day, and so often at least: a service is mended in a day, and a run

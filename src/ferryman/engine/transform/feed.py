@@ -94,6 +94,8 @@ class Feed:
         reason = block.reasons[i]
         if reason == "gone":
             return Taken.GONE, None
+        if self._source.in_batches:
+            self.walk.batch = self._source.batch_of(block.table["location"][i].as_py() or "")
         if reason == "retry" and self._waits(block, i):
             return Taken.KNOWN, None
         if fields is not None:
@@ -106,7 +108,7 @@ class Feed:
                 doc = self._read(block, i)
             except BaseException as e:
                 fault = fault_of(of_code(e), self._name, "reading it", reading=True)
-                pulse.failed(fault, block.ids[i], self.walk.row)
+                pulse.failed(fault, block.ids[i], self.walk.row, self.walk.batch)
                 if fault.kind is FaultKind.PERMANENT:
                     return self.unread(block, i, fault)
                 return self._unread(fault)

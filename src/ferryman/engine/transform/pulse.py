@@ -11,16 +11,22 @@ unforeseen                      after ``brake`` in a row a second look: as many 
 transient, permanent, dropped   nothing: the code said on purpose what becomes of its document
 ==============================  ===========================================================================
 
+Where documents come in batches (a queue's jobs), the unforeseen errors of one batch or of two are the documents' own,
+however many these are. The second look is taken when ``settings.BRAKE_BATCHES`` have failed and none has succeeded,
+also one after the other in several waves.
+
 A node of which some task had a success in this run gets the second look for errors of the connection, too, and if all
 documents of a task fail so, they are the documents' own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from ferryman import settings
 from ferryman.engine.transform.faults import OF_NODE, Fault, FaultKind
 from ferryman.needs import here, listed
 from ferryman.plan import CalledNode, Plan, StepNode
@@ -36,6 +42,8 @@ class NodesNow:
     """They are not called now."""
     proven: frozenset[str] = frozenset()
     """A call of theirs has succeeded in this run, since they were in trouble last."""
+    failing: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """Node -> batch -> documents that met unforeseen errors there; since the last call that has succeeded."""
 
 
 class NodeReport(NamedTuple):
@@ -50,6 +58,8 @@ class NodeReport(NamedTuple):
     """By its brake: nobody said that it is in trouble."""
     lacking: bool = False
     """It was not called, for this machine has not what it needs."""
+    failing: tuple[tuple[str, int], ...] = ()
+    """(batch, documents) that met unforeseen errors there; since the last call that has succeeded."""
 
 
 class Pulse:
@@ -83,6 +93,10 @@ class Pulse:
         """The last fault that counts."""
         self._counted = dict.fromkeys(_COUNTED, 0)
         """Origins that failed so, since the last success."""
+        self._failing: Counter[str] = Counter()
+        """Of these, with unforeseen errors, by batch."""
+        self._failed_before = now.failing.get(node, {})
+        """The same, of earlier waves."""
         self._origin: str | None = None
         """The last one of these."""
         self._trip: Fault | None = None
@@ -122,11 +136,13 @@ class Pulse:
         """A call returned, or dropped its document."""
         self.steady = self._well = True
         self._counted = dict.fromkeys(_COUNTED, 0)
+        self._failing.clear()
+        self._failed_before = {}
         if self._trip is not None and self._fault is None:
             self._trip, self._own, self.closed = None, True, False
 
-    def failed(self, fault: Fault, origin: str, row: int) -> None:
-        """A call ended in this fault."""
+    def failed(self, fault: Fault, origin: str, row: int, batch: str = "") -> None:
+        """A call ended in this fault, for a document of this family, row and batch."""
         self.steady = False
         if fault.kind in (FaultKind.UNAVAILABLE, FaultKind.MISCONFIGURED):
             if fault.scope:
@@ -138,7 +154,7 @@ class Pulse:
             self._met = fault
             if origin != self._origin:
                 self._origin = origin
-                self._count(fault, row)
+                self._count(fault, row, batch)
 
     def finish(self) -> None:
         """The task has no more documents."""
@@ -167,24 +183,33 @@ class Pulse:
             fault = Fault(FaultKind.UNAVAILABLE, self.node, why)
             return NodeReport(self.node, False, (fault,), False, lacking=True) if self._turned_away else None
         faults = (*((self._fault,) if self._fault else ()), *self._scopes.values())
-        if not faults and not self._well:
+        if not faults and not self._well and not self._failing:
             return None
-        return NodeReport(self.node, self._well, faults, self._stopped)
+        return NodeReport(self.node, self._well, faults, self._stopped, failing=tuple(self._failing.items()))
 
-    def _count(self, fault: Fault, row: int) -> None:
+    def _count(self, fault: Fault, row: int, batch: str) -> None:
+        if batch and fault.kind is FaultKind.UNFORESEEN and self._brake is not None:
+            self._failing[batch] += 1
         if self._trip is not None:
             self._looks += 1
             if self._brake is not None and self._looks >= self._brake:
                 self._give_up(fault)
             return
         self._counted[fault.kind] += 1
-        if self._brake is None or self._own or self._counted[fault.kind] < self._brake:
+        if self._brake is None or self._own or not self._is_suspect(fault.kind, self._brake, in_batches=bool(batch)):
             return
         if fault.kind is FaultKind.CONNECTION and not (self._proven or self._well):
             self._close(fault)
         elif not (self._proven and fault.kind is FaultKind.UNFORESEEN):
             self._trip, self.closed = fault, True
             self._next, self._stride = row + 1, max(1, (self._rows - row - 1) // self._brake)
+
+    def _is_suspect(self, kind: FaultKind, brake: int, *, in_batches: bool) -> bool:
+        """Have so many failed in a row that it may be the node?"""
+        if kind is not FaultKind.UNFORESEEN or not in_batches:
+            return self._counted[kind] >= brake
+        failed = self._failing | Counter(self._failed_before)  # what was tried before may be tried again now
+        return len(failed) >= settings.BRAKE_BATCHES and failed.total() >= brake
 
     def _all_of_connection(self) -> bool:
         """Did all documents fail so?"""

@@ -75,6 +75,7 @@ class Walk:
 
     Attributes:
         row: the last document's, in its task.
+        batch: the batch that it belongs to; "": none.
         met: what went wrong with the last document's family.
         failures: where it had failed before a retry, and has ended.
         reached: failures that the last ``again`` came to and went on from.
@@ -96,6 +97,7 @@ class Walk:
         self._source = self._stations[source]
         self.take_over(pulses)
         self.row = 0
+        self.batch = ""
         self._origin = ""
         self._returned = Returned(self._note_wish)
         self._silent: set[tuple[str, End]] = set()
@@ -372,7 +374,7 @@ class Walk:
     def _fault(self, station: Station, error: BaseException) -> Fault:
         fault = fault_of(error, station.name, station.where)
         if station.pulse is not None:
-            station.pulse.failed(fault, self._origin, self.row)
+            station.pulse.failed(fault, self._origin, self.row, self.batch)
         return fault
 
     def _meet(self, doc: Document, station: Station, route: str, branches: str, wanted: _Wanted, fault: Fault) -> None:
