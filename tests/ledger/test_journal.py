@@ -120,9 +120,21 @@ def test_results_come_back(journal: Journal) -> None:
     with_file = noted(Rows(100, 5, 9), part=("abc.parquet", 10, 4))
     assert journal.publish(1, bare)
     assert journal.publish(1, with_file)
-    assert journal.results(1) == [bare, with_file]
-    assert journal.results(1)[1].ledger_part is not None
-    assert journal.results(1, 101) == journal.results(2) == []
+    assert journal.notes(1) == [bare]
+    assert journal.results(1) == [with_file]
+    assert with_file.ledger_part is not None
+    assert journal.answered(1) == journal.answered(1, 100) == {bare.range, with_file.range}
+    assert journal.answered(1, 101) == journal.answered(2) == set()
+    assert journal.notes(2) == journal.results(2) == []
+
+
+def test_notes_that_nobody_wants_stay_unread(journal: Journal) -> None:
+    """Each row of a chunk may be named in them, and the driver of a million refused documents would hold them all."""
+    journal.publish(1, noted())
+    journal.publish(1, noted(Rows(100, 5, 9)))
+    [unwanted] = journal.folder.glob(f"1/{ROWS.name}.sent")
+    unwanted.write_bytes(b"unreadable")
+    assert [note.range for note in journal.notes(1, {Rows(100, 5, 9)}.__contains__)] == [Rows(100, 5, 9)]
 
 
 def test_the_first_result_of_a_chunk_counts(journal: Journal) -> None:
@@ -130,9 +142,9 @@ def test_the_first_result_of_a_chunk_counts(journal: Journal) -> None:
     first, second = noted(), noted(message="busy")
     assert journal.publish(1, first)
     assert not journal.publish(1, second)
-    assert journal.results(1) == [first]
+    assert journal.notes(1) == [first]
     assert journal.publish(1, noted(part=("abc.parquet", 10, 5)))
-    assert len(journal.results(1)) == 2
+    assert len(journal.notes(1)) == len(journal.results(1)) == 1
 
 
 def test_results_are_in_the_order_of_their_rows(journal: Journal) -> None:
@@ -141,7 +153,7 @@ def test_results_are_in_the_order_of_their_rows(journal: Journal) -> None:
     for rows in reversed(ranges):
         journal.publish(1, noted(rows))
     expected = [*ranges[:4], Rows(100, 9, 10), Rows(100, 10, 11)]
-    assert [r.range for r in journal.results(1)] == expected
+    assert [r.range for r in journal.notes(1)] == expected
 
 
 @pytest.mark.parametrize("kind", ["claim", "sent", "result"])
@@ -154,16 +166,16 @@ def test_a_damaged_note_is_named(journal: Journal, kind: str) -> None:
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     path.write_bytes(data)
-    read = (lambda: journal.claimed_rows(1, ROWS)) if kind == "claim" else (lambda: journal.results(1))
+    read = {"claim": lambda: journal.claimed_rows(1, ROWS), "sent": lambda: journal.notes(1)}
     with pytest.raises(StateDamaged) as error:
-        read()
+        read.get(kind, lambda: journal.results(1))()
     assert error.value.path == str(path)
 
 
 def test_half_written_notes_are_not_seen(journal: Journal) -> None:
     """A file that a killed worker had not finished is neither claim nor result."""
     (journal.folder / "1" / ".tmp-123").write_bytes(b"half")
-    assert journal.claims(1) == journal.results(1) == []
+    assert journal.claims(1) == journal.results(1) == journal.notes(1) == []
 
 
 # --- closing --------------------------------------------------------------------------------------------

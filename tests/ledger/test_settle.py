@@ -54,9 +54,7 @@ def note(
         made = write_part(state.ledger.folder, sent_events(table.combine_chunks(), noted, "out", 1), epoch=1)
         fsync_folder(state.ledger.folder)
         written = (made.path, made.size, made.rows)
-    stay = sum(n.status != "INDEXED" for n in noted)
-    sent = end - first - sum(n.status == UNTOUCHED for n in noted)
-    assert state.journal.publish(1, Result(*rows, sent=sent, leave=end - first - stay, part=written, rows=noted))
+    assert state.journal.publish(1, Result.of(rows, end - first, noted, written))
     return rows
 
 
@@ -269,7 +267,7 @@ def answer_late(
     """In the name of a worker of wave 1 that was thought dead."""
     state = State(trial.root, trial.plan)
     state.load()
-    result = Result(key_of(state), first, end, sent=end - first, leave=end - first - len(noted), part=part, rows=noted)
+    result = Result.of(Rows(key_of(state), first, end), end - first, noted, part)
     assert state.journal.publish(1, result)
     return state
 

@@ -20,12 +20,14 @@ import contextlib
 import os
 import re
 import socket
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from ferryman.ledger.statuses import Status
 from ferryman.storage import files
 from ferryman.storage.parquet import Part
 
@@ -72,7 +74,12 @@ class Result(msgspec.Struct, frozen=True):
     Attributes:
         sent: how many rows were attempted; the others of the range were not eligible in this pass, or not reached.
         leave: how many of them are done and leave the outbox; the others are to be tried again, or parked.
-        part: their ledger events, as a data file of the ledger; None: ``rows`` holds what differs from delivered.
+        part: their ledger events, as a data file of the ledger.
+        rows: only without such a file: those that were not simply delivered.
+        deleted: of those that leave, how many are deletes.
+        stale: how many the destination left alone, for it has something newer.
+        failed: how many are failed or rejected.
+        eligible: rows attempted, where that is not the whole range; only without such a file.
     """
 
     key: int
@@ -83,9 +90,39 @@ class Result(msgspec.Struct, frozen=True):
     part: tuple[str, int, int] | None
     rows: list[RowResult] = []
     deleted: int = 0
-    """Of those that leave, how many are deletes."""
+    stale: int = 0
+    failed: int = 0
     eligible: list[int] | None = None
-    """Rows attempted, where that is not the whole range (only in results without a part)."""
+
+    @classmethod
+    def of(
+        cls,
+        rows: Rows,
+        eligible: int,
+        noted: list[RowResult],
+        part: tuple[str, int, int] | None,
+        *,
+        deleted: int = 0,
+        meant: list[int] | None = None,
+    ) -> Result:
+        """Counted from what is noted of those of the eligible rows that were not simply delivered.
+
+        Args:
+            eligible: how many rows of the range were to be sent.
+            meant: which these are, where that is not the whole range.
+        """
+        statuses = Counter(n.status for n in noted)
+        return cls(
+            *rows,
+            sent=eligible - statuses[UNTOUCHED],
+            leave=eligible - len(noted) + statuses[Status.INDEXED],
+            part=part,
+            rows=noted if part is None else [],
+            deleted=deleted,
+            stale=statuses[Status.INDEXED],
+            failed=statuses[Status.DEAD] + statuses[Status.ERROR_DOC],
+            eligible=meant if part is None else None,
+        )
 
     @property
     def range(self) -> Rows:
@@ -165,18 +202,26 @@ class Journal:
         """Number of the highest closed pass, 0 before the first."""
         return max((int(n) for n in os.listdir(self._closed) if n.isdigit()), default=0)
 
-    def results(self, pass_: int, key: int | None = None) -> list[Result]:
-        """Results of a pass (of one file), in the order of their rows.
+    def results(self, pass_: int) -> list[Result]:
+        """Results of a pass that have a ledger file, in the order of their rows.
 
         Raises:
             StateDamaged: a journal file is not what was written.
         """
-        found = [
-            msgspec.convert(files.unseal(path), Result)
-            for rows, kind, path in self._entries(pass_)
-            if kind != "claim" and key in (None, rows.key)
-        ]
-        return sorted(found, key=lambda r: (r.key, r.first, -r.end))
+        return self._read(path for _, kind, path in self._entries(pass_) if kind == "result")
+
+    def notes(self, pass_: int, wanted: Callable[[Rows], bool] = lambda rows: True) -> list[Result]:
+        """What was noted of these chunks of a pass, in the order of their rows: each of their rows may be named, so of
+        a chunk that a ledger file covers it is better left unread.
+
+        Raises:
+            StateDamaged: a journal file is not what was written.
+        """
+        return self._read(path for rows, kind, path in self._entries(pass_) if kind == "sent" and wanted(rows))
+
+    def answered(self, pass_: int, key: int | None = None) -> set[Rows]:
+        """Ranges of a pass (of one file) that have a result or a note."""
+        return {rows for rows, kind, _ in self._entries(pass_) if kind != "claim" and key in (None, rows.key)}
 
     def claims(self, pass_: int, key: int | None = None) -> list[Rows]:
         """Claims of a pass (of one file)."""
@@ -218,6 +263,10 @@ class Journal:
 
     def _path(self, pass_: int, rows: Rows, kind: str) -> Path:
         return self.folder / str(pass_) / f"{rows.name}.{kind}"
+
+    def _read(self, paths: Iterable[Path]) -> list[Result]:
+        found = [msgspec.convert(files.unseal(path), Result) for path in paths]
+        return sorted(found, key=lambda r: (r.key, r.first, -r.end))
 
     def _entries(self, pass_: int) -> Iterator[tuple[Rows, str, Path]]:
         folder = self.folder / str(pass_)

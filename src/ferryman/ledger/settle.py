@@ -18,7 +18,7 @@ files of the ledger already, and an outbox file that was delivered whole is only
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
@@ -105,54 +105,58 @@ def settle(state: State, wave: int, run: RunTasks) -> dict[str, Any]:
 
 
 def read_fold(state: State, wave: int) -> Fold:
-    """Read the journal of this pass, and what came late for the one before."""
+    """Read the journal of this pass, and what came late for the one before.
+
+    What was noted of a chunk is read only where no ledger file covers it: each of its rows may be named there.
+    """
     by_key = {int(f.partition["first_sequence"]): f for f in state.outbox.files.values()}
-    results: list[Result] = []
-    repairs: list[Repair] = []
-    unknown: list[Rows] = []
+    claims = [claim for claim in state.journal.claims(wave) if claim.key in by_key]
+    found = [result for result in state.journal.results(wave) if result.key in by_key]
+    results = _without_overlap(found)
+    covered = _by_key(results)
+    notes = state.journal.notes(wave, lambda rows: rows.key in by_key and not _covered(rows, covered))
+    answered = _by_key([*found, *notes])
+
+    def repair(note: Result, rows: list[RowResult]) -> Repair:
+        file = by_key[note.key]
+        return Repair(file.path, file.partition["destination"], wave, note.range, rows, note.eligible)
+
+    repairs = []
     for pass_ in state.journal.passes():
-        if pass_ > wave:
-            continue
-        found: dict[int, list[Result]] = defaultdict(list)
-        claims = state.journal.claims(pass_)
-        for result in state.journal.results(pass_):
+        if pass_ < wave:
             # What came late counts only if it answers a claim that was left open; a late worker's ledger file may have
             # been swept already, what it noted of its chunk is whole.
-            late = pass_ < wave
-            if result.key in by_key and (not late or (result.part is None and result.range in claims)):
-                found[result.key].append(result)
-        for key, of_file in found.items():
-            file = by_key[key]
-            parts, rest = _without_overlap(of_file)
-            results += parts
-            for r in rest:
-                noted = drop_overtaken(state, file, r.rows) if pass_ < wave else r.rows
-                repairs.append(Repair(file.path, file.partition["destination"], wave, r.range, noted, r.eligible))
-        if pass_ == wave:
-            unknown += [c for c in claims if c.key in by_key and not _answered(c, found[c.key])]
-    return Fold(results, repairs, unknown)
+            left_open = {claim for claim in state.journal.claims(pass_) if claim.key in by_key}
+            for note in state.journal.notes(pass_, left_open.__contains__):
+                repairs.append(repair(note, drop_overtaken(state, by_key[note.key], note.rows)))
+    repairs += [repair(note, note.rows) for note in notes]
+    return Fold(results, repairs, [claim for claim in claims if not _covered(claim, answered)])
 
 
-def _answered(claim: Rows, results: list[Result]) -> bool:
-    return any(_covers(r.range, claim) for r in results)
+def _by_key(results: Iterable[Result]) -> dict[int, list[Rows]]:
+    """The ranges of each outbox file."""
+    ranges: dict[int, list[Rows]] = defaultdict(list)
+    for result in results:
+        ranges[result.key].append(result.range)
+    return ranges
 
 
-def _covers(rows: Rows, others: Rows) -> bool:
-    return rows.key == others.key and rows.first <= others.first and others.end <= rows.end
+def _covered(rows: Rows, ranges: dict[int, list[Rows]]) -> bool:
+    """Does one of the ranges hold all of these rows?"""
+    return any(other.first <= rows.first and rows.end <= other.end for other in ranges.get(rows.key, ()))
 
 
-def _without_overlap(results: list[Result]) -> tuple[list[Result], list[Result]]:
-    """(results with a ledger file, of which none overlap; chunks noted that no such file covers).
+def _without_overlap(results: list[Result]) -> list[Result]:
+    """Of results in the order of their rows those that count.
 
     Two workers of one file (a lost pair of a speculation) may both have written: then the one that begins first counts,
-    and rows only the other one covers are sent again or found done, as if it had not noted them.
+    and rows only the other one covers are sent again or found done, as if it had not written.
     """
-    parts: list[Result] = []
-    for result in sorted((r for r in results if r.part is not None), key=lambda r: (r.first, -r.end)):
-        if not parts or result.first >= parts[-1].end:
-            parts.append(result)
-    bare = [r for r in results if r.part is None and not any(_covers(p.range, r.range) for p in parts)]
-    return parts, bare
+    kept: list[Result] = []
+    for result in results:
+        if not kept or result.key != kept[-1].key or result.first >= kept[-1].end:
+            kept.append(result)
+    return kept
 
 
 def _commit_ledger(state: State, wave: int, fold: Fold, run: RunTasks) -> None:
@@ -184,7 +188,7 @@ def _commit_ledger(state: State, wave: int, fold: Fold, run: RunTasks) -> None:
             deleted += taken_out
             touched[item.path] += part.rows
     staged = [Part(*p) for p in state.outbox.log.find("wave", wave)["ledger"]]
-    noted = [*(result.rows for result in fold.results), *(item.noted for item in repairs)]
+    failed = sum(n.status in (Status.DEAD, Status.ERROR_DOC) for item in repairs for n in item.noted)
     fsync_folder(state.ledger.folder)
     state.ledger.commit(  # 4
         "ledger",
@@ -201,18 +205,18 @@ def _commit_ledger(state: State, wave: int, fold: Fold, run: RunTasks) -> None:
             "deleted": deleted,
             "sent": sum(touched.values()),
             "stale": _stale(fold, by_key),
-            "dead": sum(n.status in (Status.DEAD, Status.ERROR_DOC) for rows in noted for n in rows),
+            "dead": failed + sum(result.failed for result in fold.results),
         },
     )
 
 
 def _stale(fold: Fold, by_key: dict[int, DataFile]) -> dict[str, int]:
     """Destination -> deliveries that it left alone, for it has something newer: done, with a word to it."""
-    of = [(by_key[r.key].partition["destination"], r.rows) for r in fold.results]
-    of += [(repair.destination, repair.noted) for repair in fold.repairs]
     counts: Counter[str] = Counter()
-    for destination, noted in of:
-        counts[destination] += sum(n.status == Status.INDEXED for n in noted)
+    for result in fold.results:
+        counts[by_key[result.key].partition["destination"]] += result.stale
+    for item in fold.repairs:
+        counts[item.destination] += sum(n.status == Status.INDEXED for n in item.noted)
     return dict(+counts)
 
 
@@ -305,4 +309,4 @@ def due_stats(dues: Sequence[int | None]) -> dict[str, Any]:
 
 def late_answers(journal: Journal, settled: int) -> bool:
     """Has a late worker answered a claim that was settled as unknown?"""
-    return any(journal.results(p) for p in journal.passes() if p <= settled)
+    return any(journal.answered(p) for p in journal.passes() if p <= settled)

@@ -29,7 +29,7 @@ from ferryman.engine.deliver.sender import Caller, ChildSender, Hung, Killed, Se
 from ferryman.errors import PermanentError, TransientError, named, words
 from ferryman.ledger.due import latest_us
 from ferryman.ledger.events import sent_events
-from ferryman.ledger.journal import UNTOUCHED, Journal, Result, RowResult, Rows
+from ferryman.ledger.journal import Journal, Result, RowResult, Rows
 from ferryman.ledger.schemas import OUTBOX_CONTENT, OUTBOX_KEPT
 from ferryman.ledger.statuses import Status
 from ferryman.outages import is_connection
@@ -145,7 +145,7 @@ class Turn:
         self._sender.end()
         until = time.monotonic() + self.node.policy.send_timeout
         while self.met and time.monotonic() < until and self.journal.open_for(self.number):
-            done = {r.range for r in self.journal.results(self.number)}
+            done = self.journal.answered(self.number)
             self.met = [m for m in self.met if m not in done and self.journal.owner_alive(self.number, m)]
             if self.met:
                 time.sleep(0.05)
@@ -196,9 +196,9 @@ class FileDelivery:
         places = np.flatnonzero(np.asarray(mask))
         return places, table if len(places) == table.num_rows else table.filter(mask).combine_chunks()
 
-    def _done(self) -> list[Rows]:
+    def _done(self) -> set[Rows]:
         """Rows that an earlier attempt of this task has seen through."""
-        return [r.range for r in self.turn.journal.results(self.turn.number, self.file.key)]
+        return self.turn.journal.answered(self.turn.number, self.file.key)
 
     def _chunks(self) -> Iterator[tuple[int, int]]:
         """Cut at ``batch`` rows or ``batch_bytes``, whichever is first; the content comes in on the way.
@@ -339,17 +339,8 @@ class FileDelivery:
     def _result(
         self, rows: Rows, start: int, end: int, noted: list[RowResult], part: tuple[str, int, int] | None
     ) -> Result:
-        untouched = sum(n.status == UNTOUCHED for n in noted)
-        stay = sum(n.status != Status.INDEXED for n in noted)
-        return Result(
-            *rows,
-            sent=end - start - untouched,
-            leave=end - start - stay,
-            deleted=self._deletes(start, end, noted),
-            part=part,
-            rows=noted,
-            eligible=None if part is not None else self._meant(rows, start, end),
-        )
+        meant, deleted = self._meant(rows, start, end), self._deletes(start, end, noted)
+        return Result.of(rows, end - start, noted, part, deleted=deleted, meant=meant)
 
     def _deletes(self, start: int, end: int, noted: list[RowResult]) -> int:
         """How many deletes took effect."""
