@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import msgspec
 from ferryman import settings
 from ferryman.engine import driving, wave
 from ferryman.engine.wave import Run
+from ferryman.errors import StateLost
 from ferryman.ledger import account, commands, versions
 from ferryman.ledger.fsck import fsck
 from ferryman.ledger.state import State, state_root
@@ -18,7 +20,10 @@ from ferryman.testing import crash
 from ferryman.testing.inprocess import InProcess
 from tests.crash import scenario, shapes, targets
 from tests.crash.shapes import SHAPES
-from tests.support import invariants
+from tests.support import invariants, no_lock
+
+OVERTAKEN = "overtaken"
+"""Said by a driver that stopped because another one had taken its state over."""
 
 
 class Job(msgspec.Struct):
@@ -36,6 +41,10 @@ class Job(msgspec.Struct):
     """Of one of ``shapes``, from 0; -1: the last."""
     killed: str = ""
     """What was killed before: driver, executor."""
+    stop: bool = False
+    """It stops at the point that is armed, in place of dying there: SIGSTOP."""
+    unlocked: bool = False
+    """Locks do not work; a driver that finds that it was overtaken ends well."""
 
 
 class Spoken(Silent):
@@ -49,16 +58,25 @@ def work(job: Job) -> None:
     settings.OUTDATED_SHARE = 0.01  # type: ignore[misc]
     settings.COUNTED_EVENTS = 0  # type: ignore[misc]
     settings.CHECKPOINT_COMMITS = 4  # type: ignore[misc]
+    if not job.unlocked:
+        dispatch(job)
+        return
+    no_lock.remove_locks()
+    try:
+        dispatch(job)
+    except StateLost as e:
+        print(f"{OVERTAKEN}: {e}")
+
+
+def dispatch(job: Job) -> None:
     root = Path(job.root)
     if job.shape in SHAPES:
         of_shape(job)
         return
     plan = targets.make_plan(root) if job.shape == "server" else scenario.make_plan(root, job.guarantee)
-    for spec, seen in job.arm:
-        crash.arm(spec, seen)
+    arm(job)
     if job.verb == "run":
-        # Only a task that is to be killed needs a process of its own.
-        run(plan, root, fork=any(crash.POINTS[spec] == crash.EXECUTOR for spec, _ in job.arm))
+        run(plan, root, fork=dies_in_a_task(job))
     elif job.verb == "run and check":
         run(plan, root)
         check(plan, root, job)
@@ -70,9 +88,23 @@ def work(job: Job) -> None:
         check(plan, root, job)
 
 
+def arm(job: Job) -> None:
+    for spec, seen in job.arm:
+        if spec == scenario.IN_WRITE:
+            (Path(job.root) / scenario.IN_WRITE).touch()
+        else:
+            crash.arm(spec, seen, signal.SIGSTOP if job.stop else signal.SIGKILL)
+
+
+def dies_in_a_task(job: Job) -> bool:
+    """Only a task that is to be killed needs a process of its own."""
+    points = [spec.partition(":")[0] for spec, _ in job.arm]
+    return not job.stop and any(crash.POINTS[point] == crash.EXECUTOR for point in points)
+
+
 def run(plan: Any, root: Path, *, fork: bool = False) -> None:
     plan.freeze()
-    with State.take(state_root(plan, root / "state"), plan) as state:
+    with State.take(state_root(plan, root / "state"), plan) as state, driving.plain_errors(state):
         summary = Run(state, InProcess(fork=fork), Spoken(), wait=5, wave_bytes=30).go()
     assert summary.exit == 3, summary  # one document is bad, one refused
 
@@ -81,16 +113,14 @@ def of_shape(job: Job) -> None:
     """The same for one of the shapes."""
     shape, root = SHAPES[job.shape], Path(job.root)
     plan = shape.plan(root, job.stage % shape.stages, job.guarantee)
-    executor = any(crash.POINTS[spec.partition(":")[0]] == crash.EXECUTOR for spec, _ in job.arm)
-    for spec, seen in job.arm:
-        crash.arm(spec, seen)
+    arm(job)
     match job.verb:
         case "retry":
             commands.retry(plan, state=root / "state", why="a test says so")
         case "resolve":
             commands.resolve(plan, "pending", state=root / "state", why="a test says so")
         case "run":
-            run_shape(job, plan, fork=executor)
+            run_shape(job, plan, fork=dies_in_a_task(job))
         case "reference":
             status = account.status(state_root(plan, root / "state"), plan)
             (root / "reference.json").write_bytes(msgspec.json.encode(status["destinations"]))
@@ -112,7 +142,7 @@ def run_shape(job: Job, plan: Any, *, fork: bool = False) -> wave.Summary:
     if last and shape.from_version is not None:
         versions.carry_over(where, plan, shape.from_version)
     runner = InProcess(fork=fork or shape.failures == 1, failures=shape.failures)
-    with State.take(where, plan) as state, driving.followed(state, False):
+    with State.take(where, plan) as state, driving.plain_errors(state), driving.followed(state, False):
         summary = Run(state, runner, Spoken(), wait=shape.wait, wave_bytes=shape.wave_bytes).go()
     if last:
         assert summary.exit == (3 if summary.in_doubt else shape.left), summary

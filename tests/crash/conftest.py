@@ -33,6 +33,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     for where, test in (
         ("in process", "test_matrix.py::test_killed"),
         ("in process, plans that branch", "test_branching.py::test_killed"),
+        ("overtaken in its sleep", "test_overtaken.py::test_a_driver"),
         ("on Spark", "test_spark.py::test_killed"),
     ):
         ended = Counter(

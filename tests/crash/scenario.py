@@ -11,6 +11,7 @@ import collections
 import fcntl
 import json
 import os
+import signal
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,9 @@ from tests.crash.names import BAD, REFUSED, SECOND
 
 GUARANTEES = [g.value for g in Guarantee]
 BATCH = 3
+IN_WRITE = "in-write"
+"""Armed like a crash point: the destination's ``write`` stops its process before it takes effect. Also the name of the
+file that says so."""
 
 
 class Log(Destination):
@@ -39,6 +43,7 @@ class Log(Destination):
         self._exactly_once = context.guarantee is Guarantee.EXACTLY_ONCE
 
     def write(self, chunk: list[Delivery]) -> list[Outcome]:
+        stop_if_asked(Path(self.path).parent)
         with open(self.path, "a+") as log:
             fcntl.flock(log, fcntl.LOCK_EX)
             log.seek(0)
@@ -59,6 +64,14 @@ class Log(Destination):
                         )
             os.write(log.fileno(), "".join(line + "\n" for line in lines).encode())
         return outcomes
+
+
+def stop_if_asked(root: Path) -> None:
+    """Once: see ``IN_WRITE``."""
+    asked = root / IN_WRITE
+    if asked.exists():
+        asked.unlink()
+        os.kill(os.getpid(), signal.SIGSTOP)
 
 
 def words(doc: Document) -> Document:

@@ -17,6 +17,7 @@ from ferryman.ledger.state import State
 from ferryman.plan.load import load_plan
 from ferryman.storage.lock import Lock
 from ferryman.testing import crash
+from tests.support import no_lock
 from tests.support.recorder import Recorder, Store
 from tests.support.trial import Interrupted, Trial, Until, Watch
 
@@ -39,15 +40,9 @@ class Meanwhile(Watch):
             self._what()  # type: ignore[operator]
 
 
-class NoLock:
-    """A file system whose locks do not work."""
-
-    def release(self) -> None: ...
-
-
 @pytest.fixture
 def unlocked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Lock, "take", classmethod(lambda cls, path: NoLock()))
+    monkeypatch.setattr(Lock, "take", no_lock.take)
 
 
 def make(place: Path, guarantee: str) -> Trial:

@@ -8,17 +8,23 @@ from __future__ import annotations
 
 import importlib
 import os
+import signal
 import subprocess
 import sys
 import traceback
 from pathlib import Path
-from typing import IO, Self
+from typing import IO, Any, Final, NoReturn, Self
 
 import msgspec
 
+_WAKE: Final = b"wake"
+
 
 class Zygote:
-    """A process to fork from. ``run`` returns the child's exit code (-9: killed) and what it printed."""
+    """A process to fork from. ``run`` returns the child's exit code (-9: killed) and what it printed.
+
+    -19: it has stopped itself (SIGSTOP), and stays so until it is woken; others may run meanwhile.
+    """
 
     def __init__(self, folder: Path, child: str = "tests.crash.child") -> None:
         self._output = folder / "output.txt"
@@ -30,9 +36,16 @@ class Zygote:
         )
 
     def run(self, **job: object) -> tuple[int, str]:
+        return self._ask(msgspec.json.encode(job))
+
+    def wake(self) -> tuple[int, str]:
+        """Let the child that stopped first go on; its exit code, and what it has printed since."""
+        return self._ask(_WAKE)
+
+    def _ask(self, what: bytes) -> tuple[int, str]:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._process.stdin.write(msgspec.json.encode(job) + b"\n")
+        self._process.stdin.write(what + b"\n")
         self._process.stdin.flush()
         answer = self._process.stdout.readline()
         return int(answer), self._output.read_text()
@@ -51,23 +64,39 @@ class Zygote:
 
 def serve(name: str, output: str, jobs: IO[bytes]) -> None:
     child = importlib.import_module(name)
+    stopped: list[int] = []
     for line in jobs:
-        pid = os.fork()
+        Path(output).write_bytes(b"")
+        if line.strip() == _WAKE:
+            pid = stopped.pop(0)
+            os.kill(pid, signal.SIGCONT)
+        else:
+            pid = os.fork()
         if pid == 0:
-            out = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-            os.dup2(out, 1)
-            os.dup2(out, 2)
-            code = 0
-            try:
-                child.work(msgspec.json.decode(line, type=child.Job))
-            except BaseException:
-                traceback.print_exc()
-                code = 1
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(code)
-        _, status = os.waitpid(pid, 0)
-        print(os.waitstatus_to_exitcode(status), flush=True)
+            _work(child, line, output)
+        _, status = os.waitpid(pid, os.WUNTRACED)
+        if os.WIFSTOPPED(status):
+            stopped.append(pid)
+            print(-os.WSTOPSIG(status), flush=True)
+        else:
+            print(os.waitstatus_to_exitcode(status), flush=True)
+    for pid in stopped:
+        os.kill(pid, signal.SIGKILL)
+
+
+def _work(child: Any, line: bytes, output: str) -> NoReturn:
+    out = os.open(output, os.O_WRONLY | os.O_APPEND)  # one that is woken later finds it emptied
+    os.dup2(out, 1)
+    os.dup2(out, 2)
+    code = 0
+    try:
+        child.work(msgspec.json.decode(line, type=child.Job))
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 if __name__ == "__main__":

@@ -117,6 +117,7 @@ class State:
 
         Raises:
             StateHeld, StateDamaged, StateForeign: see errors; nothing was touched.
+            StateLost: another driver took it over meanwhile (only where locks do not hold).
             UsageError: the file system has no locks, hard links or sync of folders.
             EngineError: the disk is full.
         """
@@ -141,6 +142,8 @@ class State:
             state.release()
             if files.disk_full(e):
                 raise EngineError(f"{root}: the disk is full. Nothing is lost: make room and run again.") from e
+            if isinstance(e, Exception) and state.epoch:
+                state.check_ours(e)  # somebody may have overtaken it while it announced itself
             raise
         return state
 

@@ -122,17 +122,18 @@ INTAKE: Final[dict[str, str]] = {
 
 ENVIRONMENT: Final = "FERRYMAN_CRASH"
 
-_armed: dict[str, tuple[int, str | None]] = {}
-"""Point -> (passes left, file that is made at the kill)."""
+_armed: dict[str, tuple[int, str | None, int]] = {}
+"""Point -> (passes left, file that is made at the kill, signal)."""
 
 
-def arm(spec: str, seen_file: str | None = None) -> None:
+def arm(spec: str, seen_file: str | None = None, by: int = signal.SIGKILL) -> None:
     """Arm ``name`` or ``name:n`` (die at the n-th pass). With ``seen_file`` the kill happens once over all processes:
-    the file is made at the kill, and where it exists the point stays silent."""
+    the file is made at the kill, and where it exists the point stays silent. ``by`` SIGSTOP the process does not die,
+    it stops there until somebody wakes it."""
     name, _, count = spec.partition(":")
     if name not in POINTS and name not in INTAKE:
         raise KeyError(f"no crash point {name!r}; there are {', '.join([*POINTS, *INTAKE])}")
-    _armed[name] = (int(count or 1), seen_file)
+    _armed[name] = (int(count or 1), seen_file, by)
 
 
 def disarm() -> None:
@@ -149,16 +150,16 @@ def point(name: str) -> None:
 def _pass(name: str) -> None:
     if name not in _armed:
         return
-    left, seen_file = _armed[name]
+    left, seen_file, by = _armed[name]
     if left > 1:
-        _armed[name] = (left - 1, seen_file)
+        _armed[name] = (left - 1, seen_file, by)
         return
     if seen_file is not None:
         try:
             os.close(os.open(seen_file, os.O_CREAT | os.O_EXCL))
         except FileExistsError:
             return
-    os.kill(os.getpid(), signal.SIGKILL)
+    os.kill(os.getpid(), by)
 
 
 if os.environ.get(ENVIRONMENT):  # only in processes that are about to die
