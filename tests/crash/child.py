@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import msgspec
 
 from ferryman import settings
 from ferryman.engine import driving, wave
+from ferryman.engine.runner import Runner
 from ferryman.engine.wave import Run
 from ferryman.errors import StateLost
 from ferryman.ledger import account, commands, versions
@@ -21,6 +24,7 @@ from ferryman.testing.inprocess import InProcess
 from tests.crash import scenario, shapes, targets
 from tests.crash.shapes import SHAPES
 from tests.support import invariants, no_lock
+from tests.support.worker import one_worker
 
 OVERTAKEN = "overtaken"
 """Said by a driver that stopped because another one had taken its state over."""
@@ -141,12 +145,27 @@ def run_shape(job: Job, plan: Any, *, fork: bool = False) -> wave.Summary:
     where = state_root(plan, root / "state")
     if last and shape.from_version is not None:
         versions.carry_over(where, plan, shape.from_version)
-    runner = InProcess(fork=fork or shape.failures == 1, failures=shape.failures)
-    with State.take(where, plan) as state, driving.plain_errors(state), driving.followed(state, False):
-        summary = Run(state, runner, Spoken(), wait=shape.wait, wave_bytes=shape.wave_bytes).go()
+    wait = shape.waits[job.stage] if shape.waits else shape.wait
+    with (
+        State.take(where, plan) as state,
+        driving.plain_errors(state),
+        driving.followed(state, False),
+        runner_for(shape, fork=fork) as runner,
+    ):
+        summary = Run(state, runner, Spoken(), wait=wait, wave_bytes=shape.wave_bytes).go()
     if last:
         assert summary.exit == (3 if summary.in_doubt else shape.left), summary
     return summary
+
+
+@contextlib.contextmanager
+def runner_for(shape: shapes.Shape, *, fork: bool) -> Iterator[Runner]:
+    """Where a call may be left behind, a worker that outlives its tasks, as Spark's do: it could act later."""
+    if shape.hangs:
+        with one_worker(shape.failures) as worker:
+            yield worker
+    else:
+        yield InProcess(fork=fork or shape.failures == 1, failures=shape.failures)
 
 
 def check_shape(job: Job, plan: Any, summary: wave.Summary | None) -> None:

@@ -8,9 +8,11 @@ functions that know nothing of the engine.
 from __future__ import annotations
 
 import collections
+import contextlib
 import fcntl
 import json
 import os
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -107,6 +109,8 @@ class Shape:
         passes: points that only some shapes pass; see ``applies``.
         failures: how often a worker may die before its task is run apart.
         wait: seconds for which a run waits for what comes due.
+        waits: the same for each stage, where they differ.
+        hangs: each destination hangs once a stage, in a worker that outlives its tasks.
     """
 
     stages: int
@@ -118,6 +122,8 @@ class Shape:
     wave_bytes: int = 30
     failures: int = 4
     wait: float = 5
+    waits: tuple[float, ...] = ()
+    hangs: bool = False
     from_version: int | None = None
     prepare: tuple[tuple[str, ...], ...] = field(default=())
     """Stages but the last: verbs, each with the point at which it is killed (``run@deliver.done``); () is ("run",)."""
@@ -470,6 +476,77 @@ def expected_outage() -> dict[str, Arrived]:
     }
 
 
+# -- a destination that hangs is given up; what its server has taken in acts later -------------------------------------
+
+POSTED = [{"p1": "a", "p2": "b", "p3": "c", "p4": "d"}, {"p1": "a", "p2": "bb", "p4": "dd", "p5": "e"}]
+GIVEN_UP_S = 0.4
+HANGS_AT_MOST_S = 60.0
+
+
+class Server(Shelf):
+    """Hangs once a stage: a server that has taken a chunk in, and carries it out when it likes: after the next chunk
+    that it is sent. It compares sequences, as the guarantees ask of a server that may be so late.
+
+    The thread that called waits as long, and would then write too, if it was still there: without looking.
+    """
+
+    def __init__(self, root: Path, name: str, stage: int) -> None:
+        super().__init__(root, name)
+        self.taken = root / f"{name}.{stage}.taken"
+        self.earlier = root / f"{name}.{stage - 1}.taken"
+        self.next = root / f"{name}.{stage}.next"
+
+    def write(self, chunk: list[Delivery]) -> list[Outcome]:
+        try:
+            with self.taken.open("x") as taken:
+                taken.write("".join(json.dumps(_told(d)) + "\n" for d in chunk))
+        except FileExistsError:
+            self.next.touch()
+            done = super().write(chunk)
+            self._carry_out(self.earlier)
+            self._carry_out(self.taken)
+            return done
+        end = time.monotonic() + HANGS_AT_MOST_S
+        while not self.next.exists():
+            assert time.monotonic() < end, "nobody gave it up"
+            time.sleep(0.01)
+        return super().write(chunk)
+
+    def _carry_out(self, taken: Path) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            lines = [json.loads(line) for line in taken.read_text().splitlines()]
+            with open(self.path, "a+") as log:
+                fcntl.flock(log, fcntl.LOCK_EX)
+                log.seek(0)
+                highest: dict[str, int] = {}
+                for line in map(json.loads, log):
+                    highest[line["id"]] = max(line["seq"], highest.get(line["id"], 0))
+                late = [line for line in lines if line["seq"] > highest.get(line["id"], 0)]
+                os.write(log.fileno(), "".join(json.dumps(line) + "\n" for line in late).encode())
+
+
+def build_hung(root: Path, stage: int, guarantee: Callable[[int], str]) -> Plan:
+    plan = Plan("hung", version=1)
+    all_ = source(plan, "docs", POSTED[stage]).route("all", Duplicate())
+    for n, name in enumerate(("north", "middle", "far")):
+        all_.destination(
+            name,
+            Server(root, name, stage),
+            guarantee=guarantee(n),
+            batch=BATCH,
+            backoff=0,
+            send_timeout=GIVEN_UP_S,
+        )
+    return plan
+
+
+def expected_hung() -> dict[str, Arrived]:
+    new = {i: t for i, t in POSTED[1].items() if POSTED[0].get(i) != t}
+    return {
+        name: upserts(POSTED[0], new, route=name) + deletes(["p3"], route=name) for name in ("north", "middle", "far")
+    }
+
+
 SHAPES: dict[str, Shape] = {
     "join": Shape(1, build_join, expected_join, left=3, passes=("create.", "plan."), wave_bytes=60),
     "rejoin": Shape(2, build_rejoin, expected_rejoin, wave_bytes=20),
@@ -487,6 +564,7 @@ SHAPES: dict[str, Shape] = {
         wave_bytes=100,
     ),
     "outage": Shape(2, build_outage, expected_outage, wait=0),
+    "hung": Shape(2, build_hung, expected_hung, waits=(0, 30), wave_bytes=2, hangs=True),
     "deadly": Shape(1, build_deadly, expected_deadly, left=3, failures=1, wave_bytes=1 << 30),
 }
 
@@ -497,7 +575,7 @@ def applies(point: str, guarantee: str, shape: str) -> bool:
         if point.startswith(prefix):
             return point.startswith(SHAPES[shape].passes) if SHAPES[shape].passes else False
     if point == "deliver.hung":
-        return False
+        return SHAPES[shape].hangs
     if shape == "deadly" and not point.startswith(("transform.", "commit.", "wave.", "deliver.", "sweep.")):
         return False
     if point == "deliver.claimed":
@@ -525,6 +603,7 @@ def check(root: Path, name: str, guarantee: str, unknown: Unknown, ledger: list[
     """Every destination against the oracle. ``killed``: what was killed in the last stage: driver, executor or ""."""
     shape = SHAPES[name]
     of = shape.guarantees(guarantee)
+    unknown = unknown | _ever_unknown(ledger) if shape.hangs else unknown
     doubled_at = set()
     for names, all_wanted in shape.expected().items():
         lines = {n: delivered(root, n) for n in names.split("|")}
@@ -544,9 +623,20 @@ def check(root: Path, name: str, guarantee: str, unknown: Unknown, ledger: list[
             _in_order(there, again=shape.from_version is not None)
     assert len(doubled_at) <= 1, "one process was killed, and several destinations got doubles"
     assert all(of[n] == "at-most-once" for n, *_ in unknown), "unknown, where nothing can be"
-    assert not unknown or killed == "executor", "nothing was in flight, and something is unknown"
-    assert len(unknown) <= BATCH, "more in doubt than was in flight"
+    given_up = BATCH * shape.stages * sum(promise == "at-most-once" for promise in of.values()) if shape.hangs else 0
+    assert not unknown or killed == "executor" or given_up, "nothing was in flight, and something is unknown"
+    assert len(unknown) <= BATCH + given_up, "more in doubt than was in flight"
     _one_branch(ledger)
+
+
+def _ever_unknown(ledger: list[dict[str, Any]]) -> Unknown:
+    """Also of versions that are not the last any more."""
+    last = {e["delivery_hash"]: e for e in sorted(ledger, key=lambda e: (e["wave"], e["ordinal"]))}
+    return {
+        (e["destination"], e["operation"], e["document"], e["route"])
+        for e in last.values()
+        if e["status"] == "INDEXING"
+    }
 
 
 def _in_order(lines: list[dict[str, Any]], *, again: bool) -> None:

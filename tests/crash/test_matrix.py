@@ -29,8 +29,7 @@ BEFORE = {"settle.repair": "deliver.noted"}
 
 
 ELSEWHERE = ("version.", "deliver.hung")
-"""Points that only a new version of a plan passes: in test_branching. And what only a destination that hangs passes: in
-tests/engine/test_hung.py."""
+"""Points that only a new version of a plan passes, and what only a destination that hangs does: in test_branching."""
 
 
 def applies(point: str, guarantee: str, shape: str) -> bool:

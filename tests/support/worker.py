@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -23,6 +24,7 @@ class OneWorker:
 
     def __init__(self, failures: int = 1) -> None:
         self.deaths = 0
+        self._busy = threading.Lock()
         self._failures = failures
         self._child = Child(lambda call: call[0](call[1]), began=_give_up_locks)
 
@@ -36,7 +38,8 @@ class OneWorker:
     def _one(self, task: Any, item: Any) -> Any:
         for _ in range(self._failures):
             try:
-                return self._child.ask((task, item))
+                with self._busy:  # lanes of several destinations come from several threads
+                    return self._child.ask((task, item))
             except Died:
                 self.deaths += 1
         raise WorkerDied("the worker died")

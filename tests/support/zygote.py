@@ -65,23 +65,25 @@ class Zygote:
 def serve(name: str, output: str, jobs: IO[bytes]) -> None:
     child = importlib.import_module(name)
     stopped: list[int] = []
-    for line in jobs:
-        Path(output).write_bytes(b"")
-        if line.strip() == _WAKE:
-            pid = stopped.pop(0)
-            os.kill(pid, signal.SIGCONT)
-        else:
-            pid = os.fork()
-        if pid == 0:
-            _work(child, line, output)
-        _, status = os.waitpid(pid, os.WUNTRACED)
-        if os.WIFSTOPPED(status):
-            stopped.append(pid)
-            print(-os.WSTOPSIG(status), flush=True)
-        else:
-            print(os.waitstatus_to_exitcode(status), flush=True)
-    for pid in stopped:
-        os.kill(pid, signal.SIGKILL)
+    try:
+        for line in jobs:
+            Path(output).write_bytes(b"")
+            if line.strip() == _WAKE:
+                pid = stopped.pop(0)
+                os.kill(pid, signal.SIGCONT)
+            else:
+                pid = os.fork()
+            if pid == 0:
+                _work(child, line, output)
+            _, status = os.waitpid(pid, os.WUNTRACED)
+            if os.WIFSTOPPED(status):
+                stopped.append(pid)
+                print(-os.WSTOPSIG(status), flush=True)
+            else:
+                print(os.waitstatus_to_exitcode(status), flush=True)
+    finally:  # also when nobody reads the answers any more
+        for pid in stopped:
+            os.kill(pid, signal.SIGKILL)
 
 
 def _work(child: Any, line: bytes, output: str) -> NoReturn:
