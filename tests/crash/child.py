@@ -121,6 +121,8 @@ def of_shape(job: Job) -> None:
     match job.verb:
         case "retry":
             commands.retry(plan, state=root / "state", why="a test says so")
+        case "force":
+            commands.retry(plan, state=root / "state", force=True, document="forced", why="a test says so")
         case "resolve":
             commands.resolve(plan, "pending", state=root / "state", why="a test says so")
         case "run":
@@ -181,7 +183,9 @@ def check_shape(job: Job, plan: Any, summary: wave.Summary | None) -> None:
     stray = [p for p in (root / "state").rglob("*") if p.name.startswith(".tmp")]
     assert not stray, stray
     shapes.check_account(
-        account.status(where, plan)["destinations"], msgspec.json.decode((root / "reference.json").read_bytes())
+        job.shape,
+        account.status(where, plan)["destinations"],
+        msgspec.json.decode((root / "reference.json").read_bytes()),
     )
     for older in (root / "state").iterdir():
         if older != where:
