@@ -581,7 +581,8 @@ def build_others(root: Path, stage: int, guarantee: Callable[[int], str]) -> Pla
     made = source(plan, "docs", TRIED[stage]).step("split", partial(split, root, stage))
     all_ = made.step("flaky", failing(root, f"flaky-{stage}", {"late": 1})).route("all", Duplicate())
     for n, name in enumerate(("left", "middle", "right")):
-        all_.destination(name, Shelf(root, name), guarantee=guarantee(n), batch=BATCH, backoff=0)
+        shelf = Shelf(root, name, {"changed#b": "first"})
+        all_.destination(name, shelf, guarantee=guarantee(n), batch=BATCH, backoff=0)
     return plan
 
 
