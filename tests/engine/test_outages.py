@@ -20,6 +20,7 @@ from ferryman.sources import Memory
 from ferryman.sources.base import Listed
 from ferryman.testing.inprocess import InProcess
 from tests.support.network import Network
+from tests.support.sleeper import Sleeper
 from tests.support.trial import Trial
 
 AWAY: dict[str, Callable[[], BaseException]] = {
@@ -79,26 +80,6 @@ def test_a_step_that_is_away_harms_nobody(trial: Trial, error: Callable[[], Base
     flag.unlink()
     assert trial.run().exit == 0
     assert trial.out.counted() == dict.fromkeys(ids(documents), 1)
-
-
-class Sleeper:
-    """Time that goes by only while a run sleeps.
-
-    Args:
-        then: called after each sleep with the seconds slept in all.
-    """
-
-    def __init__(self, then: Callable[[float], object] = lambda total: None) -> None:
-        self.slept: list[float] = []
-        self.then = then
-
-    def __call__(self, seconds: float) -> None:
-        self.slept.append(seconds)
-        self.then(sum(self.slept))
-
-    def options(self) -> dict[str, Any]:
-        """For ``Trial.run``."""
-        return {"sleep": self, "clock": lambda: sum(self.slept)}
 
 
 @pytest.mark.rule("outage.again")

@@ -8,6 +8,7 @@ from typing import Final
 
 from ferryman import settings
 from ferryman.engine.runner import Runner
+from ferryman.engine.scan.listing import Listing
 from ferryman.engine.transform.faults import Fault, FaultKind
 from ferryman.engine.transform.pulse import NodeReport, NodesNow
 from ferryman.engine.trouble import Troubles
@@ -88,6 +89,20 @@ class Nodes:
                 self.troubles.end(self._about(node))
                 self._proven.add(node)
 
+    def hear_listings(self, listings: Iterable[Listing]) -> set[str]:
+        """Take in how a scan went; of which sources the listing waits, as keys. What was listed is read all the same: a
+        single folder or file may be away."""
+        waiting = set()
+        for listing in listings:
+            key = f"{listing.source.name} listing"
+            if listing.outage is None:
+                self.troubles.end(self._about(key))
+            else:
+                waiting.add(key)
+                if not self.blocked(key):  # a scan for what is owed may come in between: it is not a try that counts
+                    self.troubles.begin(self._about(key), listing.outage.why, permanent=listing.outage.permanent)
+        return waiting
+
     def _count_batches(self, node: str, told: Iterable[NodeReport]) -> None:
         """A wave may try again what an earlier one has tried: the documents of a batch are not added up."""
         if any(r.well for r in told):
@@ -156,8 +171,8 @@ class Nodes:
             for key in decode_held(debt.held):
                 pending[self._about(key)] += debt.owed
         return [
-            f"{about} {'is stopped' if t.permanent else 'is not available'}: {t.why}. {pending[about]} deliveries are "
-            f"pending: {'mend it and run again' if t.permanent else 'run again when it is back'}."
+            f"{about} {'is stopped' if t.permanent else 'is not available'}: {t.why.removesuffix('.')}. "
+            f"{_pending(pending[about])}{'mend it and run again' if t.permanent else 'run again when it is back'}."
             for about, t in self.troubles.items()
         ]
 
@@ -187,6 +202,11 @@ _LOOK_EVERY_S: Final = 60.0
 """Executors come and go; to ask them takes a job of Spark."""
 _MISSES: Final = 10
 """Nobody can tell Spark where to run a task: so often it is tried at once, then as a step that is away."""
+
+
+def _pending(deliveries: int) -> str:
+    """What waits; of a source that cannot be listed nobody knows."""
+    return f"{deliveries} deliveries are pending: " if deliveries else "What waits for it is pending: "
 
 
 def _permanent(report: NodeReport, fault: Fault) -> bool:

@@ -155,7 +155,8 @@ class Run:
         self._waited = 0.0
         self._nodes = Nodes(state.plan, self._tell, clock)
         self._unseen: set[str] = set()
-        """Sources that were away when known documents of theirs were to be looked at: all is to be scanned again."""
+        """Sources that were away when they were to be listed, or known documents of theirs to be looked at, by the
+        nodes' keys: all is to be scanned again."""
         self._unlisted = Unlisted(state.plan, clock)
         self._debt: list[StepDebt] = []
         self._debt_of: tuple[frozenset[str], Hashes] = (frozenset(), self._unlisted.hashes)
@@ -264,6 +265,7 @@ class Run:
         else:
             self._unseen = set()
         listings = list_sources(self._plan, self._shipped, folder, self._patient, only)
+        self._unseen |= self._nodes.hear_listings(listings)
         crash.point("scan.listed")
         verdict: Verdict = judge(
             listings,
@@ -399,7 +401,7 @@ class Run:
             moved = 0
             if self._sources_back():
                 before = self._state.wave
-                self._incomplete |= not self._scan()
+                self._incomplete = not self._scan()  # of everything: it says what is missing now
                 moved += self._state.wave - before
             if self._steps_owed(now_us()):
                 before = self._state.wave

@@ -10,8 +10,9 @@ A scan asks a source three things, in this order:
 A source that has the content at hand while it lists (rows of a table, lines of a file) yields whole ``Document``s from
 ``listing``; one that would have to fetch it (files) yields ``Listed`` and is asked again by ``read``. After a crash
 everything may be asked again. What ``listing`` raises makes the listing incomplete: the rest goes on, and nothing of
-this source is deleted in this scan. So does a ``Doubt`` that the driver contradicts: no machine is trusted alone where
-it does not see something.
+this source is deleted in this scan. So does a ``Doubt`` that the driver contradicts: no machine is trusted alone where it
+does not see something. After ``Unavailable``, or an error of the device or the connection, all is listed again after 1,
+4, 16 s …, if the run waits so long.
 """
 
 from __future__ import annotations

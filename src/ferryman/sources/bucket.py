@@ -143,7 +143,7 @@ class Bucket:
             return f"{place} cannot be looked at again: {self._words(e)}"
 
     def _folders(self, folder: str) -> list[str]:
-        found = Found([], [])
+        found = Found([])
         for _ in self._folder(folder, found):
             pass
         return found.below
@@ -173,7 +173,7 @@ class Bucket:
                 found.seen = MISSING
             return []
         except Exception as e:
-            found.troubles.append(f"{self.shown(id_of_key(folder))}: {self._words(e)}")
+            found.fail(f"{self.shown(id_of_key(folder))}: {self._words(e)}", e)
             return []
 
     def _inside(self, folder: str) -> list[tuple[str, dict[str, Any]]]:

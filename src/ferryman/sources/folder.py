@@ -152,7 +152,7 @@ class Folder:
             except FileNotFoundError:
                 continue  # gone since the folder was read
             except OSError as e:
-                found.troubles.append(_trouble(self._root.path_of(name), e))
+                found.fail(_trouble(self._root.path_of(name), e), e)
                 if isinstance(e, PermissionError):
                     return  # the folder may be read but not searched: all its files would say the same
 
@@ -170,7 +170,7 @@ class Folder:
             else:
                 found.seen = MISSING
         except OSError as e:
-            found.troubles.append(_trouble(path, e))
+            found.fail(_trouble(path, e), e)
         entries.sort(key=_by_name, reverse=True)
         return entries
 

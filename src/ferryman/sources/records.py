@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from ferryman.document import Document
-from ferryman.errors import BadDocument, TransientError, UsageError
+from ferryman.errors import BadDocument, TransientError, Unavailable, UsageError
+from ferryman.outages import is_connection
 from ferryman.sources.base import MISSING, Detect, Doubt, Listed, Source
 from ferryman.sources.choice import tree_of
 from ferryman.sources.packed import unpacked
@@ -38,6 +39,17 @@ class RowPiece:
     file: Listed
     alone: bool
     """The root is this file itself."""
+
+
+class Gap(NamedTuple):
+    """Files that could not be listed.
+
+    Attributes:
+        away: it was the device, or the connection.
+    """
+
+    why: str
+    away: bool
 
 
 class Unreadable(Exception):
@@ -100,28 +112,28 @@ class Records(Source):
         if not self._tree.is_file():
             self._tree.check()
 
-    def partitions(self) -> list[RowPiece | str]:
-        """A piece a file; and one that is the reason why files could not be listed."""
+    def partitions(self) -> list[RowPiece | Gap]:
+        """A piece a file; and one that says why files could not be listed."""
         if self._tree.is_file():
             return [RowPiece(self._tree.alone().listed(), True)]
-        files: list[RowPiece | str] = []
-        troubles: list[RowPiece | str] = []
+        files: list[RowPiece | Gap] = []
+        gaps: list[RowPiece | Gap] = []
         for piece in self._tree.pieces():
             try:
                 found = self._tree.listing(piece)  # in the driver, so there is nothing to doubt
                 files.extend(RowPiece(each, False) for each in found if isinstance(each, Listed))
             except TransientError as e:
-                troubles.append(str(e))
-        return files + troubles
+                gaps.append(Gap(str(e), is_connection(e, reading=True)))
+        return files + gaps
 
-    def listing(self, partition: RowPiece | str) -> Iterator[Listed | Document | Doubt]:
+    def listing(self, partition: RowPiece | Gap) -> Iterator[Listed | Document | Doubt]:
         """The documents of this file.
 
         Raises:
             TransientError: it could not be read to its end, or rows without an id were left out; names the file.
         """
-        if isinstance(partition, str):
-            raise TransientError(partition)
+        if isinstance(partition, Gap):
+            raise (Unavailable if partition.away else TransientError)(partition.why)
         tree, file = self._tree.alone() if partition.alone else self._tree, partition.file
         if file.refused:
             raise TransientError(f"{file.refused} {_REST}")

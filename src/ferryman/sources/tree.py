@@ -5,13 +5,14 @@ from __future__ import annotations
 import io
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import pairwise
 from typing import Final, NamedTuple, Protocol
 
 from ferryman import settings
 from ferryman.errors import TransientError
+from ferryman.outages import is_connection
 from ferryman.sources.base import THERE, Doubt, Listed
 
 
@@ -144,10 +145,18 @@ class Found:
 
     below: list[str]
     """Folders in it, whole names."""
-    troubles: list[str]
+    troubles: list[str] = field(default_factory=list)
     """What went wrong, here and before."""
+    outages: list[Exception] = field(default_factory=list)
+    """Of the errors that led to it, those of the device and of the connection."""
     seen: str = ""
     """MISSING or EMPTY, if it is."""
+
+    def fail(self, why: str, error: Exception) -> None:
+        """Something could not be looked at."""
+        self.troubles.append(why)
+        if is_connection(error, reading=True):
+            self.outages.append(error)
 
 
 def walked(
@@ -163,12 +172,13 @@ def walked(
         folder: lists the folder of a name, and notes what it finds.
     """
     troubles: list[str] = []
+    outages: list[Exception] = []
     doubts: list[Doubt] = []
     for id, names in piece:
         waiting = [name_of(id)]
         while waiting:
             name = waiting.pop()
-            found = Found([], troubles)
+            found = Found([], troubles, outages)
             yield from folder(name, found)
             if found.seen:
                 doubts.append(Doubt(id_of(name), found.seen))
@@ -179,4 +189,4 @@ def walked(
     yield from doubts[: settings.DOUBTS]
     if troubles:
         more = f"; and {len(troubles) - _NAMED_FOLDERS} more" if len(troubles) > _NAMED_FOLDERS else ""
-        raise TransientError(f"{'; '.join(troubles[:_NAMED_FOLDERS])}{more}. {remedy}")
+        raise TransientError(f"{'; '.join(troubles[:_NAMED_FOLDERS])}{more}. {remedy}") from next(iter(outages), None)

@@ -19,8 +19,9 @@ import pyarrow.parquet as pq
 from ferryman import settings
 from ferryman.document import Document, check_size, content_version, encode_fields, excess
 from ferryman.engine.runner import Runner, Shipped
-from ferryman.errors import BadDocument, UsageError, told
+from ferryman.errors import BadDocument, Misconfigured, Unavailable, UsageError, told
 from ferryman.ledger.events import table_of
+from ferryman.outages import is_connection
 from ferryman.plan import Plan, SourceNode
 from ferryman.sources import Doubt, Listed, Source, Table
 
@@ -56,6 +57,14 @@ def content_path(listing: str) -> str:
     return f"{listing}.content"
 
 
+class Outage(NamedTuple):
+    """Why a source cannot be listed that is away, or has to be repaired."""
+
+    why: str
+    permanent: bool
+    """Somebody has to repair it."""
+
+
 class ListedPart(NamedTuple):
     """What one piece of a listing came to."""
 
@@ -69,6 +78,8 @@ class ListedPart(NamedTuple):
     """Where it was listed."""
     doubts: tuple[Doubt, ...] = ()
     """What the driver is to look at again."""
+    outage: Outage | None = None
+    """If it is incomplete by a fault of the source as a whole."""
 
 
 class Listing(NamedTuple):
@@ -89,6 +100,11 @@ class Listing(NamedTuple):
     def failures(self) -> list[str]:
         return [p.failure for p in self.parts if p.failure is not None]
 
+    @property
+    def outage(self) -> Outage | None:
+        """What is permanent counts most."""
+        return max((p.outage for p in self.parts if p.outage), key=lambda each: each.permanent, default=None)
+
 
 Only = Mapping[str, frozenset[str]]
 """Source -> ids of the documents that are wanted; nothing of the other sources."""
@@ -107,7 +123,7 @@ def list_sources(plan: Plan, shipped: Shipped, folder: Path, runner: Runner, onl
         except UsageError:
             raise
         except Exception as e:
-            parts.append(ListedPart(node.name, "", 0, 0, told(e)))
+            parts.append(ListedPart(node.name, "", 0, 0, told(e), outage=_outage_of(e)))
     per_task = -(-len(pieces) // (_TASKS_A_SLOT * runner.slots))  # a task costs more than a small folder
     tasks = [pieces[at : at + per_task] for at in range(0, len(pieces), per_task)] if pieces else []
     listed = chain.from_iterable(runner.run(ListPieces(shipped, str(folder), only), tasks))
@@ -144,6 +160,7 @@ class ListPieces:
         source = _source(self.shipped, name)
         wanted = None if self.only is None else self.only[name]
         failures: list[str] = []
+        outages: list[Outage] = []
         doubts: list[Doubt] = []
         with _Writer(self.folder, name) as out:
             for piece in pieces:
@@ -159,8 +176,11 @@ class ListPieces:
                     if isinstance(e, OSError) and e.errno in (errno.ENOSPC, errno.EDQUOT):
                         raise  # our own disk, not the source
                     failures.append(told(e))
+                    if (outage := _outage_of(e)) is not None:
+                        outages.append(outage)
             part = out.finish("; ".join(failures) or None)
-            return part._replace(host=socket.gethostname(), doubts=tuple(doubts))
+            first = next(iter(outages), None)
+            return part._replace(host=socket.gethostname(), doubts=tuple(doubts), outage=first)
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,8 +201,17 @@ class ListFrame:
             except Exception as e:
                 for _ in batches:  # Spark wants its input read to the end
                     pass
-                return out.finish(told(e))
+                return out.finish(told(e))._replace(outage=_outage_of(e))
             return out.finish()
+
+
+def _outage_of(error: Exception) -> Outage | None:
+    """What of a source that raised this; None: it is a fault of what was read, and asking again would not help."""
+    if isinstance(error, Misconfigured):
+        return Outage(told(error), permanent=True)
+    if isinstance(error, Unavailable) or is_connection(error, reading=True):
+        return Outage(told(error), permanent=False)
+    return None
 
 
 def _looked_at_again(source: Source, part: ListedPart) -> ListedPart:

@@ -1,0 +1,26 @@
+"""Time that goes by only while a run sleeps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+
+class Sleeper:
+    """Time that goes by only while a run sleeps.
+
+    Args:
+        then: called after each sleep with the seconds slept in all.
+    """
+
+    def __init__(self, then: Callable[[float], object] = lambda total: None) -> None:
+        self.slept: list[float] = []
+        self.then = then
+
+    def __call__(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        self.then(sum(self.slept))
+
+    def options(self) -> dict[str, Any]:
+        """For ``Trial.run``."""
+        return {"sleep": self, "clock": lambda: sum(self.slept)}
