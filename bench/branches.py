@@ -13,7 +13,7 @@ from ferryman.destinations import Null
 from ferryman.engine.wave import run
 from ferryman.plan import Handle
 from ferryman.routers import ByField, Duplicate
-from ferryman.sources import Table
+from ferryman.sources import DataFrame
 
 TARGET = 0.8
 
@@ -36,7 +36,7 @@ def steps(node: Handle, prefix: str, count: int) -> Handle:
 
 def linear(rows: Path) -> Plan:
     made = Plan("linear")
-    source = made.source("rows", Table(lambda spark: spark.read.parquet(str(rows))))
+    source = made.source("rows", DataFrame(lambda spark: spark.read.parquet(str(rows))))
     steps(source, "step", 10).destination("nowhere", Null())
     return made
 
@@ -44,7 +44,7 @@ def linear(rows: Path) -> Plan:
 def branching(rows: Path) -> Plan:
     """Ten steps on the way of each document; two deliveries a document, two branches not taken."""
     made = Plan("branching")
-    source = made.source("rows", Table(lambda spark: spark.read.parquet(str(rows))))
+    source = made.source("rows", DataFrame(lambda spark: spark.read.parquet(str(rows))))
     twice = steps(source, "first", 4).step("kind", kind).route("twice", Duplicate())
     steps(twice, "left", 2).destination("nowhere", Null())
     by_kind = steps(twice, "right", 3).route("by-kind", ByField("kind"))

@@ -12,7 +12,7 @@ from ferryman import Plan, TransientError
 from ferryman.destinations import Null
 from ferryman.engine.session import SparkRunner
 from ferryman.engine.wave import run
-from ferryman.sources import Table
+from ferryman.sources import DataFrame
 
 SHARE = 100
 TARGET = 0.05
@@ -27,7 +27,7 @@ def plan(rows: Path, flag: Path) -> Plan:
         return document
 
     made = Plan("retry-wave")
-    source = made.source("rows", Table(lambda spark: spark.read.parquet(str(rows))))
+    source = made.source("rows", DataFrame(lambda spark: spark.read.parquet(str(rows))))
     source.step("step", step).destination("nowhere", Null(), backoff=NOT_SOON_S)
     return made
 

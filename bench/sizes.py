@@ -21,8 +21,8 @@ from ferryman.destinations.base import Delivery, Outcome
 from ferryman.engine.wave import run
 from ferryman.ledger import account
 from ferryman.ledger.state import state_root
-from ferryman.settings import KIB, MIB
-from ferryman.sources import Files, Table
+from ferryman.limits import KIB, MIB
+from ferryman.sources import DataFrame, Files
 
 LIMIT_MB: Final = 1024
 STATUS_S: Final = 5.0
@@ -99,7 +99,7 @@ def plan(case: Case, revision: int, folder: Path) -> Plan:
     """A table in Spark, or for contents of which few make a table's batch, files."""
     made = Plan("sizes", version=1)
     if case.size < MIB:
-        node = made.source("docs", Table(lambda spark: rows(spark, case, revision)))
+        node = made.source("docs", DataFrame(lambda spark: rows(spark, case, revision)))
     else:
         write_files(folder, case, revision)
         node = made.source("docs", Files(str(folder)))

@@ -10,14 +10,14 @@ from bench.harness import Row, Sizes, anew, as_fast, in_turn, spark
 from ferryman import Plan
 from ferryman.destinations import Null
 from ferryman.engine.wave import run
-from ferryman.sources import Table
+from ferryman.sources import DataFrame
 
 TARGET = 0.2
 
 
 def plan(rows: Path) -> Plan:
     made = Plan("table-to-null")
-    source = made.source("rows", Table(lambda spark: spark.read.parquet(str(rows))))
+    source = made.source("rows", DataFrame(lambda spark: spark.read.parquet(str(rows))))
     source.step("characters", plain.step).destination("nowhere", Null())
     return made
 

@@ -13,7 +13,7 @@ from bench.harness import Row, Sizes, anew, as_fast, in_turn, spark
 from ferryman import Document, Plan
 from ferryman.destinations import Sql
 from ferryman.engine.wave import run
-from ferryman.sources import Table
+from ferryman.sources import DataFrame
 
 TARGET = 0.9
 _DIGEST = "0" * 32
@@ -28,7 +28,7 @@ def text_of(document: Document) -> Document:
 
 def plan(rows: Path, out: Path) -> Plan:
     made = Plan("table-to-sqlite")
-    source = made.source("rows", Table(lambda spark: spark.read.parquet(str(rows))))
+    source = made.source("rows", DataFrame(lambda spark: spark.read.parquet(str(rows))))
     source.step("text", text_of).destination("index", Sql(f"sqlite:///{out}", full_text=["text"]))
     return made
 

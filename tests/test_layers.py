@@ -16,7 +16,7 @@ from importlib.util import find_spec
 # The engine is Spark's. What stands above it may load it when it is called: then the package itself
 # imports without Spark (`ferryman --help` must), while its modules need not.
 ENGINE = "ferryman.engine"
-ABOVE_ENGINE = ("ferryman.cli", "ferryman.consumers", "ferryman.demo", "ferryman.web")
+ABOVE_ENGINE = ("ferryman.cli", "ferryman.service", "ferryman.demo", "ferryman.web")
 
 # Imports each module named on the command line, pyspark and py4j blocked. Prints {module: error}.
 PROBE = """

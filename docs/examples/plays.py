@@ -57,7 +57,7 @@ cards = plan.source("cards", Files("catalogue", prefix="cards/", detect="fingerp
 
 kind = (
     plays.step("read", read_text)
-    .tap("archive", JsonLines("/data/archive"))
+    .tee("archive", JsonLines("/data/archive"))
     .route("by-kind", ByField("kind", {"comedies": "comedy", "tragedies": "tragedy"}, default="other"))
 )
 comedy = kind.step("comedy", add_laughs)

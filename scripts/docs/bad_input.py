@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
-from ferryman import Document, PermanentError, Plan, settings
+from ferryman import Document, PermanentError, Plan, limits
 from ferryman.destinations import Sql
 from ferryman.engine.wave import Run, Summary
 from ferryman.errors import TransientError
@@ -131,7 +131,7 @@ def _make(corpus: Path) -> None:
     (corpus / "out.txt").symlink_to("../elsewhere.txt")
     os.mkfifo(corpus / "pipe")
     with (corpus / "huge.bin").open("wb") as huge:
-        huge.truncate(settings.GIB)  # takes no room on the disk
+        huge.truncate(limits.GIB)  # takes no room on the disk
     (corpus / "secret.txt").write_text("secret")
     (corpus / "secret.txt").chmod(0)
     (corpus / "empty.txt").write_bytes(b"")

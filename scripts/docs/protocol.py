@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from scripts.docs.svg import INK, PALE, Box, Picture, rounded
 
-from ferryman import settings
+from ferryman import limits
 
 # Left edge and width of each phase's column.
 COLUMNS = {
@@ -50,7 +50,7 @@ BOXES = {
     ("executors", "settle"): ("rewrite", ("outbox files of which", "some rows stay")),
     ("driver", "scan"): (
         "judge, then cut",
-        ("one join with documents;", f"a wave is ≤ {settings.WAVE_BYTES // settings.GIB} GiB listed"),
+        ("one join with documents;", f"a wave is ≤ {limits.WAVE_BYTES // limits.GIB} GiB listed"),
     ),
     ("driver", "commit"): ("one transaction", ("outbox rows, drops,", "errors, versions")),
     ("driver", "deliver"): ("deal", ("which rows are due,", "which destinations are well")),

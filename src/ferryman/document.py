@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from ferryman import durations, settings
+from ferryman import durations, limits
 from ferryman.errors import BadDocument, PermanentError
 
 Operation = Literal["upsert", "delete"]
@@ -122,7 +122,7 @@ class Document(MutableMapping[str, Any]):
         after_s = _seconds(after)
         if after_s is None:
             raise PermanentError(f"{self.id}: again(after={after!r}): give seconds, or text as in after='1h'.")
-        self._again = Again(max(settings.AGAIN_LEAST_S, after_s), str(why))
+        self._again = Again(max(limits.AGAIN_LEAST_S, after_s), str(why))
 
     @property
     def asked_again(self) -> Again | None:
@@ -202,7 +202,7 @@ def _seconds(after: object) -> float | None:
             found = durations.seconds(after) if isinstance(after, str) else float(after)  # type: ignore[arg-type]
     except (TypeError, ValueError, OverflowError):
         return None
-    return found if 0 <= found <= settings.AGAIN_MOST_S and not isinstance(after, bool) else None
+    return found if 0 <= found <= limits.AGAIN_MOST_S and not isinstance(after, bool) else None
 
 
 def _copied(value: Any) -> Any:
@@ -242,7 +242,7 @@ def check_size(fields: bytes, raw: bytes | None) -> None:
     """Can a delivery hold so much?
 
     Raises:
-        BadDocument: it is larger than ``settings.MAX_CONTENT_BYTES``.
+        BadDocument: it is larger than ``limits.MAX_CONTENT_BYTES``.
     """
     if why := excess(fields, raw):
         raise BadDocument(why)
@@ -251,7 +251,7 @@ def check_size(fields: bytes, raw: bytes | None) -> None:
 def excess(fields: bytes, raw: bytes | None) -> str:
     """Why a delivery cannot hold this; "" if it can."""
     for what, size in (("fields", len(fields)), ("raw bytes", len(raw or b""))):
-        if size > (most := settings.MAX_CONTENT_BYTES):
+        if size > (most := limits.MAX_CONTENT_BYTES):
             return (
                 f"its {what} are too large: {size:,} bytes, and a document holds {most:,} at most. "
                 "Split it into children in a step, or deliver where it is instead of what is in it."

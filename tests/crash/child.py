@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from ferryman import settings
+from ferryman import limits
 from ferryman.engine import driving, wave
 from ferryman.engine.runner import Runner
 from ferryman.engine.wave import Run
@@ -58,10 +58,10 @@ class Spoken(Silent):
 
 def work(job: Job) -> None:
     """Do it; a failed check raises."""
-    settings.COMPACT_FILES = 2  # type: ignore[misc]  # so that three waves meet every kind of maintenance
-    settings.OUTDATED_SHARE = 0.01  # type: ignore[misc]
-    settings.COUNTED_EVENTS = 0  # type: ignore[misc]
-    settings.CHECKPOINT_COMMITS = 4  # type: ignore[misc]
+    limits.COMPACT_FILES = 2  # type: ignore[misc]  # so that three waves meet every kind of maintenance
+    limits.OUTDATED_SHARE = 0.01  # type: ignore[misc]
+    limits.COUNTED_EVENTS = 0  # type: ignore[misc]
+    limits.CHECKPOINT_COMMITS = 4  # type: ignore[misc]
     if not job.unlocked:
         dispatch(job)
         return

@@ -1,4 +1,4 @@
-"""Plans that branch, join, tap, make children and change, for the crash matrix; each with an oracle of its own.
+"""Plans that branch, join, tee, make children and change, for the crash matrix; each with an oracle of its own.
 
 A shape is a row of stages: the corpus of each, and the plan that runs then. All stages but the last go well, once; in
 the last one the process is killed, at every point. What must have arrived is computed from the corpora alone, by
@@ -169,7 +169,7 @@ def deletes(ids: Iterable[str], route: str = "") -> Arrived:
     return collections.Counter(("delete", i, route, "") for i in ids)
 
 
-# -- two sources joined, a tap, a router by a field, three branches ----------------------------------------------------
+# -- two sources joined, a tee, a router by a field, three branches ----------------------------------------------------
 
 PLAYS = {"much-ado": "comedy of Messina", "hamlet": "tragedy of Elsinore", "lear": "tragedy of age", "torn": "?"}
 POEMS = {"venus": "poem", "lucrece": "poem, refused", "parody": "comedy in verse", "phoenix": "tragedy in verse"}
@@ -185,8 +185,8 @@ def kind(doc: Document) -> Document:
 def build_join(root: Path, stage: int, guarantee: Callable[[int], str]) -> Plan:
     plan = Plan("join", version=1)
     both = plan.step("kind", kind, after=[source(plan, "plays", PLAYS), source(plan, "poems", POEMS)])
-    tapped = both.tap("seen", Shelf(root, "seen"), guarantee=guarantee(2), batch=BATCH, backoff=0)
-    by = tapped.route("by-kind", ByField("kind", default="rest"))
+    teed = both.tee("seen", Shelf(root, "seen"), guarantee=guarantee(2), batch=BATCH, backoff=0)
+    by = teed.route("by-kind", ByField("kind", default="rest"))
     policy: dict[str, Any] = {"batch": BATCH, "backoff": 0}
     comedies, rest = Shelf(root, "comedy", {"much-ado": "first"}), Shelf(root, "rest", {"lucrece": "refuse"})
     by.destination("comedy", comedies, guarantee=guarantee(0), **policy)
@@ -279,8 +279,8 @@ def build_family(root: Path, stage: int, guarantee: Callable[[int], str]) -> Pla
     plan = Plan("family", version=1)
     made = source(plan, "docs", FAMILY[stage]).step("chapters", chapters).step("verses", verses)
     policy: dict[str, Any] = {"batch": BATCH, "backoff": 0}
-    tapped = made.step("half", half).tap("all", Shelf(root, "all"), guarantee=guarantee(2), **policy)
-    fork = tapped.route("by-half", ByField("half"))
+    teed = made.step("half", half).tee("all", Shelf(root, "all"), guarantee=guarantee(2), **policy)
+    fork = teed.route("by-half", ByField("half"))
     upper = fork.step("upper", failing(root, f"upper-{stage}", {"a#ef#f": 1, "b#xyw": 2}))
     upper.destination("above", Shelf(root, "above"), guarantee=guarantee(0), **policy)
     fork.destination("lower", Shelf(root, "lower", {"f#new#n": "first"}), guarantee=guarantee(1), **policy)

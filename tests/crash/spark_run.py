@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from ferryman import settings
+from ferryman import limits
 from ferryman.destinations.base import Delivery, Outcome
 from ferryman.engine import driving, session, wave
 from ferryman.ledger import versions
@@ -44,8 +44,8 @@ def slow_plan(root: Path, guarantee: str) -> Plan:
 
 
 def main(job: child.Job) -> None:
-    settings.COMPACT_FILES = 2  # type: ignore[misc]
-    settings.CHECKPOINT_COMMITS = 4  # type: ignore[misc]
+    limits.COMPACT_FILES = 2  # type: ignore[misc]
+    limits.CHECKPOINT_COMMITS = 4  # type: ignore[misc]
     root = Path(job.root)
     wave_bytes = 1 << 30 if job.shape == "slow" else 30
     if job.shape in SHAPES:

@@ -1,4 +1,4 @@
-"""Every crash point × plans that branch, join, tap, make children, retry and change version; compared with the oracle.
+"""Every crash point × plans that branch, join, tee, make children, retry and change version; compared with the oracle.
 
 With each destination under another guarantee in one plan. Every point with every shape, also with all destinations
 under one guarantee, is the long proof.

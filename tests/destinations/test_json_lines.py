@@ -161,7 +161,7 @@ def test_lines_of_a_file(tmp_path: Path) -> None:
     """``rows`` is the batch of a plan that does not say one; less than one is refused."""
     plan = Plan("plan")
     source = plan.source("files", Memory([]))
-    source.tap("more", JsonLines(tmp_path, rows=10_000)).tap("own", JsonLines(tmp_path, rows=9), batch=7).destination(
+    source.tee("more", JsonLines(tmp_path, rows=10_000)).tee("own", JsonLines(tmp_path, rows=9), batch=7).destination(
         "usual", JsonLines(tmp_path)
     )
     assert [n.policy.batch for n in plan.nodes if isinstance(n, DestinationNode)] == [10_000, 7, 500]

@@ -11,7 +11,7 @@ import pytest
 from ferryman import Plan
 from ferryman.destinations import OpenSearch
 from ferryman.document import Document
-from ferryman.sources import Files, Table
+from ferryman.sources import DataFrame, Files
 from tests.destinations.search_index import SearchIndex
 from tests.servers.opensearch import OpenSearchServer
 from tests.support.trial import Watch, run_plan
@@ -47,7 +47,7 @@ class Library:
         plan = Plan("library", version=1)
         files = plan.source("files", Files(self.corpus, prefix="file/")).step("dated", dated)
         table = plan.source(
-            "table", Table(lambda session: session.createDataFrame(rows, "id string, name string, year int"))
+            "table", DataFrame(lambda session: session.createDataFrame(rows, "id string, name string, year int"))
         )
         out = OpenSearch(self.index.url, self.index.name, MAPPINGS)
         plan.destination("index", out, after=[files, table], batch=10, backoff=0)

@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from ferryman import settings
+from ferryman import limits
 from ferryman.cli.options import size_bytes
 from ferryman.destinations.base import Delivery, Outcome
 from ferryman.engine.wave import Run
 from ferryman.errors import UsageError
 from ferryman.ledger.state import state_root
+from ferryman.limits import GIB, KIB, MIB
 from ferryman.plan import Plan
 from ferryman.routers import Duplicate
-from ferryman.settings import GIB, KIB, MIB
 from ferryman.sources import Memory
 from ferryman.testing.inprocess import InProcess
 from tests.support.invariants import rows
@@ -89,7 +89,7 @@ def test_what_goes_on_by_itself_is_told_once(trial: Trial, monkeypatch: pytest.M
     flag.touch()
     trial.build(out=Recorder(trial.folder / "out.jsonl", refuse=down(flag)))
     put(trial, 12)
-    monkeypatch.setattr(settings, "BACKOFF_FIRST_S", 0.01)
+    monkeypatch.setattr(limits, "BACKOFF_FIRST_S", 0.01)
 
     def mended(pause_s: float) -> None:
         flag.unlink(missing_ok=True)

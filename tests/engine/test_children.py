@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from ferryman import settings
+from ferryman import limits
 from ferryman.destinations import Outcome
 from ferryman.document import Document
 from ferryman.errors import Dropped, PermanentError, TransientError
@@ -28,7 +28,7 @@ from tests.support.network import Network
 def net(request: pytest.FixtureRequest, place: Path, monkeypatch: pytest.MonkeyPatch) -> Network:
     """What holds for few children holds for many, which go on while others are made."""
     if request.param == "streamed":
-        monkeypatch.setattr(settings, "HELD_CHILDREN", 1)
+        monkeypatch.setattr(limits, "HELD_CHILDREN", 1)
     return Network(place)
 
 
@@ -118,7 +118,7 @@ def test_a_large_family_is_written_in_large_pieces(net: Network, monkeypatch: py
         write(writer, table)
 
     monkeypatch.setattr(PartWriter, "write", noted)
-    monkeypatch.setattr(settings, "GROUP_BYTES", 15_000)
+    monkeypatch.setattr(limits, "GROUP_BYTES", 15_000)
     end(net.source().step("letters", letters), net)
     net.put("a", text="x" * 200)
     assert net.run().delivered == 201

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ferryman import settings
+from ferryman import limits
 from ferryman.destinations.base import Delivery, Effect, Outcome
 from ferryman.errors import Misconfigured, PermanentError, TransientError, Unavailable
 from ferryman.plan import Plan
@@ -414,7 +414,7 @@ def test_a_destination_that_comes_back_within_the_wait_gets_its_rows(place: Path
     assert trial.run(sleep=nap).exit == 0
     assert trial.out.counted() == {"a": 1, "b": 1}
     assert len(naps) == 1
-    assert 0 < naps[0] <= settings.BACKOFF_FIRST_S
+    assert 0 < naps[0] <= limits.BACKOFF_FIRST_S
 
 
 def test_a_destination_that_is_not_in_the_plan_any_more(place: Path) -> None:
@@ -562,7 +562,7 @@ def test_order_holds_while_the_destination_is_down(trial: Trial) -> None:
 
 def test_order_holds_after_the_outbox_was_merged(trial: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two versions of an id may then lie in one file; if the older one fails the newer one is held all the same."""
-    monkeypatch.setattr(settings, "COMPACT_FILES", 2)
+    monkeypatch.setattr(limits, "COMPACT_FILES", 2)
     flag = trial.folder / "down"
     flag.touch()
     trial.build(answer=down(flag), attempts=9)
@@ -604,7 +604,7 @@ def test_order_holds_over_several_lanes(place: Path, slots: int) -> None:
 @pytest.mark.parametrize("slots", [1, 2])
 def test_order_holds_when_waiting_files_were_merged(place: Path, monkeypatch: pytest.MonkeyPatch, slots: int) -> None:
     """A merged file carries the number of its first wave, and a new wave's file may hold the same ids."""
-    monkeypatch.setattr(settings, "COMPACT_FILES", 2)
+    monkeypatch.setattr(limits, "COMPACT_FILES", 2)
     flag = place / "down"
     trial = three_versions_wait(place, flag, 40, slots)
     with trial.take() as state:

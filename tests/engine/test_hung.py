@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from ferryman import settings
+from ferryman import limits
 from ferryman.destinations.base import Delivery, Effect
 from ferryman.plan import Plan
 from ferryman.sources import Memory
@@ -175,7 +175,7 @@ def test_while_a_write_takes_long_what_was_sent_before_it_is_noted(
     place: Path, monkeypatch: pytest.MonkeyPatch, guarantee: str
 ) -> None:
     """As a file of the ledger and a result: nothing of it is sent again when the process is killed then."""
-    monkeypatch.setattr(settings, "RESULT_EVERY_S", 0.05)
+    monkeypatch.setattr(limits, "RESULT_EVERY_S", 0.05)
     journal = Trial(place).root / "journal"
     before = killing_at("d5", place / "mark", lambda: list(journal.glob("*/*-000000005.result")))
     out = Recorder(place / "out.jsonl", before=before, transactional=True)
@@ -190,8 +190,8 @@ def test_while_a_write_takes_long_what_was_sent_before_it_is_noted(
 
 @pytest.mark.rule("destination.send-timeout")
 def test_each_destination_has_its_own_time(place: Path) -> None:
-    """Sixty seconds unless the plan says otherwise; a tap too."""
+    """Sixty seconds unless the plan says otherwise; a tee too."""
     plan = Plan("p")
-    docs = plan.source("docs", Memory([])).tap("tap", Recorder(place / "tap"), send_timeout=3)
+    docs = plan.source("docs", Memory([])).tee("tee", Recorder(place / "tee"), send_timeout=3)
     docs.destination("out", Recorder(place / "out"))
-    assert {n.name: n.policy.send_timeout for n in plan.nodes if n.name != "docs"} == {"tap": 3, "out": 60}  # type: ignore[attr-defined]
+    assert {n.name: n.policy.send_timeout for n in plan.nodes if n.name != "docs"} == {"tee": 3, "out": 60}  # type: ignore[attr-defined]

@@ -16,7 +16,7 @@ from ferryman.engine.runner import Shipped
 from ferryman.engine.scan.listing import ListFrame
 from ferryman.errors import UsageError
 from ferryman.plan import Plan
-from ferryman.sources import Csv, Files, JsonLines, Listed, Memory, Source, Sql, Table
+from ferryman.sources import Csv, DataFrame, Files, JsonLines, Listed, Memory, Source, Sql
 from ferryman.sources.paths import id_of_text, text_of
 from tests.support.recorder import Recorder
 from tests.support.trial import run_plan
@@ -88,7 +88,7 @@ def test_a_hash_in_an_id_is_encoded_and_read_all_the_same(place: Path, kind: str
 @pytest.mark.rule("doc.hash")
 def test_a_dataframe_s_ids_too(place: Path) -> None:
     plan = Plan("ids", version=1)
-    plan.source("in", Table(lambda spark: None, prefix="t/")).destination("out", Recorder(place / "out.jsonl"))
+    plan.source("in", DataFrame(lambda spark: None, prefix="t/")).destination("out", Recorder(place / "out.jsonl"))
     plan.freeze()
     rows = pa.RecordBatch.from_pydict({"id": ["a#b", "a%23b", "100%"]})
     part = ListFrame(Shipped.of(plan), str(place), "in")(0, iter([rows]))

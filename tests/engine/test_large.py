@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from ferryman import settings
+from ferryman import limits
 from ferryman.destinations.base import Delivery, Outcome
 from ferryman.destinations.null import Null
 from ferryman.document import Document
@@ -21,8 +21,8 @@ from ferryman.ledger.family import Given, decode_given, encode_given
 from ferryman.ledger.outbox import OutboxWriter, split_family
 from ferryman.ledger.schemas import OUTBOX_CONTENT, OUTBOX_FILE
 from ferryman.ledger.settle import Rewrite, rewrite
+from ferryman.limits import KIB, MIB
 from ferryman.plan import Plan
-from ferryman.settings import KIB, MIB
 from ferryman.sources import Memory
 from ferryman.storage.groups import RowGroups
 from ferryman.storage.parquet import write_part
@@ -33,8 +33,8 @@ from tests.support.trial import Interrupted, Trial, Until, run_plan
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Files close at 32 KiB of content, row groups at 8 KiB."""
-    monkeypatch.setattr(settings, "PART_BYTES", 32 * KIB)
-    monkeypatch.setattr(settings, "GROUP_BYTES", 8 * KIB)
+    monkeypatch.setattr(limits, "PART_BYTES", 32 * KIB)
+    monkeypatch.setattr(limits, "GROUP_BYTES", 8 * KIB)
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> Counter[tuple[str, int]]:
         if Path(self.path).parent.name == "outbox":
             found[self.path, number] += 1
         table = group(self, number)
-        assert table.num_rows == 1 or table.nbytes <= settings.GROUP_BYTES
+        assert table.num_rows == 1 or table.nbytes <= limits.GROUP_BYTES
         return table
 
     def of_small_columns(self: Any, columns: list[str] | None = None, **options: Any) -> pa.Table:
@@ -128,7 +128,7 @@ def test_deletes_of_a_large_family_go_after_its_upserts(trial: Trial, small: Non
 @pytest.mark.rule("size.content")
 def test_a_document_that_is_too_large_is_rejected_alone(trial: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
     """As it comes from its source, and as a step makes it; it says how large it is, and what to do."""
-    monkeypatch.setattr(settings, "MAX_CONTENT_BYTES", 5000)
+    monkeypatch.setattr(limits, "MAX_CONTENT_BYTES", 5000)
 
     def grow(doc: Document) -> Document:
         doc.raw = doc.raw and doc.raw * (100 if doc.id == "b" else 1)

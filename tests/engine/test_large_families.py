@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ferryman import settings
+from ferryman import limits
 from ferryman.document import Document
 from ferryman.errors import Dropped, PermanentError, Unavailable
 from ferryman.ledger.family import Given, GivenLines, decode_given, encode_given
@@ -27,7 +27,7 @@ MANY = 40
 @pytest.fixture(autouse=True)
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that forty children are many."""
-    monkeypatch.setattr(settings, "HELD_CHILDREN", HELD)
+    monkeypatch.setattr(limits, "HELD_CHILDREN", HELD)
 
 
 @pytest.fixture
@@ -127,8 +127,8 @@ def test_a_step_that_fails_late_gives_nothing(net: Network, error: BaseException
 
 def test_what_is_taken_back_leaves_no_files(net: Network, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not even where files closed in the middle of it."""
-    monkeypatch.setattr(settings, "GROUP_BYTES", 600)
-    monkeypatch.setattr(settings, "PART_BYTES", 1200)
+    monkeypatch.setattr(limits, "GROUP_BYTES", 600)
+    monkeypatch.setattr(limits, "PART_BYTES", 1200)
     there, root = net.folder / "there", net.root
 
     def late(doc: Document) -> Iterator[Document]:
@@ -261,7 +261,7 @@ def test_a_step_below_goes_away_in_the_middle(
 ) -> None:
     """Where more of them wait than can be remembered, the family waits as a whole. Nothing is doubled, no attempt is
     spent."""
-    monkeypatch.setattr(settings, "WAITING_MEMBERS", waiting)
+    monkeypatch.setattr(limits, "WAITING_MEMBERS", waiting)
     flag = place / "flag"
     flag.touch()
     split = net.source().step("split", children)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ferryman import settings
+from ferryman import limits
 from ferryman.engine.wave import Summary
 from ferryman.plan import Plan
 from ferryman.sources import Memory
@@ -62,7 +62,7 @@ def test_a_folder_that_is_gone_is_not_deleted_unasked(place: Path, prefix: str) 
 
 @pytest.mark.rule("delete.guard-folder")
 def test_a_folder_of_fewer_documents_may_go(place: Path) -> None:
-    count = settings.GUARDED_DOCUMENTS - 1
+    count = limits.GUARDED_DOCUMENTS - 1
     shelves = Shelves(place, a=count, b=1000)
     shelves.clear("a")
     assert shelves.run().exit == 0

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
-from ferryman import settings
+from ferryman import limits
 from ferryman.destinations.base import Delivery, Effect, Outcome
 from ferryman.document import Document
 from tests.support.places import MEMORY
@@ -142,8 +142,8 @@ def check_order(trial: Trial) -> None:
 def tried(turns: list[Turn], effect: Effect) -> None:
     folder = Path(tempfile.mkdtemp(prefix="ferryman-test-", dir=MEMORY if MEMORY.is_dir() else None))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(settings, "COMPACT_FILES", 2)
-        patch.setattr(settings, "CHECKPOINT_COMMITS", 4)
+        patch.setattr(limits, "COMPACT_FILES", 2)
+        patch.setattr(limits, "CHECKPOINT_COMMITS", 4)
         try:
             carry(turns, effect, folder)
         finally:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from ferryman import settings
+from ferryman import limits
 from ferryman.destinations import Outcome
 from ferryman.document import Document
 from ferryman.errors import BadDocument, Dropped, Misconfigured, PermanentError, TransientError, Unavailable
@@ -75,7 +75,7 @@ def test_a_step_that_is_away_harms_nobody(trial: Trial, error: Callable[[], Base
         assert f"{documents} deliveries are pending" in summary.messages[-1]
     assert attempts(trial) == {0: documents}
     assert trial.status()["balanced"]
-    assert len(calls.read_text().splitlines()) <= 4 * 2 * settings.BRAKE, "it was not left alone"
+    assert len(calls.read_text().splitlines()) <= 4 * 2 * limits.BRAKE, "it was not left alone"
     assert all(trial.statuses(id) == ["ERROR"] for id in ids(3)), "said once, and not at every try"
     flag.unlink()
     assert trial.run().exit == 0
@@ -416,7 +416,7 @@ def test_what_is_transient_is_tried_with_patience(trial: Trial) -> None:
     trial.build(busy_step, called={"patience": 0})
     trial.put("a")
     assert trial.run(wait=100).exit == 3
-    assert trial.statuses("a") == ["ERROR"] * (settings.PATIENCE_TRIES - 1) + ["DEAD"]
+    assert trial.statuses("a") == ["ERROR"] * (limits.PATIENCE_TRIES - 1) + ["DEAD"]
     assert trial.history("a")[-1]["message"] == "step busy_step: TransientError: not yet (attempt 8, the last)"
 
 
@@ -430,7 +430,7 @@ def test_a_destination_is_tried_with_patience(trial: Trial) -> None:
     trial.build(answer=busy, patience=0)
     trial.put("a")
     assert trial.run(wait=100).exit == 3
-    assert trial.statuses("a") == ["ERROR"] * (settings.PATIENCE_TRIES - 1) + ["DEAD"]
+    assert trial.statuses("a") == ["ERROR"] * (limits.PATIENCE_TRIES - 1) + ["DEAD"]
 
 
 @pytest.mark.rule("patience.attempts")
@@ -466,7 +466,7 @@ def test_patience_is_a_day(trial: Trial, where: str) -> None:
     trial.put("a")
     assert trial.run(wait=0).exit == 4
     assert set(trial.statuses("a")) == {"ERROR"}
-    assert len(trial.statuses("a")) >= settings.PATIENCE_TRIES
+    assert len(trial.statuses("a")) >= limits.PATIENCE_TRIES
 
 
 @pytest.mark.rule("patience.attempts")

@@ -1,4 +1,4 @@
-"""A library's plan as a whole: two sources of 44 plays, a tap, a classification into three branches, and what fails."""
+"""A library's plan as a whole: two sources of 44 plays, a tee, a classification into three branches, and what fails."""
 
 from __future__ import annotations
 
@@ -55,10 +55,10 @@ def failing_once(net: Network, *numbers: int) -> Any:
 
 
 def test_counts_agree_and_a_failing_branch_is_alone(place: Path, runner: Any) -> None:
-    """At the tap, and at the ends; exactly as many ERROR events as calls failed, and no other new event."""
+    """At the tee, and at the ends; exactly as many ERROR events as calls failed, and no other new event."""
     net = library(place)
     joined = net.plan.step("join", lambda doc: doc, after=["left", "right"])
-    kind = joined.tap("seen", net.out("seen")).route("by-kind", ByField("kind", default="other"))
+    kind = joined.tee("seen", net.out("seen")).route("by-kind", ByField("kind", default="other"))
     kind.step("comedy", failing_once(net, 0, 8, 12)).destination("comedies", net.out("comedies"), backoff=0)
     kind.destination("history", net.out("history"))
     kind.destination("other", net.out("other"))  # tragedies, too: they match no branch

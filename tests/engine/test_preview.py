@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from ferryman import settings
+from ferryman import limits
 from ferryman.destinations import Outcome
 from ferryman.document import Document
 from ferryman.engine.preview import Preview, scratch
@@ -239,8 +239,8 @@ def test_who_may_only_read_may_preview(net: Network) -> None:
 
 def test_a_driver_at_work_is_not_disturbed(trial: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
     """It merges files and folds logs all the time; previews beside it find no damage, and it finds its state whole."""
-    monkeypatch.setattr(settings, "COMPACT_FILES", 2)
-    monkeypatch.setattr(settings, "CHECKPOINT_COMMITS", 3)
+    monkeypatch.setattr(limits, "COMPACT_FILES", 2)
+    monkeypatch.setattr(limits, "CHECKPOINT_COMMITS", 3)
     trial.put("a", "b")
     trial.run()
     done = threading.Event()
@@ -413,9 +413,9 @@ def families(net: Network) -> None:
     below.step("right", some_fail).destination("two", net.out("two"))
 
 
-def tapped(net: Network) -> None:
-    tap = net.source().tap("seen", net.out("seen"))
-    tap.step("some-fail", some_fail).destination("out", net.out("out"), attempts=2)
+def teed(net: Network) -> None:
+    tee = net.source().tee("seen", net.out("seen"))
+    tee.step("some-fail", some_fail).destination("out", net.out("out"), attempts=2)
 
 
 def joined(net: Network) -> None:
@@ -425,7 +425,7 @@ def joined(net: Network) -> None:
     net.plan.destination("out", net.out("out"), after="join")
 
 
-SHAPES = [straight, by_field, diamond, families, tapped, joined]
+SHAPES = [straight, by_field, diamond, families, teed, joined]
 
 _SAME = ("source", "document", "parent", "origin", "version", "revision", "operation", "route", "branches",
          "destination", "delivery_hash", "status", "message", "attempt")  # fmt: skip
@@ -481,7 +481,7 @@ def test_it_says_what_the_run_does(
     net: Network, shape: Callable[[Network], None], seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same deliveries, with the same hashes, fields and texts; the same drops, refusals and errors. Three times."""
-    monkeypatch.setattr(settings, "BACKOFF_FIRST_S", 3600.0)
+    monkeypatch.setattr(limits, "BACKOFF_FIRST_S", 3600.0)
     shape(net)
     dice = random.Random(seed)
     wave = 0
@@ -757,9 +757,11 @@ def test_it_can_be_written_as_json(net: Network) -> None:
 @pytest.mark.spark
 def test_a_table_is_previewed_on_spark(net: Network, spark: Any) -> None:
     """Rows of a DataFrame; what is said is what a run on Spark then does."""
-    from ferryman.sources import Table
+    from ferryman.sources import DataFrame
 
-    net.plan.source("docs", Table(lambda session: session.range(40).selectExpr("cast(id AS string) AS id", "id AS n")))
+    net.plan.source(
+        "docs", DataFrame(lambda session: session.range(40).selectExpr("cast(id AS string) AS id", "id AS n"))
+    )
     net.plan.step("some-fail", some_fail, after="docs").destination("out", net.out("out"))
     before = snapshot(net.folder)
     found = look(net, runner=spark, limit=1000)

@@ -107,7 +107,7 @@ def shapes(draw: st.DrawFn) -> Shape:
         add("source", "")
     steps = ["same", "set", "drop", "turn", "split", "split"]
     routers = ["by field", "duplicate", "round robin", "some", "duplicate"]
-    for move in draw(st.lists(st.sampled_from(["step", "step", "router", "router", "tap", "end"]), max_size=7)):
+    for move in draw(st.lists(st.sampled_from(["step", "step", "router", "router", "tee", "end"]), max_size=7)):
         if not free:
             break
         match move:
@@ -115,8 +115,8 @@ def shapes(draw: st.DrawFn) -> Shape:
                 add("step", draw(st.sampled_from(steps)), take())
             case "router":
                 add("router", draw(st.sampled_from(routers)), take(), draw(st.integers(2, 3)))
-            case "tap":
-                add("tap", draw(st.sampled_from(ENDS)), take())
+            case "tee":
+                add("tee", draw(st.sampled_from(ENDS)), take())
             case "end":
                 add("end", draw(st.sampled_from(ENDS)), take(), 0)
     while free:
@@ -138,7 +138,7 @@ CONTENTS = st.builds(
 
 def turns(shape: Shape) -> st.SearchStrategy[Turn]:
     sources = st.integers(0, len(shape.of("source")) - 1)
-    working = [s.name for s in shape if s.kind in ("step", "tap", "end") or s.does == "some"]
+    working = [s.name for s in shape if s.kind in ("step", "tee", "end") or s.does == "some"]
     return st.builds(
         Turn,
         changes=st.dictionaries(st.tuples(sources, st.sampled_from(IDS)), st.none() | CONTENTS, min_size=1, max_size=3),
@@ -261,7 +261,7 @@ class World:
         self.faults = Faults(folder)
         self.state = folder / "state"
         self.documents: dict[str, dict[str, Content]] = {s.name: {} for s in shape.of("source")}
-        self.outs = {s.name: self._out(s, folder) for s in shape.of("tap", "end")}
+        self.outs = {s.name: self._out(s, folder) for s in shape.of("tee", "end")}
         self.renewed: Counter[tuple[str, str]] = Counter()
         """(source, id) -> how often there was a reason to send it."""
 
@@ -307,7 +307,7 @@ class World:
                         spot.name,
                         self.outs[spot.name],
                         after=spot.after,
-                        tap=spot.kind == "tap",
+                        tee=spot.kind == "tee",
                         attempts=spot.n % 3 + 1,
                         backoff=NOT_SOON_S if spot.flag else 0,
                     )

@@ -1,4 +1,4 @@
-"""Routers, taps and joins: who gets what, by which way, and what a retry does not touch (semantics §1)."""
+"""Routers, tees and joins: who gets what, by which way, and what a retry does not touch (semantics §1)."""
 
 from __future__ import annotations
 
@@ -138,8 +138,8 @@ def test_a_document_that_is_gone_is_deleted_only_where_it_was(net: Network) -> N
 def test_what_a_taken_branch_leads_to_as_well_is_not_dropped(net: Network) -> None:
     """Both branches come to one destination; only what lies on the other branch alone counts as DROPPED."""
     kind = net.source().route("by-kind", ByField("kind"))
-    taps = [kind.tap(name, net.out(name)) for name in ("comedy", "tragedy")]
-    net.plan.destination("all", net.out("all"), after=taps)
+    tees = [kind.tee(name, net.out(name)) for name in ("comedy", "tragedy")]
+    net.plan.destination("all", net.out("all"), after=tees)
     net.put("a", kind="comedy")
     assert net.run().exit == 0
     assert (net.events("a", "all"), net.counts("all")) == (["INDEXED"], {"delivered": 1})
@@ -238,17 +238,17 @@ def test_each_destination_has_its_own_number_of_attempts(net: Network) -> None:
     assert net.events("a", "often") == ["ERROR", "INDEXED"]
 
 
-@pytest.mark.rule("tap.unchanged")
+@pytest.mark.rule("tee.unchanged")
 def test_a_tap_gets_the_document_as_it_is_there(net: Network) -> None:
-    """It goes on whether or not it is delivered to the tap, whose failure is its own."""
+    """It goes on whether or not it is delivered to the tee, whose failure is its own."""
 
     def later(doc: Document) -> Document:
         doc["later"] = True
         doc.raw = b"changed"
         return doc
 
-    tap = net.source().tap("seen", net.out("seen"), attempts=1)
-    tap.step("later", later).destination("out", net.out("out"))
+    tee = net.source().tee("seen", net.out("seen"), attempts=1)
+    tee.step("later", later).destination("out", net.out("out"))
     net.out("seen").answer = refuse_b
     net.put("a", "b")
     summary = net.run()
@@ -274,8 +274,8 @@ def refuse_b(delivery: Any) -> Any:
 def test_a_potent_tap_is_not_repeated_with_the_steps_below_it(net: Network) -> None:
     """Nor with those above it, which run again for what failed below."""
     net.out("mail").effect = Effect.POTENT  # type: ignore[misc]
-    tap = net.source().step("above", net.counting("above")).tap("mail", net.out("mail"))
-    tap.step("below", failing(2)).destination("out", net.out("out"), backoff=0)
+    tee = net.source().step("above", net.counting("above")).tee("mail", net.out("mail"))
+    tee.step("below", failing(2)).destination("out", net.out("out"), backoff=0)
     net.put("a")
     assert net.run().exit == 0
     assert net.calls("above") == {"a": 3}
@@ -301,8 +301,8 @@ def test_steps_are_not_tracked(net: Network, effect: Effect | None) -> None:
 @pytest.mark.rule("router.retry", "retry.others")
 def test_a_tap_that_was_delivered_is_not_called_again(net: Network) -> None:
     """A step below it fails and is tried again."""
-    tap = net.source().tap("seen", net.out("seen"))
-    tap.step("below", failing(2)).destination("out", net.out("out"), backoff=0)
+    tee = net.source().tee("seen", net.out("seen"))
+    tee.step("below", failing(2)).destination("out", net.out("out"), backoff=0)
     net.put("a")
     assert net.run().exit == 0
     assert net.arrived("seen") == {"a": 1}

@@ -9,7 +9,7 @@ import duckdb
 import pytest
 from bench import synthetic
 
-from ferryman import settings
+from ferryman import limits
 from ferryman.engine.scan.judge import judge
 from ferryman.engine.scan.verdict import SourceJudge
 from ferryman.errors import TransientError
@@ -24,16 +24,16 @@ def place(tmp_path: Path) -> Path:
 @pytest.fixture
 def little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """A fifth of what queries have, and as much less judged at once."""
-    monkeypatch.setattr(settings, "QUERY_MEMORY", "24MB")
-    monkeypatch.setattr(settings, "JUDGED_ROWS", 4096)
-    monkeypatch.setattr(settings, "JUDGED_BYTES", settings.MIB)
+    monkeypatch.setattr(limits, "QUERY_MEMORY", "24MB")
+    monkeypatch.setattr(limits, "JUDGED_ROWS", 4096)
+    monkeypatch.setattr(limits, "JUDGED_BYTES", limits.MIB)
 
 
 @pytest.fixture
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every limit so low that a few documents meet all of them."""
     for name in ("COMPARED_ROWS", "JUDGED_ROWS", "CUT_ROWS"):
-        monkeypatch.setattr(settings, name, 4)
+        monkeypatch.setattr(limits, name, 4)
 
 
 def judged(place: Path, count: int, listed: int, first: int = 0, **known: Any) -> list[dict[str, Any]]:
@@ -125,21 +125,21 @@ def test_parts_change_nothing(place: Path, monkeypatch: pytest.MonkeyPatch) -> N
     """New, changed, vanished, listed twice, waiting: the same in the same order."""
     once = changes(Trial(place / "once"))
     for name in ("COMPARED_ROWS", "JUDGED_ROWS", "CUT_ROWS"):
-        monkeypatch.setattr(settings, name, 4)
+        monkeypatch.setattr(limits, name, 4)
     assert changes(Trial(place / "parts")) == once
 
 
 @pytest.mark.usefixtures("small_parts")
 def test_what_is_known_stays_readable_for_all_waves_of_a_scan(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also when files of ``documents`` are merged between them."""
-    monkeypatch.setattr(settings, "COMPACT_FILES", 2)
+    monkeypatch.setattr(limits, "COMPACT_FILES", 2)
     trial = Trial(place)
-    trial.put(*(f"d{i}" for i in range(8)), text="x" * 600 * settings.KIB)
+    trial.put(*(f"d{i}" for i in range(8)), text="x" * 600 * limits.KIB)
     trial.run()
-    trial.put(*(f"d{i}" for i in range(8)), text="y" * 600 * settings.KIB)
+    trial.put(*(f"d{i}" for i in range(8)), text="y" * 600 * limits.KIB)
     trial.drop("d7")
     trial.out.forget()
-    assert trial.run(wave_bytes=1300 * settings.KIB).waves > 3
+    assert trial.run(wave_bytes=1300 * limits.KIB).waves > 3
     assert trial.out.counted() == {**{f"d{i}": 1 for i in range(7)}, "-d7": 1}
     assert {e["revision"] for i in range(8) for e in trial.history(f"d{i}")} == {1, 2}
 

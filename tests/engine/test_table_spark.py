@@ -1,4 +1,4 @@
-"""Table: what Spark's own rows of every type are as documents, read by its workers."""
+"""DataFrame: what Spark's own rows of every type are as documents, read by its workers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from ferryman.destinations import JsonLines
 from ferryman.plan import Plan
-from ferryman.sources import Table
+from ferryman.sources import DataFrame
 from tests.support.trial import run_plan
 
 COLUMNS = {
@@ -45,7 +45,7 @@ def test_nested_types_are_json_values(place: Path, spark: Any) -> None:
         return session.sql(f"SELECT id, {changed} FROM range(44)")
 
     plan = Plan("table", version=1)
-    plan.source("rows", Table(read)).destination("out", JsonLines(place / "out"))
+    plan.source("rows", DataFrame(read)).destination("out", JsonLines(place / "out"))
 
     assert run_plan(plan, place / "state", runner=spark).delivered == 44
     found = lines(place / "out")

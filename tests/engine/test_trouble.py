@@ -110,7 +110,7 @@ def test_an_endless_run_asks_a_destination_with_permanent_trouble_again(
     trial: Trial, monkeypatch: pytest.MonkeyPatch, check: object
 ) -> None:
     """A 403 for a moment: the documents are delivered when it is over, and both ends of it are reported."""
-    monkeypatch.setattr("ferryman.settings.BACKOFF_FIRST_S", 0.01)
+    monkeypatch.setattr("ferryman.limits.BACKOFF_FIRST_S", 0.01)
     CALLS.clear()
     trial.build()
     trial.out.refuse = check  # type: ignore[assignment]
@@ -127,7 +127,7 @@ def test_an_endless_run_asks_a_destination_with_permanent_trouble_again(
 
 @pytest.mark.rule("destination.endless")
 def test_a_single_run_does_not_ask_it_again(trial: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ferryman.settings.BACKOFF_FIRST_S", 0.01)
+    monkeypatch.setattr("ferryman.limits.BACKOFF_FIRST_S", 0.01)
     CALLS.clear()
     trial.build()
     trial.out.refuse = refuse_twice

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ferryman import settings
-from ferryman.settings import KIB
+from ferryman import limits
+from ferryman.limits import KIB
 from tests.support.places import place, trial
 
 __all__ = ["place", "trial"]
@@ -14,12 +14,12 @@ __all__ = ["place", "trial"]
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Files close at 32 KiB of content, row groups at 8 KiB, and four small files are merged."""
-    monkeypatch.setattr(settings, "PART_BYTES", 32 * KIB)
-    monkeypatch.setattr(settings, "GROUP_BYTES", 8 * KIB)
-    monkeypatch.setattr(settings, "COMPACT_FILES", 4)
+    monkeypatch.setattr(limits, "PART_BYTES", 32 * KIB)
+    monkeypatch.setattr(limits, "GROUP_BYTES", 8 * KIB)
+    monkeypatch.setattr(limits, "COMPACT_FILES", 4)
 
 
-@pytest.fixture(params=[settings.COMMAND_DELIVERIES, 1], ids=["in one wave", "in many waves"])
+@pytest.fixture(params=[limits.COMMAND_DELIVERIES, 1], ids=["in one wave", "in many waves"])
 def in_waves(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """A command that concerns very many deliveries is cut into waves; so may be one that concerns a few."""
-    monkeypatch.setattr(settings, "COMMAND_DELIVERIES", request.param)
+    monkeypatch.setattr(limits, "COMMAND_DELIVERIES", request.param)

@@ -410,7 +410,7 @@ def test_the_state_of_a_plan_has_its_name_and_version(place: Path) -> None:
 
 @pytest.mark.slow
 def test_questions_about_a_million_documents_get_by_with_their_memory(tmp_path: Path) -> None:
-    """``settings.QUERY_MEMORY`` is a limit that DuckDB enforces; what spills must be enough to list everything."""
+    """``limits.QUERY_MEMORY`` is a limit that DuckDB enforces; what spills must be enough to list everything."""
 
     def refuse(doc: Document) -> Document:
         if doc.id.endswith("00"):

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ferryman import settings
+from ferryman import limits
 from ferryman.destinations.base import Delivery, Outcome
 from ferryman.document import Document
 from ferryman.errors import UsageError
@@ -82,7 +82,7 @@ def test_the_filters_narrow_it_down(mixed: Trial, filters: dict[str, Any], ids: 
     events = table_rows(mixed.root, "ledger")
     assert sorted(e["document"] for e in events if e["status"] == "RESTART") == ids
     assert len(events) == before + len(ids)
-    most = len(ids) if settings.COMMAND_DELIVERIES == 1 else 1
+    most = len(ids) if limits.COMMAND_DELIVERIES == 1 else 1
     assert bool(ids) <= mixed.status()["waves"] - waves <= most * bool(ids)
     assert list(State(mixed.root, mixed.plan).commands.iterdir()) == []
     mixed.run(wait=0)
@@ -324,7 +324,7 @@ def test_a_word_that_is_killed_between_its_waves_is_said_to_the_rest(
     mixed: Trial, monkeypatch: pytest.MonkeyPatch, at: str, force: bool
 ) -> None:
     """Its second wave, if there are several, is written, committed or settled: the next run goes on with the rest."""
-    turn = 2 if settings.COMMAND_DELIVERIES == 1 else 1
+    turn = 2 if limits.COMMAND_DELIVERIES == 1 else 1
     passed: list[str] = []
 
     def point(name: str) -> None:

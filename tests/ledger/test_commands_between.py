@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from ferryman import settings
+from ferryman import limits
 from ferryman.destinations.base import Delivery, Outcome
 from ferryman.document import Document
 from tests.support.trial import Trial, Watch
 
-LARGE = "x" * 700 * settings.KIB
+LARGE = "x" * 700 * limits.KIB
 """Of two such documents each has a wave of its own, if waves are small."""
 
 

@@ -11,14 +11,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from ferryman import settings
+from ferryman import limits
 from ferryman.ledger import compaction
 from ferryman.ledger.maintenance import maintain
 from ferryman.ledger.retries import step_debt
 from ferryman.ledger.schemas import DOCUMENTS
 from ferryman.ledger.state import State
+from ferryman.limits import KIB
 from ferryman.observe.progress import Silent
-from ferryman.settings import KIB
 from ferryman.storage import query
 from ferryman.storage.parquet import content_size, write_part
 from tests.support.invariants import rows
@@ -86,21 +86,21 @@ def test_documents_that_change_all_the_time_take_a_bounded_room(trial: Trial, sm
     with pytest.raises(Enough):
         trial.run(every=0, sleep=change, observer=Silent(), checked=False)
     trial.run()
-    assert max(found) <= 2 * 21 + (settings.COMPACT_FILES + 1) * 20
+    assert max(found) <= 2 * 21 + (limits.COMPACT_FILES + 1) * 20
     assert {e["revision"] for e in trial.history("d7")} == set(range(1, 14))
     trial.put("gone")
     assert trial.run().delivered == 1
     assert {e["revision"] for e in trial.history("gone")} == {1, 2, 3}
 
 
-@pytest.mark.parametrize("limit", [settings.OUTDATED_BYTES, 1], ids=["all at once", "a file a pass"])
-@pytest.mark.parametrize("parts", [settings.COMPARED_ROWS, 50], ids=["at once", "in parts"])
+@pytest.mark.parametrize("limit", [limits.OUTDATED_BYTES, 1], ids=["all at once", "a file a pass"])
+@pytest.mark.parametrize("parts", [limits.COMPARED_ROWS, 50], ids=["at once", "in parts"])
 def test_what_counts_stays_as_it_is(
     state: State, small: None, monkeypatch: pytest.MonkeyPatch, limit: int, parts: int
 ) -> None:
     """Whatever a document's last row says; only rows with a later one of the same document go."""
-    monkeypatch.setattr(settings, "OUTDATED_BYTES", limit)
-    monkeypatch.setattr(settings, "COMPARED_ROWS", parts)
+    monkeypatch.setattr(limits, "OUTDATED_BYTES", limit)
+    monkeypatch.setattr(limits, "COMPARED_ROWS", parts)
     chance = random.Random(7)
     written: list[dict[str, Any]] = []
     for wave in range(1, 25):
@@ -123,7 +123,7 @@ def test_nothing_is_in_memory_but_a_row_group(state: State, small: None, monkeyp
     write = compaction.PartWriter.write
 
     def checked(writer: Any, table: pa.Table) -> None:
-        assert table.num_rows == 1 or table.nbytes <= 2 * settings.GROUP_BYTES
+        assert table.num_rows == 1 or table.nbytes <= 2 * limits.GROUP_BYTES
         write(writer, table)
 
     monkeypatch.setattr(compaction.PartWriter, "write", checked)
@@ -133,8 +133,8 @@ def test_nothing_is_in_memory_but_a_row_group(state: State, small: None, monkeyp
             add(state, [row(f"d{i}", wave, given="x" * 2 * KIB) for i in range(10 * (wave % 3), 40)])
         maintain(state)
     sizes = [content_size(path) for path in state.documents.paths()]
-    assert len(rows(state.root, "documents")) <= 80 + settings.COMPACT_FILES * 40
-    assert max(sizes) <= 3 * settings.PART_BYTES
+    assert len(rows(state.root, "documents")) <= 80 + limits.COMPACT_FILES * 40
+    assert max(sizes) <= 3 * limits.PART_BYTES
 
 
 def test_two_documents_with_one_hash_are_two(state: State, small: None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,7 +201,7 @@ def test_the_ledger_is_merged_in_its_order(trial: Trial, small: None) -> None:
         trial.run(checked=False)
     trial.run()
     files = sorted((pq.read_table(p)["wave"].to_pylist() for p in paths(trial.root / "ledger")), key=len)
-    assert len(files) <= settings.COMPACT_FILES
+    assert len(files) <= limits.COMPACT_FILES
     assert len(files[-1]) >= 8
     assert files[-1] == sorted(files[-1])
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ferryman import settings
+from ferryman import limits
 from ferryman.destinations.base import Outcome
 from ferryman.engine import counting
 from ferryman.engine.counting import Counting
@@ -24,7 +24,7 @@ from tests.support.trial import Interrupted, Trial, Until
 @pytest.fixture
 def trial(trial: Trial, monkeypatch: pytest.MonkeyPatch) -> Trial:
     """Every state is large; one document was refused, two were delivered, one of them in two versions."""
-    monkeypatch.setattr(settings, "COUNTED_EVENTS", 0)
+    monkeypatch.setattr(limits, "COUNTED_EVENTS", 0)
     trial.build(answer=lambda d: Outcome.permanent("no") if d.id == "bad" else Outcome.ok())
     trial.put("a", "b", "bad")
     trial.run()
@@ -69,7 +69,7 @@ def test_merged_files_say_the_same(
 ) -> None:
     """Only a wave makes what is kept old."""
     kept = questions(trial)
-    monkeypatch.setattr(settings, "COMPACT_FILES", 2)
+    monkeypatch.setattr(limits, "COMPACT_FILES", 2)
     nothing_is_counted()
     trial.run(checked=False)
     with trial.take() as state:
@@ -152,7 +152,7 @@ def test_a_missing_data_file_is_named_all_the_same(trial: Trial) -> None:
 def test_small_states_keep_nothing(trial: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are counted when somebody asks."""
     (trial.root / COUNTED).unlink()
-    monkeypatch.setattr(settings, "COUNTED_EVENTS", 100)
+    monkeypatch.setattr(limits, "COUNTED_EVENTS", 100)
     trial.run()
     assert not (trial.root / COUNTED).exists()
 

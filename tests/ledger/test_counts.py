@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from bench import synthetic
 
-from ferryman import Plan, settings
+from ferryman import Plan, limits
 from ferryman.destinations import Null
 from ferryman.ledger import account
 from ferryman.ledger.state import state_root
@@ -17,8 +17,8 @@ from ferryman.sources import Memory
 @pytest.mark.rule("status.sizes")
 def test_everything_is_counted_whatever_the_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a fifth of the memory, and parts of a thousand."""
-    monkeypatch.setattr(settings, "QUERY_MEMORY", "24MB")
-    monkeypatch.setattr(settings, "COMPARED_ROWS", 1000)
+    monkeypatch.setattr(limits, "QUERY_MEMORY", "24MB")
+    monkeypatch.setattr(limits, "COMPARED_ROWS", 1000)
     plan = Plan("many", version=1)
     plan.source("docs", Memory([])).destination("out", Null())
     plan.freeze()

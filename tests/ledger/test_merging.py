@@ -8,12 +8,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from ferryman import settings
+from ferryman import limits
 from ferryman.destinations.base import Outcome
 from ferryman.ledger import maintenance, merging
 from ferryman.ledger.outbox import OutboxWriter
 from ferryman.ledger.schemas import OUTBOX_CONTENT
-from ferryman.settings import KIB
+from ferryman.limits import KIB
 from ferryman.storage.parquet import content_size
 from tests.support.invariants import rows
 from tests.support.trial import Trial
@@ -27,7 +27,7 @@ def copied(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
     class Counting(OutboxWriter):
         def write(self, table: pa.Table) -> None:
-            assert table.num_rows == 1 or table.nbytes <= settings.GROUP_BYTES
+            assert table.num_rows == 1 or table.nbytes <= limits.GROUP_BYTES
             found.update(table["delivery_hash"].to_pylist())
             super().write(table)
 
@@ -77,7 +77,7 @@ def test_content_of_any_size_is_merged_a_row_group_at_a_time(
     assert trial.counts() == {"failed": 120}
     with trial.take() as state:
         sizes = [content_size(state.outbox.folder / path) for path in state.outbox.files]
-    assert max(sizes) <= 2 * settings.PART_BYTES
+    assert max(sizes) <= 2 * limits.PART_BYTES
 
 
 @pytest.mark.rule("merge.failed")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ferryman import settings
+from ferryman import limits
 from ferryman.destinations.base import Delivery, Outcome
 from ferryman.ledger.state import State
 from tests.support import NOT_SOON_S
@@ -71,7 +71,7 @@ def test_every_attempt_has_the_same_sequence(trial: Trial) -> None:
 
 def test_merging_the_outbox_keeps_sequences(trial: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows that wait for long are merged into one file; each keeps its own."""
-    monkeypatch.setattr(settings, "COMPACT_FILES", 3)
+    monkeypatch.setattr(limits, "COMPACT_FILES", 3)
     trial.build(answer=lambda d: Outcome.transient("not yet"), backoff=NOT_SOON_S, attempts=9)
     for id in "abcdef":
         trial.put(id)
@@ -108,7 +108,7 @@ def test_a_state_that_was_lost_and_made_anew_still_overwrites(trial: Trial, monk
     trial.run()
     old = max(line["seq"] for line in trial.out.lines())
     shutil.rmtree(trial.root)
-    later = (old // settings.SEQUENCE_PER_SECOND) + 1
+    later = (old // limits.SEQUENCE_PER_SECOND) + 1
     monkeypatch.setattr("ferryman.ledger.state.time", SimpleNamespace(time=lambda: float(later)))
     trial.out.forget()
     trial.run()
@@ -122,4 +122,4 @@ def test_sequences_fit_into_a_double(trial: Trial) -> None:
     [line] = trial.out.lines()
     assert line["seq"] < 2**53
     year_2240 = 8_520_336_000
-    assert year_2240 * settings.SEQUENCE_PER_SECOND < 2**53
+    assert year_2240 * limits.SEQUENCE_PER_SECOND < 2**53

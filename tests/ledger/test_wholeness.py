@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ferryman import settings
+from ferryman import limits
 from ferryman.destinations import Delivery, Outcome
 from ferryman.document import Document
 from ferryman.errors import TransientError
@@ -110,7 +110,7 @@ def row_words(doc: Document) -> list[Document]:
 
 def test_many_are_looked_at_in_shares(trial: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
     """No count of families, and no length of their ids, has to fit into memory at once."""
-    monkeypatch.setattr(settings, "QUERY_ROWS", 10)
+    monkeypatch.setattr(limits, "QUERY_ROWS", 10)
     trial.build(words, answer=answer, backoff=3600)
     for i in range(60):
         trial.put(f"an id with its {i:040}", text="one later" if i % 2 else "one two")

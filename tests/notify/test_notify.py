@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from ferryman import settings
+from ferryman import limits
 from ferryman.destinations import Delivery, Outcome
 from ferryman.document import Document
 from ferryman.errors import PermanentError, PlanError
@@ -140,7 +140,7 @@ def test_a_target_that_says_nothing_is_let_go(trial: Trial, monkeypatch: pytest.
 
     never = threading.Event()
     monkeypatch.setattr(reporter, "send", lambda *_: never.wait(60))
-    monkeypatch.setattr(settings, "NOTIFY_GRACE_S", 0.05)
+    monkeypatch.setattr(limits, "NOTIFY_GRACE_S", 0.05)
     trial.build(step)
     trial.put("a", text="bad")
     summary = trial.run(notify=[NotifyTarget("true", timeout_s=0.05)])
@@ -244,7 +244,7 @@ def test_once_a_period(trial: Trial) -> None:
 
 def test_many_are_counted_in_shares(trial: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many fail at once: the counts are right, the examples few, and nothing is held."""
-    monkeypatch.setattr(settings, "QUERY_ROWS", 7)
+    monkeypatch.setattr(limits, "QUERY_ROWS", 7)
     trial.build(step)
     for i in range(100):
         trial.put(f"an id of some length, {i:020}", text="bad")

@@ -38,14 +38,14 @@ def same(doc: Any) -> Any:
 
 @st.composite
 def good_plans(draw: st.DrawFn) -> Plan:
-    """Sources, then in any order steps, taps, forks, joins and ends, until every path has ended."""
+    """Sources, then in any order steps, tees, forks, joins and ends, until every path has ended."""
     plan = Plan("random")
     made = iter(range(10_000))
     # What was made last on each path that has not ended.
     paths = [
         plan.source(f"source-{n}", Memory([], prefix=f"{n}/")) for n in range(draw(st.integers(1, 3), label="sources"))
     ]
-    for move in draw(st.lists(st.sampled_from(["step", "tap", "fork", "join", "end"]), max_size=14), label="moves"):
+    for move in draw(st.lists(st.sampled_from(["step", "tee", "fork", "join", "end"]), max_size=14), label="moves"):
         if not paths:
             break
         at = paths.pop(draw(st.integers(0, len(paths) - 1)))
@@ -53,8 +53,8 @@ def good_plans(draw: st.DrawFn) -> Plan:
         match move:
             case "step":
                 paths.append(at.step(f"step-{number}", same))
-            case "tap":
-                paths.append(at.tap(f"tap-{number}", draw(st.sampled_from([Index, Mail]))()))
+            case "tee":
+                paths.append(at.tee(f"tee-{number}", draw(st.sampled_from([Index, Mail]))()))
             case "fork":
                 branches = [f"branch-{next(made)}" for _ in range(draw(st.integers(1, 3)))]
                 routers: list[Router] = [ByField("kind", {"x": branches[0]}, branches[-1]), Duplicate(), RoundRobin()]
@@ -100,7 +100,7 @@ def any_plans(draw: st.DrawFn) -> Plan:
     routers: list[Any] = [ByField("kind", {1: "a", '"': "b"}, "c"), Duplicate(), RoundRobin(), "no router"]
     for _ in range(draw(st.integers(0, 12))):
         name, after = draw(names), draw(st.lists(names, max_size=3))
-        match draw(st.sampled_from(["source", "step", "router", "tap", "destination", "wrong"])):
+        match draw(st.sampled_from(["source", "step", "router", "tee", "destination", "wrong"])):
             case "source":
                 plan.source(name, Memory([], prefix=draw(st.sampled_from(["", "<p>/"]))))
                 plan._nodes[-1] = replace(plan._nodes[-1], after=tuple(dict.fromkeys(after[:1])))
@@ -108,8 +108,8 @@ def any_plans(draw: st.DrawFn) -> Plan:
                 plan.step(name, same, after=after, effect=draw(st.sampled_from(Effect)), timeout=2)
             case "router":
                 plan.route(name, draw(st.sampled_from(routers)), after=after)
-            case "tap":
-                plan.tap(name, Mail("mail://<here>"), after=after)
+            case "tee":
+                plan.tee(name, Mail("mail://<here>"), after=after)
             case "destination":
                 plan.destination(name, Index(draw(st.sampled_from([None, "index://here", "\ud800"]))), after=after)
             case "wrong":

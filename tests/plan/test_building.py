@@ -50,15 +50,15 @@ import sys
 from ferryman import Plan
 from ferryman.destinations import JsonLines, Memory as Kept, Null, Sql
 from ferryman.routers import ByField, Duplicate
-from ferryman.sources import Files, Memory, Table
+from ferryman.sources import Files, Memory, DataFrame
 
 def build():
     plan = Plan("p")
     plan.source("files", Files("/nowhere/files")).destination("sql", Sql("sqlite:////nowhere/out.db"))
-    plan.source("table", Table(lambda spark: spark.table("t"))).destination("lines", JsonLines("/nowhere/lines"))
+    plan.source("table", DataFrame(lambda spark: spark.table("t"))).destination("lines", JsonLines("/nowhere/lines"))
     fork = plan.source("memory", Memory([{"id": "a"}])).route("fork", Duplicate())
     fork.step("step", str).destination("kept", Kept())
-    fork.route("kind", ByField("kind")).tap("null", Null()).destination("end", Null())
+    fork.route("kind", ByField("kind")).tee("null", Null()).destination("end", Null())
 
 build()  # imports what is imported at the first use
 seen = []
@@ -141,17 +141,17 @@ def test_the_default_guarantee_is_the_best_that_can_be_kept(potent: bool, stores
     plan = Plan("p")
     plan.source("a", Memory([])).destination("end", Out())
     assert ended(plan).policy.guarantee is guarantee
-    plan.tap("tap", Out(), after="a", guarantee="at-most-once")
+    plan.tee("tee", Out(), after="a", guarantee="at-most-once")
     assert ended(plan).policy.guarantee is Guarantee.AT_MOST_ONCE
 
 
 @pytest.mark.rule("retry.attempts")
 def test_a_delivery_has_three_attempts_unless_the_plan_says_otherwise() -> None:
-    """Of destinations and taps."""
+    """Of destinations and tees."""
     plan = Plan("p")
-    tap = plan.source("a", Memory([])).tap("tap", Index())
+    tee = plan.source("a", Memory([])).tee("tee", Index())
     assert ended(plan).policy.attempts == 3
-    tap.destination("end", Index(), attempts=7)
+    tee.destination("end", Index(), attempts=7)
     assert ended(plan).policy.attempts == 7
 
 
@@ -179,7 +179,7 @@ def test_a_frozen_plan_takes_no_more_nodes() -> None:
         lambda: plan.source("b", Memory([])),
         lambda: node.step("b", same),
         lambda: node.route("b", Duplicate()),
-        lambda: node.tap("b", Index()),
+        lambda: node.tee("b", Index()),
         lambda: node.destination("b", Index()),
     ):
         with pytest.raises(PlanError, match="b: plan p has run and is frozen"):

@@ -133,7 +133,7 @@ def test_a_source_that_follows_something() -> None:
 @pytest.mark.rule("check.end")
 @pytest.mark.parametrize("kind", ["source", "step", "router"])
 def test_a_path_that_ends_in_no_destination(kind: str) -> None:
-    """Whatever stands at its end, but for a tap, which is a destination too."""
+    """Whatever stands at its end, but for a tee, which is a destination too."""
     plan = Plan("p")
     last = plan.source("a", source())
     if kind != "source":
@@ -145,7 +145,7 @@ def test_a_path_that_ends_in_no_destination(kind: str) -> None:
             "add .destination(name, …) after it."
         )
     ]
-    last.tap("end", Index())
+    last.tee("end", Index())
     assert findings(plan) == []
 
 
@@ -158,18 +158,18 @@ def test_a_potent_step(mutates: bool) -> None:
     [found] = findings(plan)
 
     assert found.startswith("mail: a step runs before the commit")
-    assert "make it a tap or a destination" in found
+    assert "make it a tee or a destination" in found
     assert ("take the two apart" in found) == mutates
 
 
 @pytest.mark.rule("check.fork")
-@pytest.mark.parametrize("kind", ["source", "step", "tap"])
+@pytest.mark.parametrize("kind", ["source", "step", "tee"])
 def test_several_successors_without_a_router(kind: str) -> None:
     """Who is there twice must be told how."""
     plan = Plan("p")
     at = plan.source("a", source())
     if kind != "source":
-        at = at.step("b", same) if kind == "step" else at.tap("b", Index())
+        at = at.step("b", same) if kind == "step" else at.tee("b", Index())
     at.destination("c", Index())
     at.destination("d", Index())
 
@@ -182,14 +182,14 @@ def test_several_successors_without_a_router(kind: str) -> None:
 
 
 def test_what_follows_a_destination() -> None:
-    """A path ends there; a tap is meant."""
+    """A path ends there; a tee is meant."""
     plan = Plan("p")
     plan.source("a", source()).destination("b", Index()).destination("c", Index())
 
     assert findings(plan) == [
         (
-            "c: follows b, but a destination is the end of a path: follow the node before it, or make b a tap: "
-            ".tap(name, …)."
+            "c: follows b, but a destination is the end of a path: follow the node before it, or make b a tee: "
+            ".tee(name, …)."
         )
     ]
 
@@ -223,7 +223,7 @@ def unequal(on_unequal: Any) -> Plan:
     plan = Plan("p")
     fork = plan.source("a", source()).route("fork", RoundRobin(on_unequal=on_unequal))
     fork.step("left", same).destination("b", Index())
-    fork.tap("right", Index()).destination("c", Index())
+    fork.tee("right", Index()).destination("c", Index())
     return plan
 
 
@@ -374,7 +374,7 @@ def test_two_routes_into_one_target_keyed_by_id() -> None:
     """All that meet there are named, in the plan's order; what is not keyed by id may be met."""
     plan = Plan("p")
     fork = plan.source("a", source()).route("fork", Duplicate())
-    fork.tap("one", Index("index://x")).destination("two", Index("index://x"))
+    fork.tee("one", Index("index://x")).destination("two", Index("index://x"))
     fork.destination("three", Index("index://x"))
     fork.destination("four", Index("index://y"))
 
@@ -480,7 +480,7 @@ def test_warnings_are_the_same_in_every_process() -> None:
 
 @given(good_plans())
 def test_a_plan_in_order_passes(plan: Plan) -> None:
-    """Sources, steps, taps, forks, joins and ends in any shape that is allowed."""
+    """Sources, steps, tees, forks, joins and ends in any shape that is allowed."""
     plan.check()
 
 
@@ -489,8 +489,8 @@ Mutation = Callable[[st.DataObject, list[Node]], tuple[list[Node], set[str]]]
 
 
 def drop_an_edge(data: st.DataObject, nodes: list[Node]) -> tuple[list[Node], set[str]]:
-    taps = {n.name for n in nodes if isinstance(n, DestinationNode)}
-    edges = [(a, n) for n in nodes for a in n.after if len(n.after) == 1 or a not in taps]
+    tees = {n.name for n in nodes if isinstance(n, DestinationNode)}
+    edges = [(a, n) for n in nodes for a in n.after if len(n.after) == 1 or a not in tees]
     before, node = data.draw(st.sampled_from(edges))
     return [without(node, before) if n is node else n for n in nodes], {before, node.name}
 
@@ -520,7 +520,7 @@ def double_a_name(data: st.DataObject, nodes: list[Node]) -> tuple[list[Node], s
 def remove_a_node(data: st.DataObject, nodes: list[Node]) -> tuple[list[Node], set[str]]:
     gone = data.draw(st.sampled_from(nodes))
     branching = {n.name for n in nodes if isinstance(n, (RouterNode, DestinationNode))}
-    if isinstance(gone, DestinationNode) and not gone.tap:
+    if isinstance(gone, DestinationNode) and not gone.tee:
         assume(not branching & set(gone.after))
     return [n for n in nodes if n is not gone], {
         gone.name,

@@ -29,9 +29,9 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 
 def plays() -> Plan:
-    """A tap, a router with a default, a join, copies."""
+    """A tee, a router with a default, a join, copies."""
     plan = Plan("plays", version=1)
-    text = plan.source("files", Memory([])).step("text", same).tap("notify", Mail("mail://here"))
+    text = plan.source("files", Memory([])).step("text", same).tee("notify", Mail("mail://here"))
     kind = text.route("by-kind", ByField("kind", {"com": "comedy", "trag": "tragedy"}, default="tragedy"))
     join = plan.step("join", same, after=[kind.step("comedy", same), kind.step("tragedy", same)])
     copies = join.route("copies", Duplicate())
@@ -55,11 +55,11 @@ def having(root: ElementTree.Element, look: str) -> list[ElementTree.Element]:
 
 @pytest.mark.rule("plan.pictures")
 def test_a_tree_of_taps_branches_joins_and_copies() -> None:
-    """A tap stands in its path, a branch says when it is taken, a join is drawn where its first path meets it."""
+    """A tee stands in its path, a branch says when it is taken, a join is drawn where its first path meets it."""
     assert picture.text(plays()).splitlines()[2:] == [
         "files                       source       Memory",
         "└─ text                     step         same",
-        "   └─ notify                tap          Mail, mail://here, potent, at-most-once, 3 attempts",
+        "   └─ notify                tee          Mail, mail://here, potent, at-most-once, 3 attempts",
         "      └─ by-kind            router       ByField, one branch",
         "         ├─ comedy          step         same; branch: kind = com | comedy",
         "         │  └─ join         step         same",
@@ -102,7 +102,7 @@ def test_a_flowchart_has_a_line_a_node_and_a_line_an_edge() -> None:
         "    %% plan plays, version 1",
         '    n0(["files<br/>source: Memory"]):::source',
         '    n1["text<br/>step: same"]:::safe',
-        '    n2[/"notify<br/>tap: Mail<br/>mail://here<br/>potent<br/>at-most-once<br/>3 attempts"/]:::potent',
+        '    n2[/"notify<br/>tee: Mail<br/>mail://here<br/>potent<br/>at-most-once<br/>3 attempts"/]:::potent',
         '    n3{{"by-kind<br/>router: ByField<br/>one branch"}}:::router',
         '    n4["comedy<br/>step: same"]:::safe',
         '    n5["tragedy<br/>step: same"]:::safe',
@@ -147,11 +147,11 @@ def test_a_picture_says_what_it_is() -> None:
     assert root.get("role") == "img"
     assert root.findtext(f"{SVG}title") == "plan plays, version 1"
     told = root.findtext(f"{SVG}desc") or ""
-    assert told.startswith("1 source, 4 steps, 1 tap, 2 routers, 2 destinations. files to text; ")
+    assert told.startswith("1 source, 4 steps, 1 tee, 2 routers, 2 destinations. files to text; ")
     [notify] = [n for n in having(root, "node") if n.findtext(f"{SVG}title", "").startswith("notify:")]
-    assert notify.findtext(f"{SVG}title") == "notify: tap, Mail, mail://here, potent, at-most-once, 3 attempts"
+    assert notify.findtext(f"{SVG}title") == "notify: tee, Mail, mail://here, potent, at-most-once, 3 attempts"
     assert [t.text for t in notify.iter(f"{SVG}text")] == [
-        "notify", "tap · Mail", "mail://here", "potent, at-most-once, 3 attempts",
+        "notify", "tee · Mail", "mail://here", "potent, at-most-once, 3 attempts",
     ]  # fmt: skip
 
 
@@ -175,7 +175,7 @@ def test_the_legend_has_what_is_there_and_nothing_else() -> None:
         "source",
         "step: has no effect outside",
         "router",
-        "tap: each call counts",
+        "tee: each call counts",
         "destination: repeating it changes nothing",
         "one of several ways",
     ]

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from folders import refused, scan, tree, until_it_fails
 
-from ferryman import settings
+from ferryman import limits
 from ferryman.errors import BadDocument, UsageError
 from ferryman.sources import Doubt, Files, Listed
 from ferryman.sources.folder import Folder
@@ -143,7 +143,7 @@ def test_pieces_cover_everything_once(tmp_path: Path, names: list[str]) -> None:
 
     pieces = source.partitions()
 
-    assert 1 <= len(pieces) <= settings.SMALL_LISTING_PARTS
+    assert 1 <= len(pieces) <= limits.SMALL_LISTING_PARTS
     assert all(pieces)
     assert sorted(scan(source)) == sorted(names)
     assert source.partitions() == pieces
@@ -171,7 +171,7 @@ def set_mtime(path: Path, seconds_from_now: float) -> None:
 
 @pytest.mark.rule("change.trust")
 @pytest.mark.parametrize(
-    ("age_s", "trusted"), [(60, True), (0, False), (-60, False), (settings.FINGERPRINT_TRUST_S + 0.5, True)]
+    ("age_s", "trusted"), [(60, True), (0, False), (-60, False), (limits.FINGERPRINT_TRUST_S + 0.5, True)]
 )
 def test_a_fingerprint_is_trusted_when_the_file_had_time_to_settle(tmp_path: Path, age_s: float, trusted: bool) -> None:
     """What changed just now, or by its clock will change later, may change again without a sign."""
@@ -210,12 +210,12 @@ def test_special_files_are_refused_and_never_opened(tmp_path: Path) -> None:
 def test_a_file_over_the_limit_is_refused_unread(tmp_path: Path) -> None:
     """A file of 1 GB is refused by its listing: it would not fit a worker's memory."""
     with open(tmp_path / "huge.iso", "wb") as file:
-        file.truncate(settings.GIB)
+        file.truncate(limits.GIB)
     source = Files(tmp_path)
 
     [listed] = scan(source).values()
 
-    assert listed.size == settings.GIB
+    assert listed.size == limits.GIB
     assert listed.refused == (
         f"{tmp_path}/huge.iso: 1073741824 bytes, more than the limit of 268435456. "
         "Allow it with max_bytes=1073741824, or leave it out with exclude=…."

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rows import documents, refusals, rows, told
 
-from ferryman import settings
+from ferryman import limits
 from ferryman.document import Document
 from ferryman.errors import TransientError, UsageError
 from ferryman.sources import Doubt, Lines
@@ -285,7 +285,7 @@ def test_reading_holds_one_line_at_a_time(tmp_path: Path) -> None:
     tracemalloc.start()
     try:
         assert sum(1 for _ in rows(Lines(tmp_path))) == 200
-        assert tracemalloc.get_traced_memory()[1] < 2 * settings.MIB
+        assert tracemalloc.get_traced_memory()[1] < 2 * limits.MIB
     finally:
         tracemalloc.stop()
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ferryman import settings
+from ferryman import limits
 from ferryman.document import Document
 from ferryman.errors import UsageError
 from ferryman.sources import Listed, Memory
@@ -78,7 +78,7 @@ def test_order_is_kept_and_ids_may_repeat() -> None:
 
 def test_pieces_are_cut_by_bytes_too() -> None:
     """A piece travels to a worker whole."""
-    big = bytes(settings.TASK_BYTES // 2)
+    big = bytes(limits.TASK_BYTES // 2)
 
     assert [len(piece) for piece in Memory([{"id": str(i), "raw": big} for i in range(5)]).partitions()] == [2, 2, 1]
 

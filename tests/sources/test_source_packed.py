@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rows import documents, failures, rows, told
 
-from ferryman import settings
+from ferryman import limits
 from ferryman.errors import BadDocument, TransientError
 from ferryman.sources import Csv, Files, JsonLines, Lines
 from ferryman.sources import packed as packed_module
@@ -113,17 +113,15 @@ def test_zeros_after_the_end_are_padding(tmp_path: Path) -> None:
 @every_kind
 def test_the_limit_counts_what_is_unpacked(tmp_path: Path, kind: str) -> None:
     """And holds before it is all in memory."""
-    (tmp_path / "a").write_bytes(PACKS[kind](bytes(50 * settings.MIB)))
-    source = Files(tmp_path, max_bytes=settings.MIB, decompress=True)
+    (tmp_path / "a").write_bytes(PACKS[kind](bytes(50 * limits.MIB)))
+    source = Files(tmp_path, max_bytes=limits.MIB, decompress=True)
     listed = scan(source)["a"]
 
     tracemalloc.start()
     try:
-        with pytest.raises(
-            BadDocument, match=f"more than the limit of {settings.MIB} bytes when unpacked. Raise max_by"
-        ):
+        with pytest.raises(BadDocument, match=f"more than the limit of {limits.MIB} bytes when unpacked. Raise max_by"):
             source.read(listed)
-        assert tracemalloc.get_traced_memory()[1] < 20 * settings.MIB
+        assert tracemalloc.get_traced_memory()[1] < 20 * limits.MIB
     finally:
         tracemalloc.stop()
 
@@ -131,9 +129,9 @@ def test_the_limit_counts_what_is_unpacked(tmp_path: Path, kind: str) -> None:
 @every_kind
 def test_a_bomb_of_lines_is_stopped(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where each line is small, and there is no end of them."""
-    monkeypatch.setattr(settings, "PACKED_FREE_BYTES", settings.MIB)
-    monkeypatch.setattr(settings, "PACKED_RATIO", 100)
-    (tmp_path / "a").write_bytes(PACKS[kind](b"\n" * 20 * settings.MIB))
+    monkeypatch.setattr(limits, "PACKED_FREE_BYTES", limits.MIB)
+    monkeypatch.setattr(limits, "PACKED_RATIO", 100)
+    (tmp_path / "a").write_bytes(PACKS[kind](b"\n" * 20 * limits.MIB))
 
     assert "that unpack to more than" in told(Lines(tmp_path))
 
@@ -143,7 +141,7 @@ def test_a_file_cannot_ask_for_any_memory(monkeypatch: pytest.MonkeyPatch) -> No
     packed = lzma.compress(b"text", preset=9 | lzma.PRESET_EXTREME)
     assert read_unpacked(packed, "x", 10) == b"text"
 
-    monkeypatch.setattr(packed_module.settings, "PACKED_MEMORY_BYTES", settings.MIB)
+    monkeypatch.setattr(packed_module.settings, "PACKED_MEMORY_BYTES", limits.MIB)
     with pytest.raises(BadDocument, match=r"cannot be unpacked after byte 0 \(Memory usage limit exceeded"):
         read_unpacked(packed, "x", 10)
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from ferryman.document import Document
-from ferryman.sources import Csv, Files, JsonLines, Lines, Listed, Memory, Source, Table
+from ferryman.sources import Csv, DataFrame, Files, JsonLines, Lines, Listed, Memory, Source
 from ferryman.testing.sources import SourceSuite
 
 
@@ -142,21 +142,21 @@ class TestMemoryOfAFunction(TestMemoryOfAList):
 class TestTable(SourceSuite):
     """A table is asked by batches; Spark is played by a frame that has only what the source looks at."""
 
-    def source(self, folder: Path) -> Table:
+    def source(self, folder: Path) -> DataFrame:
         self.rows: list[dict[str, Any]] = [{"id": i, "title": f"title {i}", "tags": ["x"]} for i in (3, 1, 2)]
-        return Table(lambda spark: self, id="id")
+        return DataFrame(lambda spark: self, id="id")
 
     @property
     def dtypes(self) -> list[tuple[str, str]]:
         return [("id", "bigint"), ("title", "string"), ("tags", "array<string>")]
 
     def pieces(self, source: Source) -> list[Any]:
-        assert isinstance(source, Table)
+        assert isinstance(source, DataFrame)
         rows = source.read(None).rows
         return [[pa.RecordBatch.from_pylist(rows[:1]), pa.RecordBatch.from_pylist(rows[1:])]]
 
     def entries(self, source: Source, piece: Any) -> Iterable[Listed | Document]:
-        assert isinstance(source, Table)
+        assert isinstance(source, DataFrame)
         return source.documents(piece)
 
     def change(self, source: Source, id: str) -> None:

@@ -14,7 +14,7 @@ import msgspec
 import pyarrow.parquet as pq
 import pytest
 
-from ferryman import settings
+from ferryman import limits
 from ferryman.destinations.base import Delivery, Outcome
 from ferryman.document import Document
 from ferryman.errors import StateDamaged, StateForeign, UsageError
@@ -59,7 +59,7 @@ def made() -> Iterator[Path]:
     folder = Path(tempfile.mkdtemp(prefix="ferryman-test-", dir=MEMORY if MEMORY.is_dir() else None))
     trial = make(folder)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(settings, "CHECKPOINT_COMMITS", 2)
+        patch.setattr(limits, "CHECKPOINT_COMMITS", 2)
         trial.run(wait=0)
     trial.put("a", text="two")
     trial.run(wait=0)
@@ -400,9 +400,9 @@ def reseal(root: Path, **changes: object) -> None:
 
 def test_a_newer_format_is_refused(damaged: Trial) -> None:
     """What a newer Ferryman wrote is left to it; a question is refused too."""
-    reseal(damaged.root, format=settings.FORMAT + 1)
+    reseal(damaged.root, format=limits.FORMAT + 1)
     error = refusal(damaged, StateForeign)
-    assert f"format {settings.FORMAT + 1}" in str(error)
+    assert f"format {limits.FORMAT + 1}" in str(error)
     assert "Use the newer Ferryman" in str(error)
     with pytest.raises(StateForeign):
         damaged.status()

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from ferryman import settings
+from ferryman import limits
 from ferryman.destinations.base import Delivery, Outcome
 from ferryman.observe.progress import Silent
 from tests.support.trial import Trial
@@ -94,15 +94,15 @@ def history_is_complete(trial: Trial) -> None:
 
 def test_files_stay_few_over_a_hundred_waves(trial: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
     """With maintenance every eighth wave: never more than a hundred files, whatever was changed, refused or retried."""
-    monkeypatch.setattr(settings, "COMPACT_FILES", 8)
-    monkeypatch.setattr(settings, "CHECKPOINT_COMMITS", 8)
+    monkeypatch.setattr(limits, "COMPACT_FILES", 8)
+    monkeypatch.setattr(limits, "CHECKPOINT_COMMITS", 8)
     carry(trial, 100, most_files=130)
     history_is_complete(trial)
 
 
 def test_files_stay_few_over_many_starts(trial: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run that finds nothing to do adds to the logs too (its epoch): they are folded all the same."""
-    monkeypatch.setattr(settings, "CHECKPOINT_COMMITS", 5)
+    monkeypatch.setattr(limits, "CHECKPOINT_COMMITS", 5)
     trial.put("a")
     trial.run()
     files = []
@@ -115,8 +115,8 @@ def test_files_stay_few_over_many_starts(trial: Trial, monkeypatch: pytest.Monke
 
 def test_files_stay_few_over_many_words_of_a_person(trial: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
     """`retry` without a run after it: the next run folds what piled up."""
-    monkeypatch.setattr(settings, "CHECKPOINT_COMMITS", 5)
-    monkeypatch.setattr(settings, "COMPACT_FILES", 5)
+    monkeypatch.setattr(limits, "CHECKPOINT_COMMITS", 5)
+    monkeypatch.setattr(limits, "COMPACT_FILES", 5)
     trial.build(answer=lambda d: Outcome.permanent("no"))
     trial.put("a")
     trial.run()
@@ -129,8 +129,8 @@ def test_files_stay_few_over_many_words_of_a_person(trial: Trial, monkeypatch: p
 
 def bound() -> int:
     """What the default settings allow: for each table its data files, log and marks; lock, name, journal."""
-    data = 2 * settings.COMPACT_FILES + 8  # of two classes of size; those of PART_BYTES / 4 and more are not merged
-    logs = 2 * (settings.CHECKPOINT_COMMITS + 8)
+    data = 2 * limits.COMPACT_FILES + 8  # of two classes of size; those of PART_BYTES / 4 and more are not merged
+    logs = 2 * (limits.CHECKPOINT_COMMITS + 8)
     return len(TABLES) * (data + logs) + 20
 
 

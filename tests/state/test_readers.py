@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from ferryman import settings
+from ferryman import limits
 from ferryman.errors import EngineError, StateDamaged
 from ferryman.ledger import account
 from ferryman.ledger.fsck import fsck
@@ -51,8 +51,8 @@ class Enough(Exception):
 
 def test_questions_are_answered_while_files_are_replaced(trial: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another process asks all the time, while every second wave merges files and folds logs."""
-    monkeypatch.setattr(settings, "COMPACT_FILES", 2)
-    monkeypatch.setattr(settings, "CHECKPOINT_COMMITS", 3)
+    monkeypatch.setattr(limits, "COMPACT_FILES", 2)
+    monkeypatch.setattr(limits, "CHECKPOINT_COMMITS", 3)
     trial.put("a", "b")
     trial.run()
     repository = Path(__file__).parents[2]
@@ -96,7 +96,7 @@ def test_what_is_replaced_stays_while_somebody_reads(trial: Trial, monkeypatch: 
     """A reader that was there before finds all its files; with the next one that is replaced they go."""
     trial.put("a", "b")
     trial.run()
-    monkeypatch.setattr(settings, "COMPACT_FILES", 2)
+    monkeypatch.setattr(limits, "COMPACT_FILES", 2)
     with account.view(trial.root, trial.plan) as view:
         before = view.status()
         for turn in range(3):
@@ -121,7 +121,7 @@ def test_readers_without_a_gap_keep_nothing_for_ever(trial: Trial, monkeypatch: 
         trial.put("a", text="two")
         trial.run()
         assert replaced_files(trial)
-        monkeypatch.setattr(settings, "READERS_GRACE_S", -1.0)
+        monkeypatch.setattr(limits, "READERS_GRACE_S", -1.0)
         trial.run()
         assert replaced_files(trial) == set()
 
@@ -224,6 +224,6 @@ def test_too_little_memory_is_no_damage(trial: Trial, monkeypatch: pytest.Monkey
     """A question that does not fit says so, and accuses no file."""
     trial.put("a")
     trial.run()
-    monkeypatch.setattr(settings, "QUERY_MEMORY", "1KB")
+    monkeypatch.setattr(limits, "QUERY_MEMORY", "1KB")
     with pytest.raises(EngineError, match="a question needs more than 1KB of memory"):
         trial.status()

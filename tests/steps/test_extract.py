@@ -288,7 +288,7 @@ def test_a_refused_attachment_harms_only_itself(net: Network) -> None:
 @pytest.mark.rule("kill.named", "kill.others")
 def test_a_file_whose_reader_ends_the_process_is_named(net: Network, monkeypatch: pytest.MonkeyPatch) -> None:
     """A sheet of two cells takes half a terabyte in the reader: with the guard off it aborts. It ends as ERROR_DOC."""
-    monkeypatch.setattr("ferryman.settings.EXTRACT_CELLS", 1 << 40)
+    monkeypatch.setattr("ferryman.limits.EXTRACT_CELLS", 1 << 40)
     read_text = steps.extract_text()
 
     def quietly(doc: Document) -> Any:

@@ -12,7 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from ferryman import settings
+from ferryman import limits
 from ferryman.document import Document
 from ferryman.engine.wave import Run
 from ferryman.errors import Unavailable
@@ -62,7 +62,7 @@ def closed_port() -> int:
 def asked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs of a test follow each other within the second for which a worker leaves a host alone."""
     fetch._away.clear()
-    monkeypatch.setattr(settings, "BACKOFF_FIRST_S", 0.0)
+    monkeypatch.setattr(limits, "BACKOFF_FIRST_S", 0.0)
 
 
 def get(doc: Document) -> Document:

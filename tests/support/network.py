@@ -36,7 +36,7 @@ class Network:
         return self.plan.source(name, Memory(self.documents[name], **{"max_deleted": 1.0, **options}))
 
     def out(self, name: str) -> Recorder:
-        """The recorder of this name: give it to destinations and taps."""
+        """The recorder of this name: give it to destinations and tees."""
         return self._outs.setdefault(name, Recorder(self.folder / f"{name}.jsonl"))
 
     def counting(self, name: str) -> Callable[[Document], Document]:

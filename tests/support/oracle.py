@@ -22,7 +22,7 @@ class Spot:
 
     name: str
     kind: str
-    """source, step, router, tap, or end."""
+    """source, step, router, tee, or end."""
     does: str
     after: tuple[str, ...] = ()
     n: int = 0
@@ -131,7 +131,7 @@ class Oracle:
     def _from(self, spot: Spot, paper: Paper, route: str, seen: frozenset[Arrival] | None) -> set[Outside]:
         following = self._shape.following(spot.name)
         match spot.kind:
-            case "end" | "tap":
+            case "end" | "tee":
                 arrival = Arrival(spot.name, paper.id, route, content(paper.fields, paper.text))
                 if seen is not None and arrival not in seen:
                     return set()
@@ -165,7 +165,7 @@ class Oracle:
 
     def _below(self, name: str) -> Iterator[str]:
         """Destinations that can be reached from here."""
-        if self._shape.spot(name).kind in ("end", "tap"):
+        if self._shape.spot(name).kind in ("end", "tee"):
             yield name
         for each in self._shape.following(name):
             yield from self._below(each)

@@ -55,7 +55,7 @@ def never_run(plan: Plan) -> dict[str, Any]:
         "waves": 0,
         "sources": {name: dict.fromkeys(SOURCE, 0) for name, kind in kinds.items() if kind == "source"},
         "destinations": {
-            name: dict.fromkeys(DESTINATION, 0) for name, kind in kinds.items() if kind in ("destination", "tap")
+            name: dict.fromkeys(DESTINATION, 0) for name, kind in kinds.items() if kind in ("destination", "tee")
         },
         "balanced": True,
     }

@@ -22,11 +22,11 @@ from urllib3.exceptions import (
 )
 from urllib3.util import Url, parse_url
 
-from ferryman import settings
+from ferryman import limits
 from ferryman.destinations.environment import filled, names
 from ferryman.errors import Misconfigured
 
-ANSWER_BYTES: Final = 16 * settings.MIB
+ANSWER_BYTES: Final = 16 * limits.MIB
 """Of an answer so much is read: an outcome each for far more deliveries than a chunk has."""
 
 Auth = str | tuple[str, str]
@@ -152,7 +152,7 @@ class Http:
             raise Unanswered(_reason(e, timeout_s)) from e
         content = bytearray()
         try:
-            while len(content) <= ANSWER_BYTES and (piece := answer.read(settings.MIB, decode_content=True)):
+            while len(content) <= ANSWER_BYTES and (piece := answer.read(limits.MIB, decode_content=True)):
                 content += piece
                 if connection.sock is not None:
                     connection.sock.settimeout(max(give_up - time.monotonic(), _LEAST_S))

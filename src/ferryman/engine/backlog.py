@@ -7,7 +7,7 @@ from typing import Final
 
 from ferryman.engine.deliver.dispatch import owed_rows
 from ferryman.ledger.state import State
-from ferryman.settings import GIB, KIB, MIB
+from ferryman.limits import GIB, KIB, MIB
 
 
 class Backlog:

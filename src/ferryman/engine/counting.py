@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from ferryman import settings
+from ferryman import limits
 from ferryman.ledger.account import keep_counted
 from ferryman.ledger.state import State
 
@@ -27,4 +27,4 @@ class Counting:
             return
         keep_counted(self._state, anew=self._state.wave != self._wave)
         self._wave, ended = self._state.wave, self._clock()
-        self._not_before = ended + settings.COUNTING_SHARE * (ended - began)
+        self._not_before = ended + limits.COUNTING_SHARE * (ended - began)

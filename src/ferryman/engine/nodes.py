@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from ferryman import settings
+from ferryman import limits
 from ferryman.engine.runner import Runner
 from ferryman.engine.scan.listing import Listing
 from ferryman.engine.transform.faults import Fault, FaultKind
@@ -80,7 +80,7 @@ class Nodes:
             if whole:
                 # Somebody has to mend it if any task says so; else it is away.
                 report, fault = max(whole, key=lambda each: _permanent(*each))
-                late_s = settings.BACKOFF_MAX_S if report.stopped else 0.0  # each try costs attempts
+                late_s = limits.BACKOFF_MAX_S if report.stopped else 0.0  # each try costs attempts
                 why, permanent = self._why(node, fault), _permanent(report, fault)
                 self.troubles.begin(self._about(node), why, permanent=permanent, at_least_s=late_s)
                 self._proven.discard(node)

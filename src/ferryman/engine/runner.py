@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 import cloudpickle
 
-from ferryman import settings
+from ferryman import limits
 from ferryman.errors import WorkerDied
 from ferryman.plan import Plan
 
@@ -57,7 +57,7 @@ def run_patiently(
         died: told of the first death.
 
     Raises:
-        WorkerDied: it died over the same item ``settings.DEATHS`` times more.
+        WorkerDied: it died over the same item ``limits.DEATHS`` times more.
     """
     try:
         return runner.run(task, items)
@@ -65,7 +65,7 @@ def run_patiently(
         died(e)
 
     def one(item: Item) -> Answer:
-        for task_now in [task, *[careful or task] * settings.DEATHS]:
+        for task_now in [task, *[careful or task] * limits.DEATHS]:
             try:
                 [answer] = runner.run(task_now, [item])
             except WorkerDied as e:
@@ -94,7 +94,7 @@ class Patient:
 
     def run_frame(self, read: Callable[[Any], Any], task: Callable[[int, Any], Answer]) -> list[Answer]:
         """See ``Runner.run_frame``."""
-        for _ in range(settings.DEATHS):
+        for _ in range(limits.DEATHS):
             try:
                 return self._runner.run_frame(read, task)
             except WorkerDied:

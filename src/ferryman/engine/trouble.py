@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from ferryman import settings
+from ferryman import limits
 
 
 class Trouble(NamedTuple):
@@ -87,4 +87,4 @@ class Troubles:
 def backoff_s(times: int) -> float:
     """Seconds for which a node is left alone after it has failed so often in a row."""
     # 2 ** 6 failures are far beyond the cap already, and a power of a large number overflows.
-    return min(settings.BACKOFF_MAX_S, settings.BACKOFF_FIRST_S * settings.BACKOFF_FACTOR ** (min(times, 64) - 1))
+    return min(limits.BACKOFF_MAX_S, limits.BACKOFF_FIRST_S * limits.BACKOFF_FACTOR ** (min(times, 64) - 1))

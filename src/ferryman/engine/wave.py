@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from ferryman import settings
+from ferryman import limits
 from ferryman.engine.backlog import Backlog
 from ferryman.engine.counting import Counting
 from ferryman.engine.deliver.dispatch import Dispatcher, owed_rows
@@ -119,9 +119,9 @@ class Run:
         wait: float | None = None,
         allow_deletes: Allowed = False,
         notify: Sequence[NotifyTarget] = (),
-        wave_bytes: int = settings.WAVE_BYTES,
+        wave_bytes: int = limits.WAVE_BYTES,
         max_pending: int | None = None,
-        pace_s: float = settings.PACE_S,
+        pace_s: float = limits.PACE_S,
         sleep: Callable[[float], None] = time.sleep,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -142,7 +142,7 @@ class Run:
         self._summary = Summary()
         self._reporter = Reporter(state, [*state.plan.notified, *notify], self._tell)
         self._counting = Counting(state)
-        self._backlog = Backlog(state, settings.MAX_PENDING_BYTES if max_pending is None else max_pending)
+        self._backlog = Backlog(state, limits.MAX_PENDING_BYTES if max_pending is None else max_pending)
         self._incomplete = False
         self._held = False
         """Deletes wait for a person's word."""
@@ -261,7 +261,7 @@ class Run:
         owed, only = None, None
         if only_owed:
             owed = retries.owed_by_steps(self._state, now_us(), waiting)
-            only = retries.named(self._state, owed) if len(owed) <= settings.NAMED_DOCUMENTS else None
+            only = retries.named(self._state, owed) if len(owed) <= limits.NAMED_DOCUMENTS else None
         else:
             self._unseen = set()
         listings = list_sources(self._plan, self._shipped, folder, self._patient, only)
@@ -391,7 +391,7 @@ class Run:
             if pause is None or idle >= _IDLE_TURNS:
                 return
             if pause > 0:
-                limit = settings.WAIT_S if self._wait is None else self._wait - self._waited
+                limit = limits.WAIT_S if self._wait is None else self._wait - self._waited
                 if pause > limit or (until is not None and time.monotonic() + pause > until):
                     return
                 self._waited += pause if self._wait is not None else 0

@@ -15,7 +15,7 @@ from typing import Any, Final, TypeVar
 
 import duckdb
 
-from ferryman import settings
+from ferryman import limits
 from ferryman.errors import EngineError, StateDamaged, UsageError
 from ferryman.ledger import counted
 from ferryman.ledger.counted import Counted
@@ -68,7 +68,7 @@ def keep_counted(state: State, *, anew: bool) -> None:
     Args:
         anew: also if something is kept that seems to be of this moment.
     """
-    if sum(f.rows for f in state.ledger.files.values()) <= settings.COUNTED_EVENTS:
+    if sum(f.rows for f in state.ledger.files.values()) <= limits.COUNTED_EVENTS:
         return
     reached = destinations_of_sources(state.plan.nodes)
     with contextlib.suppress(StateDamaged):
@@ -183,7 +183,7 @@ def named_damage(state: State, spill: Path) -> Iterator[None]:
     except duckdb.Error as e:
         if isinstance(e, duckdb.OutOfMemoryException) or disk_full(e):
             raise EngineError(
-                f"{state.root}: a question needs more than {settings.QUERY_MEMORY} of memory, and there is no room for "
+                f"{state.root}: a question needs more than {limits.QUERY_MEMORY} of memory, and there is no room for "
                 f"the rest in {spill}: make room there, or set TMPDIR."
             ) from e
         found = state.damage() if state.exists else None

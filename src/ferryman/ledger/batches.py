@@ -8,7 +8,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from ferryman import settings
+from ferryman import limits
 from ferryman.storage.parquet import content_size
 from ferryman.storage.tables import DataFile
 
@@ -24,15 +24,15 @@ def small_batches(folder: Path, files: Sequence[DataFile]) -> Iterator[list[Data
     A file is merged with others of its class of size, and only where they have become many: so a row is copied a few
     times, however many waves it stays.
     """
-    if len(files) < settings.COMPACT_FILES:
+    if len(files) < limits.COMPACT_FILES:
         return
-    small = settings.PART_BYTES // _SMALL
+    small = limits.PART_BYTES // _SMALL
     classes: dict[bool, list[tuple[int, DataFile]]] = {True: [], False: []}
     for file in files:
         if (size := content_size(folder / file.path)) < small:
             classes[size < small // _CLASS].append((size, file))
     for each in classes.values():
-        if len(each) >= settings.COMPACT_FILES:
+        if len(each) >= limits.COMPACT_FILES:
             yield from (batch for batch in fitting(each) if len(batch) > 1)
 
 
@@ -41,7 +41,7 @@ def fitting(files: Iterable[tuple[int, DataFile]]) -> Iterator[list[DataFile]]:
     batch: list[DataFile] = []
     total = 0
     for size, file in files:
-        if batch and total + size > settings.PART_BYTES:
+        if batch and total + size > limits.PART_BYTES:
             yield batch
             batch, total = [], 0
         batch.append(file)
@@ -55,7 +55,7 @@ def gathered(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
     held: list[pa.Table] = []
     size = 0
     for table in tables:
-        if held and size + table.nbytes > settings.GROUP_BYTES:
+        if held and size + table.nbytes > limits.GROUP_BYTES:
             yield pa.concat_tables(held)
             held, size = [], 0
         held.append(table)

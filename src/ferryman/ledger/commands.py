@@ -22,7 +22,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ferryman import settings
+from ferryman import limits
 from ferryman.errors import StateHeld, UsageError
 from ferryman.ledger.account import named_statuses, view
 from ferryman.ledger.commit import commit_wave
@@ -239,7 +239,7 @@ def _shares(state: State, command: Command) -> int:
         return 0
     with view(state.root, state.plan) as seen:
         most = seen.docs_at_most(statuses, command.destination, command.source, command.document)
-    return -(-most // settings.COMMAND_DELIVERIES)
+    return -(-most // limits.COMMAND_DELIVERIES)
 
 
 def _chosen(state: State, command: Command, share: tuple[int, int]) -> list[dict[str, Any]]:

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ferryman import settings
+from ferryman import limits
 from ferryman.ledger.batches import fitting, gathered
 from ferryman.ledger.latest import DOCUMENT, Columns, chosen_by_file, every
 from ferryman.ledger.settle import due_stats
@@ -47,10 +47,10 @@ class Outdated(NamedTuple):
 def has_outdated(state: State) -> bool:
     """Are so many rows of ``documents`` outdated, perhaps, that it is worth a look? Costs nothing."""
     files = state.documents.files.values()
-    if len(files) < settings.COMPACT_FILES and sum(f.size for f in files) < settings.PART_BYTES:
+    if len(files) < limits.COMPACT_FILES and sum(f.size for f in files) < limits.PART_BYTES:
         return False
     rows = sum(f.rows for f in files)
-    return rows - state.documents.transactions[KEPT] >= settings.OUTDATED_SHARE * rows
+    return rows - state.documents.transactions[KEPT] >= limits.OUTDATED_SHARE * rows
 
 
 def find_outdated(state: State) -> Outdated:
@@ -60,7 +60,7 @@ def find_outdated(state: State) -> Outdated:
     """
     files = list(state.documents.files.values())
     stays = _last_rows(state, files)
-    least = settings.OUTDATED_SHARE / 2
+    least = limits.OUTDATED_SHARE / 2
     worth = [
         (float(mask.mean()), file, mask)
         for file, mask in zip(files, stays, strict=True)
@@ -71,7 +71,7 @@ def find_outdated(state: State) -> Outdated:
     total = 0
     for share, file, mask in sorted(worth, key=lambda each: each[0]):
         size = content_size(state.documents.folder / file.path) if share else 0  # or else it is not read
-        if sizes and total + size > settings.OUTDATED_BYTES:
+        if sizes and total + size > limits.OUTDATED_BYTES:
             break
         total += size
         staying[file.path] = np.flatnonzero(mask)

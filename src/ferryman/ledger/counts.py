@@ -15,7 +15,7 @@ import duckdb
 import numpy as np
 import pyarrow as pa
 
-from ferryman import settings
+from ferryman import limits
 from ferryman.ledger.family import CONTENT
 from ferryman.ledger.latest import DOCUMENT, HASHES, Columns, columns_of, every, last_of
 from ferryman.ledger.statuses import TERMINAL, Status
@@ -99,7 +99,7 @@ class _Counting:
         self._reached = reached
         self._among = among
         self._destinations = sorted({*tables.destinations, *(name for names in reached.values() for name in names)})
-        self._parts = partitions_for(tables.rows, 0, settings.COMPARED_ROWS, 1)
+        self._parts = partitions_for(tables.rows, 0, limits.COMPARED_ROWS, 1)
         self._marked: Marks | None = None
         self._ends: Counter[tuple[int, int, bool]] = Counter()
         self._older: Counter[int] = Counter()

@@ -14,7 +14,7 @@ import duckdb
 import numpy as np
 import pyarrow as pa
 
-from ferryman import settings
+from ferryman import limits
 from ferryman.storage.query import quoted, quoted_list, stream
 from ferryman.storage.spread import Marks, Spread, part_of, partitions_for
 
@@ -49,7 +49,7 @@ def every(
         marked: these, too.
     """
     schema = pa.schema([*_PLACE, *((name, kind) for name, (_, kind) in more.items())])
-    parts = partitions_for(rows, 0, settings.COMPARED_ROWS, 1)
+    parts = partitions_for(rows, 0, limits.COMPARED_ROWS, 1)
     spread = Spread(folder, "latest", schema, parts)
     if any_row and paths:
         marked = marked or Marks()

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import duckdb
 import pyarrow as pa
 
-from ferryman import settings
+from ferryman import limits
 from ferryman.errors import named
 from ferryman.ledger.batches import small_batches
 from ferryman.ledger.compaction import Outdated, find_outdated, has_outdated, write_merged, write_staying
@@ -34,7 +34,7 @@ def maintain(state: State) -> list[str]:
         changed |= _merge_small(state, table, notes)
     changed |= _merge_outbox(state, notes)
     for table in state.tables:
-        if len(table.log.versions()) > settings.CHECKPOINT_COMMITS:
+        if len(table.log.versions()) > limits.CHECKPOINT_COMMITS:
             table.checkpoint()
             changed = True
     if changed:
@@ -55,7 +55,7 @@ def sweep(state: State) -> int:
         for table in state.tables:
             gone += table.sweep(before=before)
             crash.point("sweep.table")
-    half_written_before = state.readers.now() - settings.TEMPORARY_S
+    half_written_before = state.readers.now() - limits.TEMPORARY_S
     for folder in (state.root, state.commands, state.journal.folder):
         remove_temporary(folder, half_written_before)
     return gone

@@ -14,7 +14,7 @@ from typing import Any, Final, Self
 import duckdb
 import msgspec
 
-from ferryman import settings
+from ferryman import limits
 from ferryman.errors import EngineError, PlanChanged, StateDamaged, StateForeign, StateLost
 from ferryman.ledger import schemas
 from ferryman.ledger.folder import FOLDERS, MOVED, PLAN, READERS, TAKEOVER, strange
@@ -93,7 +93,7 @@ class State:
 
     def skip_sequences(self, held: int) -> bool:
         """Go on above this sequence, from the next commit on; False if we are above already, or it is not one."""
-        if not self.next_sequence <= held < settings.SEQUENCE_MAX:
+        if not self.next_sequence <= held < limits.SEQUENCE_MAX:
             return False
         self.outbox.transactions[SEQUENCE] = held + 1
         return True
@@ -318,7 +318,7 @@ class State:
         Nobody reads inside, or whoever does can do without files that were replaced so long ago.
         """
         with self.readers.kept_out() as alone:
-            yield None if alone else self.readers.now() - settings.READERS_GRACE_S
+            yield None if alone else self.readers.now() - limits.READERS_GRACE_S
 
     def hand_over(self, version: int) -> None:
         """From now on only this version of the plan may take the state, and only to carry on from it."""
@@ -361,9 +361,9 @@ class State:
             found: Any = files.unseal(path)
         except OSError as e:
             raise StateDamaged(str(path), f"cannot be read ({e.strerror})") from e
-        if found["format"] > settings.FORMAT:
+        if found["format"] > limits.FORMAT:
             raise StateForeign(
-                f"{path}: format {found['format']}, this Ferryman knows up to {settings.FORMAT}. "
+                f"{path}: format {found['format']}, this Ferryman knows up to {limits.FORMAT}. "
                 "Nothing was touched. Use the newer Ferryman that wrote it."
             )
         if (found["plan"], found["version"]) != (self.plan.name, self.plan.version):
@@ -391,11 +391,11 @@ class State:
             crash.point("create.table")
         self.remember(structure(self.plan) if remembered is None else remembered)
         identity = {
-            "format": settings.FORMAT,
+            "format": limits.FORMAT,
             "plan": self.plan.name,
             "version": self.plan.version,
             "created": dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
-            "first_sequence": int(time.time()) * settings.SEQUENCE_PER_SECOND,
+            "first_sequence": int(time.time()) * limits.SEQUENCE_PER_SECOND,
             **(more or {}),
         }
         files.replace(self.root / "state.json", files.sealed(identity))

@@ -94,7 +94,7 @@ def adopt(state: State) -> str:
     older: Any = files.unseal(state.root / TAKEOVER)
     why = f"plan version {state.plan.version} carries on from version {older['from']}"
     number = state.wave + 1
-    gone = [name for name, node in before.items() if node.kind in ("destination", "tap") and name not in after]
+    gone = [name for name, node in before.items() if node.kind in ("destination", "tee") and name not in after]
     paths = [f.path for f in state.outbox.files.values() if f.partition["destination"] in gone]
     dropped = [_dropped(state, path, number, why) for path in paths]
     parts = [write_part(state.ledger.folder, table, epoch=state.epoch) for table in dropped if table.num_rows]

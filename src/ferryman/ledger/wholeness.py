@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from ferryman import settings
+from ferryman import limits
 from ferryman.ledger.account import looking_again, view
 from ferryman.ledger.family import SEPARATOR, in_family
 from ferryman.ledger.statuses import TERMINAL
@@ -113,7 +113,7 @@ def _found(seen: View, origins: str, documents: str) -> Iterator[Wholeness]:
         origins, documents: SQL on ``origin`` and ``document``: which ones are meant.
     """
     [counted] = seen.rows(f"SELECT count(*) AS n FROM ledger WHERE {origins}")
-    shares = 1 + counted["n"] // settings.QUERY_ROWS
+    shares = 1 + counted["n"] // limits.QUERY_ROWS
     for share in range(shares):
         of_share = f" AND hash({{column}}) % {shares} = {share}"
         query = _counts(

@@ -8,7 +8,7 @@ from typing import Any, Final
 import duckdb
 import msgspec
 
-from ferryman import settings
+from ferryman import limits
 from ferryman.ledger.schemas import DOCUMENTS, LEDGER
 from ferryman.ledger.state import State
 from ferryman.storage import parquet
@@ -32,7 +32,7 @@ class Stopped(msgspec.Struct, frozen=True):
     """A node that nothing goes through for now.
 
     Attributes:
-        kind: source, step, router, tap or destination.
+        kind: source, step, router, tee or destination.
         permanent: it does not come back by itself.
     """
 
@@ -101,19 +101,19 @@ def news_since(state: State, since: int) -> tuple[dict[str, int], list[Example]]
         if not found:
             return counts, []
         db.register("documents", parquet.scan(state.documents.paths(), DOCUMENTS))
-        shares = -(-found // settings.QUERY_ROWS)
+        shares = -(-found // limits.QUERY_ROWS)
         for share in range(shares):
             _pick(db, f"{bad} AND hash(delivery_hash) % {shares} = {share}", since)
             for status, count in db.execute("SELECT status, count(*) FROM news GROUP BY ALL").fetchall():
                 counts[NEWS[status]] += count
             examples += [(wave, _example(*row)) for wave, *row in db.execute(_NEWEST).fetchall()]
     examples.sort(key=lambda each: (-each[0], each[1].document, each[1].destination))
-    return counts, [example for _, example in examples[: settings.NOTIFY_EXAMPLES]]
+    return counts, [example for _, example in examples[: limits.NOTIFY_EXAMPLES]]
 
 
 _NEWEST: Final = f"""
     SELECT wave, document, source, destination, status, message FROM news
-    ORDER BY wave DESC, document, destination LIMIT {settings.NOTIFY_EXAMPLES}
+    ORDER BY wave DESC, document, destination LIMIT {limits.NOTIFY_EXAMPLES}
 """
 
 
@@ -137,7 +137,7 @@ def _pick(db: duckdb.DuckDBPyConnection, among: str, since: int) -> None:
 
 def _example(document: str, source: str, destination: str, status: str, message: str | None) -> Example:
     reason = (message or "no reason was given").removeprefix(f"{document}: ")
-    return Example(document, source, destination, NEWS[status], reason[: settings.NOTIFY_REASON_CHARACTERS])
+    return Example(document, source, destination, NEWS[status], reason[: limits.NOTIFY_REASON_CHARACTERS])
 
 
 def digest(state: State, since: int, stopped: Sequence[Stopped], news: tuple[dict[str, int], list[Example]]) -> Digest:

@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from ferryman import settings
+from ferryman import limits
 from ferryman.errors import StateDamaged
 from ferryman.ledger.folder import NOTIFIED
 from ferryman.ledger.state import State
@@ -103,7 +103,7 @@ class Reporter:
 
         thread = threading.Thread(target=work, name="ferryman-notify", daemon=True)
         thread.start()
-        thread.join(target.timeout_s + settings.NOTIFY_GRACE_S)
+        thread.join(target.timeout_s + limits.NOTIFY_GRACE_S)
         if thread.is_alive():
             trouble.append(f"no end after {target.timeout_s:g} s")
         if trouble:
@@ -130,7 +130,7 @@ class Reporter:
             return {}
 
     def _keep(self, told: dict[str, Told]) -> None:
-        newest: dict[str, Any] = dict(list(told.items())[-settings.NOTIFY_TARGETS :])
+        newest: dict[str, Any] = dict(list(told.items())[-limits.NOTIFY_TARGETS :])
         files.replace(self._state.root / NOTIFIED, files.sealed(newest))
         crash.point("notify.kept")
 

@@ -40,7 +40,7 @@ def _parts(node: Node) -> Iterator[str]:
         case DestinationNode():
             yield type(node.destination).__name__
             yield node.policy.guarantee.value
-            yield str(node.tap)
+            yield str(node.tee)
         case RouterNode():
             yield type(node.router).__name__
             yield from code_of(node)

@@ -9,7 +9,7 @@ from itertools import combinations
 from math import inf
 from typing import NamedTuple, cast
 
-from ferryman import settings
+from ferryman import limits
 from ferryman.destinations.base import Destination, Effect, Guarantee
 from ferryman.needs import is_name
 from ferryman.plan.cycles import cycles, in_order
@@ -54,7 +54,7 @@ def ends(nodes: Sequence[Node]) -> dict[str, tuple[End, ...]]:
 
 
 def destinations_of_sources(nodes: Sequence[Node]) -> dict[str, list[str]]:
-    """Source -> the destinations, taps too, that its documents may come to; in plan order, for a checked plan."""
+    """Source -> the destinations, tees too, that its documents may come to; in plan order, for a checked plan."""
     reached = ends(nodes)
     return {
         n.name: list(dict.fromkeys(e.destination for e in reached[n.name])) for n in nodes if isinstance(n, SourceNode)
@@ -132,10 +132,10 @@ def _bad_edges(nodes: Sequence[Node]) -> list[str]:
         for name in node.after:
             if name not in kinds:
                 found.append(f"{node.name}: follows {name!r}, which is not in the plan: declare it or correct after=.")
-            elif isinstance(before := kinds[name], DestinationNode) and not before.tap:
+            elif isinstance(before := kinds[name], DestinationNode) and not before.tee:
                 found.append(
                     f"{node.name}: follows {name}, but a destination is the end of a path: follow the node before it, "
-                    f"or make {name} a tap: .tap(name, …)."
+                    f"or make {name} a tee: .tee(name, …)."
                 )
         if isinstance(node, SourceNode):
             if node.after:
@@ -150,7 +150,7 @@ def _bad_edges(nodes: Sequence[Node]) -> list[str]:
                 f"{node.name}: the path ends here in no destination, nothing would happen to these documents: "
                 f"add .destination(name, …) after it."
             )
-        forks = isinstance(node, RouterNode) or (isinstance(node, DestinationNode) and not node.tap)
+        forks = isinstance(node, RouterNode) or (isinstance(node, DestinationNode) and not node.tee)
         if len(after) > 1 and not forks and named[node.name] == 1:
             found.append(
                 f"{node.name}: has {len(after)} successors ({', '.join(n.name for n in after)}) "
@@ -180,7 +180,7 @@ def _bad_nodes(nodes: Sequence[Node]) -> list[str]:
                 apart = " Where it also changes the document, take the two apart." if node.mutates else ""
                 found.append(
                     f"{node.name}: a step runs before the commit and may run again, "
-                    f"so it cannot be POTENT: make it a tap or a destination.{apart}"
+                    f"so it cannot be POTENT: make it a tee or a destination.{apart}"
                 )
             if node.timeout is not None and not _is_number(node.timeout, above=0):
                 found.append(f"{node.name}: timeout={node.timeout!r}: give seconds above 0, or leave it out.")
@@ -238,7 +238,7 @@ def _bad_destination(node: DestinationNode) -> list[str]:
         found += _bad_patience(node.name, policy.patience_s)
     if policy.backoff is not None and not (policy.backoff and all(_is_number(s, least=0) for s in policy.backoff)):
         found.append(f"{node.name}: backoff={policy.backoff!r}: give seconds from 0.")
-    longest = settings.SEND_TIMEOUT_MAX_S
+    longest = limits.SEND_TIMEOUT_MAX_S
     if not _is_number(policy.send_timeout, above=0) or policy.send_timeout > longest:
         found.append(f"{node.name}: send_timeout={policy.send_timeout!r}: give seconds above 0, {longest:g} at most.")
     return found
@@ -273,7 +273,7 @@ def _unequal_branches(nodes: Sequence[Node]) -> list[tuple[bool, str]]:
 
 
 def _destinations_from(start: Node, following: dict[str, list[Node]]) -> set[str]:
-    """Destinations and taps at this node or below it."""
+    """Destinations and tees at this node or below it."""
     reached: dict[str, Node] = {}
     waiting = [start]
     while waiting:
@@ -331,7 +331,7 @@ def _shared_targets(nodes: Sequence[Node]) -> list[str]:
 
 
 def _met_together(nodes: Sequence[Node]) -> set[tuple[str, str]]:
-    """Pairs of destinations that one document reaches both, as a tap and what lies below it, or as copies."""
+    """Pairs of destinations that one document reaches both, as a tee and what lies below it, or as copies."""
     following, reached = successors(nodes), ends(nodes)
     found: set[tuple[str, str]] = set()
     for node in nodes:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from ferryman import settings
+from ferryman import limits
 from ferryman.destinations.base import Destination, Effect, Guarantee
 from ferryman.routers.base import Router
 from ferryman.sources.base import Source
@@ -38,7 +38,7 @@ class Limits(NamedTuple):
             return attempt >= self.attempts
         if waited_s is None:
             return attempt - transient >= self.attempts
-        return waited_s >= self.patience_s and transient >= settings.PATIENCE_TRIES
+        return waited_s >= self.patience_s and transient >= limits.PATIENCE_TRIES
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +57,13 @@ class Policy:
     """
 
     guarantee: Guarantee
-    attempts: int = settings.ATTEMPTS
-    patience_s: float | None = settings.PATIENCE_S
+    attempts: int = limits.ATTEMPTS
+    patience_s: float | None = limits.PATIENCE_S
     backoff: tuple[float, ...] | None = None
-    batch: int = settings.BATCH_ROWS
-    batch_bytes: int = settings.BATCH_BYTES
+    batch: int = limits.BATCH_ROWS
+    batch_bytes: int = limits.BATCH_BYTES
     deletes: bool = True
-    send_timeout: float = settings.SEND_TIMEOUT_S
+    send_timeout: float = limits.SEND_TIMEOUT_S
 
     @property
     def limits(self) -> Limits:
@@ -73,7 +73,7 @@ class Policy:
     @property
     def longest_backoff_s(self) -> float:
         """No wait is longer, whatever the attempt; seconds."""
-        return max(settings.BACKOFF_MAX_S, *(self.backoff or (0.0,)))
+        return max(limits.BACKOFF_MAX_S, *(self.backoff or (0.0,)))
 
     def longest_wait_s(self, attempt: int, *, patient: bool = False) -> float:
         """Upper end of the wait after attempt number ``attempt`` (from 1), seconds.
@@ -82,12 +82,12 @@ class Policy:
             patient: there is no last attempt: after many the wait is not shorter than the default, whatever
                 ``backoff`` says.
         """
-        default = settings.BACKOFF_FIRST_S * settings.BACKOFF_FACTOR ** min(attempt - 1, 32)
-        default = min(settings.BACKOFF_MAX_S, default)
+        default = limits.BACKOFF_FIRST_S * limits.BACKOFF_FACTOR ** min(attempt - 1, 32)
+        default = min(limits.BACKOFF_MAX_S, default)
         if not self.backoff:
             return default
         wait = self.backoff[min(attempt, len(self.backoff)) - 1]
-        return max(wait, default) if patient and attempt >= settings.PATIENCE_TRIES else wait
+        return max(wait, default) if patient and attempt >= limits.PATIENCE_TRIES else wait
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ class Node:
 
     @property
     def kind(self) -> str:
-        """``source``, ``step``, ``router``, ``tap``, ``destination``: in the words of the glossary."""
+        """``source``, ``step``, ``router``, ``tee``, ``destination``: in the words of the glossary."""
         return type(self).__name__.removesuffix("Node").lower()
 
 
@@ -113,8 +113,8 @@ class CalledNode(Node):
         attempts: tries, of whatever error; None: as the destination says.
     """
 
-    brake: int | None = field(default=settings.BRAKE, kw_only=True)
-    patience_s: float = field(default=settings.PATIENCE_S, kw_only=True)
+    brake: int | None = field(default=limits.BRAKE, kw_only=True)
+    patience_s: float = field(default=limits.PATIENCE_S, kw_only=True)
     attempts: int | None = field(default=None, kw_only=True)
 
     def limits(self, policy: Policy) -> Limits:
@@ -148,9 +148,9 @@ class RouterNode(CalledNode):
 class DestinationNode(Node):
     destination: Destination = field(kw_only=True)
     policy: Policy = field(kw_only=True)
-    tap: bool = field(default=False, kw_only=True)
+    tee: bool = field(default=False, kw_only=True)
     """The document goes on, whatever becomes of its delivery here."""
 
     @property
     def kind(self) -> str:
-        return "tap" if self.tap else "destination"
+        return "tee" if self.tee else "destination"

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ferryman import settings
+from ferryman import limits
 from ferryman.destinations.environment import shown_url
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
@@ -26,7 +26,7 @@ class NotifyTarget:
 
     to: str
     secret: str | None = None
-    timeout_s: float = settings.NOTIFY_TIMEOUT_S
+    timeout_s: float = limits.NOTIFY_TIMEOUT_S
 
     @property
     def kind(self) -> str:
@@ -59,10 +59,10 @@ class NotifyTarget:
             yield f"{where}: give an address, as in mailto:me@example.org."
         if self.secret is not None and (not self.secret or self.kind != "url"):
             yield f"{where}: a secret signs what is posted to a URL: leave it out, or give secret='${{HOOK_SECRET}}'."
-        if not 0 < self.timeout_s <= settings.NOTIFY_TIMEOUT_MAX_S:
+        if not 0 < self.timeout_s <= limits.NOTIFY_TIMEOUT_MAX_S:
             yield (
                 f"{where}: timeout_s={self.timeout_s!r}: give seconds above 0, at most "
-                f"{settings.NOTIFY_TIMEOUT_MAX_S:g}: a run waits for it."
+                f"{limits.NOTIFY_TIMEOUT_MAX_S:g}: a run waits for it."
             )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from ferryman import durations, settings
+from ferryman import durations, limits
 from ferryman.destinations.base import Destination, Effect, Guarantee
 from ferryman.errors import PlanError
 from ferryman.needs import names
@@ -43,7 +43,7 @@ class Plan:
     def longest_backoff_s(self) -> float:
         """No wait for another attempt is longer, at any destination; seconds."""
         waits = (n.policy.longest_backoff_s for n in self._nodes if isinstance(n, DestinationNode))
-        return max(waits, default=settings.BACKOFF_MAX_S)
+        return max(waits, default=limits.BACKOFF_MAX_S)
 
     @property
     def key(self) -> str:
@@ -55,8 +55,8 @@ class Plan:
         name: str,
         source: Source,
         *,
-        brake: int | None = settings.BRAKE,
-        patience: float | str = settings.PATIENCE_S,
+        brake: int | None = limits.BRAKE,
+        patience: float | str = limits.PATIENCE_S,
         attempts: int | None = None,
     ) -> Handle:
         """Where documents come from. ``brake``, ``patience`` and ``attempts`` say what errors of its ``read`` mean, as
@@ -72,8 +72,8 @@ class Plan:
         effect: Effect = Effect.SAFE,
         mutates: bool = True,
         timeout: float | None = None,
-        brake: int | None = settings.BRAKE,
-        patience: float | str = settings.PATIENCE_S,
+        brake: int | None = limits.BRAKE,
+        patience: float | str = limits.PATIENCE_S,
         attempts: int | None = None,
         needs: str | Iterable[str] | None = None,
         after: Any = None,
@@ -112,8 +112,8 @@ class Plan:
         name: str,
         router: Router,
         *,
-        brake: int | None = settings.BRAKE,
-        patience: float | str = settings.PATIENCE_S,
+        brake: int | None = limits.BRAKE,
+        patience: float | str = limits.PATIENCE_S,
         attempts: int | None = None,
         after: Any = None,
     ) -> Handle:
@@ -122,10 +122,10 @@ class Plan:
         policy = _called(brake, patience, attempts)
         return self._add(RouterNode(_name(name), _names(after), router=router, **policy))
 
-    def tap(self, name: str, destination: Destination, **policy: Any) -> Handle:
+    def tee(self, name: str, destination: Destination, **policy: Any) -> Handle:
         """A destination in the middle of a path: it gets the document as it is here, and the document goes on
         unchanged, whether it is delivered here or not. Policy as ``Plan.destination``."""
-        return self.destination(name, destination, tap=True, **policy)
+        return self.destination(name, destination, tee=True, **policy)
 
     def destination(
         self,
@@ -133,15 +133,15 @@ class Plan:
         destination: Destination,
         *,
         after: Any = None,
-        tap: bool = False,
+        tee: bool = False,
         guarantee: Guarantee | str | None = None,
         attempts: int | None = None,
-        patience: float | str = settings.PATIENCE_S,
+        patience: float | str = limits.PATIENCE_S,
         backoff: float | Iterable[float] | None = None,
         batch: int | None = None,
-        batch_bytes: int = settings.BATCH_BYTES,
+        batch_bytes: int = limits.BATCH_BYTES,
         deletes: bool = True,
-        send_timeout: float = settings.SEND_TIMEOUT_S,
+        send_timeout: float = limits.SEND_TIMEOUT_S,
     ) -> Handle:
         """Where documents end. The guarantee is by default the best that the destination can keep.
 
@@ -151,7 +151,7 @@ class Plan:
             backoff: seconds after the first, second, … failed attempt (the last one repeats); the wait is uniform
                 between 0 and that. Default 1, 4, 16 … at most an hour.
             batch: rows a chunk at most; default: what the destination prefers, else 500.
-            tap: the document goes on from here; see ``Plan.tap``.
+            tee: the document goes on from here; see ``Plan.tee``.
             send_timeout: seconds that one call (``check``, ``open``, ``write``, ``close``) may take; one that takes
                 longer is given up, and cannot act later: its process is ended.
         """
@@ -160,17 +160,17 @@ class Plan:
         waits = None if backoff is None else tuple([backoff] if isinstance(backoff, (int, float)) else backoff)
         policy = Policy(
             guarantee=_default_guarantee(destination) if guarantee is None else Guarantee(guarantee),
-            attempts=settings.ATTEMPTS if attempts is None else attempts,
+            attempts=limits.ATTEMPTS if attempts is None else attempts,
             patience_s=_patience(patience) if attempts is None else None,
             backoff=waits,
-            batch=settings.BATCH_ROWS if batch is None else batch,
+            batch=limits.BATCH_ROWS if batch is None else batch,
             batch_bytes=batch_bytes,
             deletes=deletes,
             send_timeout=send_timeout,
         )
-        return self._add(DestinationNode(_name(name), _names(after), destination=destination, policy=policy, tap=tap))
+        return self._add(DestinationNode(_name(name), _names(after), destination=destination, policy=policy, tee=tee))
 
-    def notify(self, to: str, *, secret: str | None = None, timeout_s: float = settings.NOTIFY_TIMEOUT_S) -> None:
+    def notify(self, to: str, *, secret: str | None = None, timeout_s: float = limits.NOTIFY_TIMEOUT_S) -> None:
         """Tell somebody, once a run and once a period of ``--every``, when deliveries are newly failed, rejected or in
         doubt, or a node is stopped or unavailable. It is no part of the plan's structure: it may change at any time.
 
@@ -240,9 +240,9 @@ class Handle:
         """A router after this node."""
         return self.plan.route(name, router, after=self._after(options), **options)
 
-    def tap(self, name: str, destination: Destination, **policy: Any) -> Handle:
-        """A tap after this node, to go on from; policy as ``Plan.destination``."""
-        return self.plan.tap(name, destination, after=self._after(policy), **policy)
+    def tee(self, name: str, destination: Destination, **policy: Any) -> Handle:
+        """A tee after this node, to go on from; policy as ``Plan.destination``."""
+        return self.plan.tee(name, destination, after=self._after(policy), **policy)
 
     def destination(self, name: str, destination: Destination, **policy: Any) -> Handle:
         """A destination after this node; policy as ``Plan.destination``."""

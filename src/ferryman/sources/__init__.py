@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ferryman.sources.base import Doubt, Listed, Source
 from ferryman.sources.csv import Csv
-from ferryman.sources.dataframe import Table
+from ferryman.sources.dataframe import DataFrame
 from ferryman.sources.files import Files
 from ferryman.sources.jsonlines import JsonLines
 from ferryman.sources.lines import Lines
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ferryman.sources.jobs import Jobs
     from ferryman.sources.sql import Sql
 
-__all__ = ["Csv", "Doubt", "Files", "Jobs", "JsonLines", "Lines", "Listed", "Memory", "Source", "Sql", "Table"]
+__all__ = ["Csv", "DataFrame", "Doubt", "Files", "Jobs", "JsonLines", "Lines", "Listed", "Memory", "Source", "Sql"]
 
 _HEAVY: Final = {"Jobs": "jobs", "Sql": "sql"}
 """On demand, from these modules: SQLAlchemy takes longer to load than all of Ferryman, and few plans read a queue."""

@@ -73,15 +73,15 @@ def check_names(names: list[str], id: str) -> None:
         UsageError: no column has this name, or two columns share one; names them.
     """
     if id not in names:
-        raise UsageError(f"Table(id={id!r}): there is no such column. There are: {', '.join(names)}.")
+        raise UsageError(f"DataFrame(id={id!r}): there is no such column. There are: {', '.join(names)}.")
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise UsageError(f"Table: two columns are called {', '.join(twice)}: give them names of their own in read.")
+        raise UsageError(f"DataFrame: two columns are called {', '.join(twice)}: give them names of their own in read.")
 
 
 def bad_id(name: str, kind: str) -> str:
     """Why a column cannot be the id."""
-    return f"Table(id={name!r}): the column holds {kind}; an id is text or a number. Cast it to string in read."
+    return f"DataFrame(id={name!r}): the column holds {kind}; an id is text or a number. Cast it to string in read."
 
 
 def _id_text(name: str, kind: pa.DataType) -> Convert | None:

@@ -10,9 +10,9 @@ A scan asks a source three things, in this order:
 A source that has the content at hand while it lists (rows of a table, lines of a file) yields whole ``Document``s from
 ``listing``; one that would have to fetch it (files) yields ``Listed`` and is asked again by ``read``. After a crash
 everything may be asked again. What ``listing`` raises makes the listing incomplete: the rest goes on, and nothing of
-this source is deleted in this scan. So does a ``Doubt`` that the driver contradicts: no machine is trusted alone where it
-does not see something. After ``Unavailable``, or an error of the device or the connection, all is listed again after 1,
-4, 16 s …, if the run waits so long.
+this source is deleted in this scan. So does a ``Doubt`` that the driver contradicts: no machine is trusted alone where
+it does not see something. After ``Unavailable``, or an error of the device or the connection, all is listed again after
+1, 4, 16 s …, if the run waits so long.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any, Final, Literal, NamedTuple, get_args
 
-from ferryman import settings
+from ferryman import limits
 from ferryman.document import Document
 from ferryman.errors import UsageError
 from ferryman.sources.paths import id_of_text, text_of
@@ -88,7 +88,7 @@ class Source:
     be an id, and the engine encodes it."""
 
     def __init__(
-        self, *, prefix: str = "", detect: Detect = "content", max_deleted: float = settings.MAX_DELETED
+        self, *, prefix: str = "", detect: Detect = "content", max_deleted: float = limits.MAX_DELETED
     ) -> None:
         if detect not in get_args(Detect):
             raise UsageError(f"detect={detect!r}: choose one of {', '.join(get_args(Detect))}.")

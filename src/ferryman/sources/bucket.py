@@ -16,7 +16,7 @@ from operator import itemgetter
 from typing import Any, Final, NoReturn
 from urllib.parse import quote
 
-from ferryman import settings
+from ferryman import limits
 from ferryman.errors import BadDocument, TransientError, UsageError, words
 from ferryman.sources.base import EMPTY, MISSING, THERE, Doubt, Listed
 from ferryman.sources.globs import Globs
@@ -34,7 +34,7 @@ _TIMES: Final = ("LastModified", "last_modified", "mtime", "modified", "updated"
 """Under which names fsspec's file systems give what they know of a file."""
 
 _FOR_GOOD: Final = (PermissionError, zipfile.BadZipFile, NotImplementedError)
-_STREAM_BYTES: Final = 4 * settings.MIB
+_STREAM_BYTES: Final = 4 * limits.MIB
 """Bytes that are asked for at once when a file is read piece by piece: far more than a round trip costs."""
 
 
@@ -117,7 +117,7 @@ class Bucket:
         return walked(piece, key_of, self._folder, id_of_key, f"Mend that, {LEAVE_OUT}.")
 
     def still_there(self, ids: Iterable[str]) -> str:
-        for id in islice(ids, settings.LOOKED_AT_IN_A_STORE):
+        for id in islice(ids, limits.LOOKED_AT_IN_A_STORE):
             if not self._globs.takes(key_of(id)):
                 continue
             try:
@@ -150,7 +150,7 @@ class Bucket:
 
     def _folder(self, folder: str, found: Found) -> Iterator[Listed]:
         """The files of one folder, sorted."""
-        trusted = time.time() - settings.FINGERPRINT_TRUST_S
+        trusted = time.time() - limits.FINGERPRINT_TRUST_S
         for name, about in self._entries(folder, found):
             if about["type"] == "directory":
                 if name.endswith("/"):

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ferryman import settings
+from ferryman import limits
 from ferryman.errors import UsageError
 from ferryman.sources.base import Detect
 from ferryman.sources.physical import Physical
@@ -72,11 +72,11 @@ class Csv(Records):
         quote: str | None = '"',
         escape: str | None = None,
         encoding: str = "utf-8",
-        max_bytes: int = settings.MAX_LINE_BYTES,
+        max_bytes: int = limits.MAX_LINE_BYTES,
         storage_options: Mapping[str, Any] | None = None,
         prefix: str = "",
         detect: Detect = "content",
-        max_deleted: float = settings.MAX_DELETED,
+        max_deleted: float = limits.MAX_DELETED,
     ) -> None:
         super().__init__(
             root,

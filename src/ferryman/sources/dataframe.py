@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
-from ferryman import settings
+from ferryman import limits
 from ferryman.document import Document, decode_fields
 from ferryman.errors import BadDocument, UsageError
 from ferryman.sources.base import Detect, Source
@@ -21,8 +21,8 @@ _OPAQUE: Final = re.compile(r"(?:^|[:<,])(variant|geometry|geography|interval (?
 _SHOWN_CHARACTERS: Final = 200  # of a row without an id: enough to find it
 
 
-class Table(Source):
-    """Rows of any Spark DataFrame: ``Table(lambda spark: spark.table("sales.orders"), id="order_no")``.
+class DataFrame(Source):
+    """Rows of any Spark DataFrame: ``DataFrame(lambda spark: spark.table("sales.orders"), id="order_no")``.
 
     Each column is a field, the id's too; there are no raw bytes. Values become what JSON has: null, NaN and the
     infinite numbers null; structs, arrays and maps objects and arrays (keys of maps as text); dates and times text as
@@ -50,12 +50,12 @@ class Table(Source):
         *,
         prefix: str = "",
         detect: Detect = "content",
-        max_deleted: float = settings.MAX_DELETED,
+        max_deleted: float = limits.MAX_DELETED,
     ) -> None:
         super().__init__(prefix=prefix, detect=detect, max_deleted=max_deleted)
         if not callable(read):
             raise UsageError(
-                f"Table({read!r}): give a function of the SparkSession: Table(lambda spark: spark.table(…))."
+                f"DataFrame({read!r}): give a function of the SparkSession: DataFrame(lambda spark: spark.table(…))."
             )
         self._read: Callable[[Any], Any] | None = read
         self.id = id
@@ -64,7 +64,7 @@ class Table(Source):
         return {**self.__dict__, "_read": None}  # it may hold a DataFrame or a session, which cannot travel
 
     def __repr__(self) -> str:
-        return f"Table(…, id={self.id!r})"
+        return f"DataFrame(…, id={self.id!r})"
 
     def read(self, spark: Any) -> Any:
         """The DataFrame, in the driver.
@@ -76,17 +76,19 @@ class Table(Source):
         from ferryman.sources.arrow import bad_id, check_names  # brings pyarrow, which building a plan does not need
 
         if self._read is None:
-            raise UsageError("Table: its function stays in the program that made it; a pickled copy cannot read.")
+            raise UsageError("DataFrame: its function stays in the program that made it; a pickled copy cannot read.")
         frame = self._read(spark)
         types = getattr(frame, "dtypes", None)
         if not isinstance(types, list):
-            raise UsageError(f"Table: read returned a {type(frame).__name__}, not a DataFrame. Is a `return` missing?")
+            raise UsageError(
+                f"DataFrame: read returned a {type(frame).__name__}, not one of Spark's. Is a `return` missing?"
+            )
         check_names([name for name, _ in types], self.id)
         for name, kind in types:
             opaque = _OPAQUE.search(kind)
             if opaque is not None:
                 raise UsageError(
-                    f"Table: column {name!r} holds {opaque[1]}, which JSON has not. Cast it, or leave it out, in read."
+                    f"DataFrame: column {name!r} holds {opaque[1]}, which JSON has not. Cast it or drop it in read."
                 )
             if name == self.id and kind.partition("(")[0] not in _ID_TYPES:
                 raise UsageError(bad_id(name, kind))

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from ferryman import settings
+from ferryman import limits
 from ferryman.document import Document
 from ferryman.errors import UsageError
 from ferryman.sources.about import checked_base_url, checked_names, mime_of, moment, name_of_file, web_address
@@ -84,7 +84,7 @@ class Files(Source):
         root: str | os.PathLike[str],
         include: str | Sequence[str] = "**/*",
         exclude: str | Sequence[str] | None = None,
-        max_bytes: int = settings.MAX_FILE_BYTES,
+        max_bytes: int = limits.MAX_FILE_BYTES,
         *,
         base_url: str | None = None,
         fields: bool | Sequence[str] = True,
@@ -93,7 +93,7 @@ class Files(Source):
         storage_options: Mapping[str, Any] | None = None,
         prefix: str = "",
         detect: Detect = "content",
-        max_deleted: float = settings.MAX_DELETED,
+        max_deleted: float = limits.MAX_DELETED,
     ) -> None:
         super().__init__(prefix=prefix, detect=detect, max_deleted=max_deleted)
         if not isinstance(max_bytes, int) or max_bytes < 1:
@@ -120,7 +120,7 @@ class Files(Source):
         self._tree.check()
 
     def partitions(self) -> list[Piece]:
-        """Up to ``settings.SMALL_LISTING_PARTS`` pieces: folders are opened from the top until there are enough."""
+        """Up to ``limits.SMALL_LISTING_PARTS`` pieces: folders are opened from the top until there are enough."""
         return self._tree.pieces()
 
     def listing(self, partition: Piece) -> Iterator[Listed | Doubt]:

@@ -12,7 +12,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Final
 
-from ferryman import settings
+from ferryman import limits
 from ferryman.errors import TransientError
 from ferryman.sources.base import EMPTY, MISSING, THERE, Doubt, Listed
 from ferryman.sources.globs import Globs
@@ -20,7 +20,7 @@ from ferryman.sources.paths import id_of, name_of, shown
 from ferryman.sources.root import LEAVE_OUT, Root, Stream, relative, special, too_large, user
 from ferryman.sources.tree import FileContent, Found, Piece, pieces, walked
 
-_TRUST_NS: Final = int(settings.FINGERPRINT_TRUST_S * 1e9)
+_TRUST_NS: Final = int(limits.FINGERPRINT_TRUST_S * 1e9)
 _BROKEN_LINK: Final = {
     errno.ENOENT: "does not exist",
     errno.ENOTDIR: "does not exist",

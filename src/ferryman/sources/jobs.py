@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from ferryman import settings
+from ferryman import limits
 from ferryman.document import Document, encode_fields
 from ferryman.errors import BadDocument, TransientError, UsageError, words
 from ferryman.intake import Job, NodeInvalid, Queue, inventory
@@ -71,7 +71,7 @@ class Jobs(Source):
         self,
         queue: Queue | str | None = None,
         *,
-        max_bytes: int = settings.MAX_FILE_BYTES,
+        max_bytes: int = limits.MAX_FILE_BYTES,
         prefix: str = "",
         detect: Detect = "fingerprint",
     ) -> None:

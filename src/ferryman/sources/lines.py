@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any, Literal, get_args
 
-from ferryman import settings
+from ferryman import limits
 from ferryman.errors import UsageError
 from ferryman.sources.base import Detect
 from ferryman.sources.physical import Physical
@@ -64,11 +64,11 @@ class Lines(Records):
         id: LineId = "line",
         blank: Blank = "skip",
         encoding: str = "utf-8",
-        max_bytes: int = settings.MAX_LINE_BYTES,
+        max_bytes: int = limits.MAX_LINE_BYTES,
         storage_options: Mapping[str, Any] | None = None,
         prefix: str = "",
         detect: Detect = "content",
-        max_deleted: float = settings.MAX_DELETED,
+        max_deleted: float = limits.MAX_DELETED,
     ) -> None:
         super().__init__(
             root,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 
-from ferryman import settings
+from ferryman import limits
 from ferryman.document import Document, decode_fields, encode_fields
 from ferryman.errors import BadDocument, UsageError
 from ferryman.sources.base import Detect, Listed, Source
@@ -44,7 +44,7 @@ class Memory(Source):
         *,
         prefix: str = "",
         detect: Detect = "content",
-        max_deleted: float = settings.MAX_DELETED,
+        max_deleted: float = limits.MAX_DELETED,
     ) -> None:
         super().__init__(prefix=prefix, detect=detect, max_deleted=max_deleted)
         if isinstance(documents, Iterator) or not (callable(documents) or isinstance(documents, Iterable)):
@@ -80,7 +80,7 @@ class Memory(Source):
             if room <= 0 or len(piece) >= PIECE_DOCUMENTS:
                 piece = []
                 pieces.append(piece)
-                room = settings.TASK_BYTES
+                room = limits.TASK_BYTES
             entry = _entry(*_parts(index, one))
             piece.append(entry)
             room -= len(entry[1] or b"") + len(entry[2])

@@ -11,12 +11,12 @@ import zlib
 from collections.abc import Callable
 from typing import Any, Final
 
-from ferryman import settings
+from ferryman import limits
 from ferryman.errors import BadDocument
 from ferryman.sources.root import LEAVE_OUT
 
 _HEAD_BYTES: Final = 10
-_CHUNK_BYTES: Final = 128 * settings.KIB
+_CHUNK_BYTES: Final = 128 * limits.KIB
 _DAMAGES: Final = (EOFError, OSError, ValueError, zlib.error, lzma.LZMAError)  # an error of reading comes as Ferryman's
 
 
@@ -27,7 +27,7 @@ def unpacked(stream: io.RawIOBase | io.BytesIO, path: str, size: int) -> io.Buff
 
     Args:
         path: for messages.
-        size: bytes of the packed file, 0 if not known; see ``settings.PACKED_RATIO``.
+        size: bytes of the packed file, 0 if not known; see ``limits.PACKED_RATIO``.
 
     Raises:
         BadDocument: while reading: the packed bytes are damaged or break off, or unpack to far too many.
@@ -64,7 +64,7 @@ class _Unpacked(io.RawIOBase):
         self._packed = packed
         self._inner = inner
         self._what = what
-        self._most = max(settings.PACKED_FREE_BYTES, size * settings.PACKED_RATIO)
+        self._most = max(limits.PACKED_FREE_BYTES, size * limits.PACKED_RATIO)
         self._made = 0
 
     def readable(self) -> bool:
@@ -81,7 +81,7 @@ class _Unpacked(io.RawIOBase):
         self._made += len(data)
         if self._made > self._most:
             raise BadDocument(
-                f"{self._what} that unpack to more than {self._most} bytes, {settings.PACKED_RATIO} times the file: "
+                f"{self._what} that unpack to more than {self._most} bytes, {limits.PACKED_RATIO} times the file: "
                 f"made to do harm, it seems. Unpack the file if it is not, {LEAVE_OUT}."
             )
         return len(data)
@@ -123,7 +123,7 @@ class _Xz:
             if not self._rest:
                 return False
         self._rest = rest
-        self._decoder = lzma.LZMADecompressor(lzma.FORMAT_XZ, settings.PACKED_MEMORY_BYTES)
+        self._decoder = lzma.LZMADecompressor(lzma.FORMAT_XZ, limits.PACKED_MEMORY_BYTES)
         return True
 
 

@@ -7,7 +7,7 @@ import io
 from collections.abc import Iterator
 from typing import Any, Final
 
-from ferryman import settings
+from ferryman import limits
 from ferryman.errors import BadDocument, UsageError
 from ferryman.sources.root import LEAVE_OUT
 
@@ -21,7 +21,7 @@ _BOMS: Final = (  # the longer ones first: UTF-32's begins with UTF-16's
     (codecs.BOM_UTF16_LE, "utf-16-le"),
     (codecs.BOM_UTF16_BE, "utf-16-be"),
 )
-_CHUNK_BYTES: Final = 64 * settings.KIB
+_CHUNK_BYTES: Final = 64 * limits.KIB
 
 
 def checked_encoding(source: str, encoding: str) -> str:

@@ -8,7 +8,7 @@ import os
 import stat
 from typing import Any, Final
 
-from ferryman import settings
+from ferryman import limits
 from ferryman.errors import BadDocument, TransientError, UsageError
 from ferryman.sources.paths import name_of, shown
 
@@ -126,7 +126,7 @@ class Root:
             total += len(data)
             if total > limit:
                 raise BadDocument(too_large(self.shown(id), max(total, os.fstat(opened).st_size), limit))
-            data = os.read(opened, max(size - total, settings.MIB))
+            data = os.read(opened, max(size - total, limits.MIB))
         return b"".join(parts)
 
     def _stay_inside(self, id: str, path: str, opened: int) -> None:

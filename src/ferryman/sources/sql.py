@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 import sqlalchemy as sa
 
-from ferryman import databases, settings
+from ferryman import databases, limits
 from ferryman.document import Document
 from ferryman.errors import BadDocument, TransientError, Unavailable, UsageError
 from ferryman.sources.base import Detect, Listed, Source
@@ -86,7 +86,7 @@ class Sql(Source):
         pieces: int = 8,
         prefix: str = "",
         detect: Detect | None = None,
-        max_deleted: float = settings.MAX_DELETED,
+        max_deleted: float = limits.MAX_DELETED,
     ) -> None:
         super().__init__(
             prefix=prefix, detect=detect or ("fingerprint" if changed else "content"), max_deleted=max_deleted
@@ -328,7 +328,7 @@ def _fingerprint(value: Any) -> str:
         return ""
     if isinstance(value, dt.datetime):
         when = value if value.tzinfo else value.replace(tzinfo=dt.UTC)
-        if abs((dt.datetime.now(dt.UTC) - when).total_seconds()) < settings.FINGERPRINT_TRUST_S:
+        if abs((dt.datetime.now(dt.UTC) - when).total_seconds()) < limits.FINGERPRINT_TRUST_S:
             return ""
     return " ".join(str(json_value(value)).split())
 

@@ -10,7 +10,7 @@ from hashlib import blake2b
 from itertools import pairwise
 from typing import Final, NamedTuple, Protocol
 
-from ferryman import settings
+from ferryman import limits
 from ferryman.errors import TransientError
 from ferryman.outages import is_connection
 from ferryman.sources.base import THERE, Doubt, Listed
@@ -78,7 +78,7 @@ class Tree(Protocol):
         """The root, if it is a file."""
 
     def pieces(self) -> list[Piece]:
-        """Up to ``settings.SMALL_LISTING_PARTS`` pieces: folders are opened from the top until there are enough."""
+        """Up to ``limits.SMALL_LISTING_PARTS`` pieces: folders are opened from the top until there are enough."""
 
     def listing(self, piece: Piece) -> Iterator[Listed | Doubt]:
         """Every file of these folders, in an order that stays; and folders that are not as they may be elsewhere.
@@ -118,7 +118,7 @@ def pieces(folders: Callable[[str], list[str]], id_of: Callable[[str], str]) -> 
     walked: list[tuple[str, list[str]]] = []  # their folders are pieces of their own, so they bring only their files
     whole: list[str] = []
     waiting = deque([""])
-    while waiting and len(walked) + len(whole) + len(waiting) < settings.SMALL_LISTING_PARTS:
+    while waiting and len(walked) + len(whole) + len(waiting) < limits.SMALL_LISTING_PARTS:
         folder = waiting.popleft()
         try:
             below = folders(folder)
@@ -128,7 +128,7 @@ def pieces(folders: Callable[[str], list[str]], id_of: Callable[[str], str]) -> 
             whole.append(folder)  # its listing meets the same and can say so without stopping the others
     found = [FolderPiece(id_of(folder), names_hash(below)) for folder, below in walked]
     found += [FolderPiece(id_of(folder), None) for folder in (*whole, *waiting)]
-    parts = min(len(found), settings.SMALL_LISTING_PARTS)
+    parts = min(len(found), limits.SMALL_LISTING_PARTS)
     cuts = [len(found) * i // parts for i in range(parts + 1)]
     return [found[start:end] for start, end in pairwise(cuts)]
 
@@ -186,7 +186,7 @@ def walked(
                 waiting.extend(reversed(found.below))
             elif names_hash(found.below) != names:
                 doubts.extend(Doubt(id_of(each), THERE) for each in found.below)
-    yield from doubts[: settings.DOUBTS]
+    yield from doubts[: limits.DOUBTS]
     if troubles:
         more = f"; and {len(troubles) - _NAMED_FOLDERS} more" if len(troubles) > _NAMED_FOLDERS else ""
         raise TransientError(f"{'; '.join(troubles[:_NAMED_FOLDERS])}{more}. {remedy}") from next(iter(outages), None)

@@ -11,7 +11,7 @@ from hashlib import blake2b
 from importlib.util import find_spec
 from typing import Any, Final, Literal, NamedTuple
 
-from ferryman import settings
+from ferryman import limits
 from ferryman.document import Document
 from ferryman.errors import Dropped, UsageError
 from ferryman.steps.values import Plain
@@ -83,12 +83,12 @@ class split_text(Plain):
     keep: bool = False
 
     def __post_init__(self) -> None:
-        if self.by not in settings.SPLIT_SIZE:
-            raise ValueError(f"by={self.by!r}: give one of {', '.join(settings.SPLIT_SIZE)}.")
+        if self.by not in limits.SPLIT_SIZE:
+            raise ValueError(f"by={self.by!r}: give one of {', '.join(limits.SPLIT_SIZE)}.")
         if self.key not in ("number", "content"):
             raise ValueError(f"key={self.key!r}: give 'number' or 'content'.")
         if self.size is None:
-            object.__setattr__(self, "size", settings.SPLIT_SIZE[self.by])
+            object.__setattr__(self, "size", limits.SPLIT_SIZE[self.by])
         if not isinstance(self.size, int) or self.size < 1 or not 0 <= self.overlap < self.size:
             raise ValueError(f"size={self.size!r}, overlap={self.overlap!r}: give a size from 1 on, and less overlap.")
         if self.by == "headings" and self.size != 1:

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from typing import Any, Final, Literal
 from urllib.parse import unquote
 
-from ferryman import settings
+from ferryman import limits
 from ferryman.document import Document
 from ferryman.errors import BadDocument, DeliveryError, Dropped, UsageError, named
 from ferryman.steps.formats.content import Content, Part, Unreadable, cleaned
@@ -63,9 +63,9 @@ class extract_text(Plain):
         ValueError: when the step is made: a limit that is not above 0, or another word for ``unknown``.
     """
 
-    max_bytes: int = settings.MAX_FILE_BYTES
-    max_text_bytes: int = settings.EXTRACT_TEXT_BYTES
-    depth: int = settings.EXTRACT_DEPTH
+    max_bytes: int = limits.MAX_FILE_BYTES
+    max_text_bytes: int = limits.EXTRACT_TEXT_BYTES
+    depth: int = limits.EXTRACT_DEPTH
     unknown: Unknown = "refuse"
     languages: Sequence[str] | None = ()
     prefix: str = ""
@@ -184,7 +184,7 @@ def _reader(name: str) -> Any:
 def _language(text: str, allowed: Sequence[str]) -> str:
     """ISO 639-1 code of the language that the words are of; "" for too few of them."""
     sample = " ".join(text[: 4 * _LANGUAGE_CHARACTERS].split())[:_LANGUAGE_CHARACTERS]
-    if sum(map(str.isalpha, sample)) < settings.EXTRACT_LANGUAGE_LETTERS:
+    if sum(map(str.isalpha, sample)) < limits.EXTRACT_LANGUAGE_LETTERS:
         return ""
     found = _detector()(sample, k=_ALL if allowed else 1)
     return next((each["lang"] for each in found if not allowed or each["lang"] in allowed), "")

@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote_to_bytes, urljoin
 
-from ferryman import settings
+from ferryman import limits
 from ferryman.document import Document
 from ferryman.errors import BadDocument, PermanentError, TransientError, Unavailable
 from ferryman.steps.values import one_name, refused, values
@@ -30,7 +30,7 @@ _TRY_AGAIN: Final = frozenset({408, 425})
 _TOO_MANY: Final = 429
 """Too Many Requests: whatever is asked for, the host wants to be left alone."""
 
-_PIECE_BYTES: Final = 64 * settings.KIB
+_PIECE_BYTES: Final = 64 * limits.KIB
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +69,9 @@ class fetch_url:
     """
 
     field: str
-    timeout_s: float = settings.FETCH_TIMEOUT_S
-    max_bytes: int = settings.MAX_FILE_BYTES
-    redirects: int = settings.FETCH_REDIRECTS
+    timeout_s: float = limits.FETCH_TIMEOUT_S
+    max_bytes: int = limits.MAX_FILE_BYTES
+    redirects: int = limits.FETCH_REDIRECTS
     hosts: str | Sequence[str] = ()
 
     def __post_init__(self) -> None:
@@ -213,7 +213,7 @@ def _away_since(began: float, url: Url, why: str) -> Unavailable:
     """The host is away. It is left alone as long as it was waited for: of a thousand documents of a host that does not
     answer not every one waits for it, and other hosts get half of the time at least."""
     now = time.monotonic()
-    _away[_host(url)] = now + max(now - began, settings.BACKOFF_FIRST_S), why
+    _away[_host(url)] = now + max(now - began, limits.BACKOFF_FIRST_S), why
     return Unavailable(why, scope=_host(url))
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from ferryman import settings
+from ferryman import limits
 from ferryman.document import Document
 from ferryman.errors import BadDocument, DeliveryError, Dropped, named
 from ferryman.steps.formats.content import Unreadable
@@ -42,9 +42,9 @@ class unpack(Plain):
         ValueError: when the step is made: a limit that is not above 0.
     """
 
-    max_bytes: int = settings.UNPACK_BYTES
-    max_members: int = settings.UNPACK_MEMBERS
-    max_ratio: float = settings.UNPACK_RATIO
+    max_bytes: int = limits.UNPACK_BYTES
+    max_members: int = limits.UNPACK_MEMBERS
+    max_ratio: float = limits.UNPACK_RATIO
     depth: int = 1
 
     def __post_init__(self) -> None:
@@ -108,8 +108,8 @@ _SHOWN: Final = 200
 class _Budget:
     """What an archive may still unpack to, counted over all archives in it."""
 
-    def __init__(self, limits: unpack, packed_bytes: int) -> None:
-        self._limits = limits
+    def __init__(self, allowed: unpack, packed_bytes: int) -> None:
+        self._allowed = allowed
         self._packed = packed_bytes
         self._bytes = 0
         self._members = 0
@@ -121,16 +121,16 @@ class _Budget:
         Raises:
             Unreadable: it goes over a limit.
         """
-        limits = self._limits
+        allowed = self._allowed
         self._members += members
         self._bytes += size
         why = ""
-        if self._members > limits.max_members:
-            why = f"it has more than max_members={limits.max_members} members"
-        elif self._bytes > limits.max_bytes:
-            why = f"it unpacks to more than max_bytes={limits.max_bytes}"
-        elif self._bytes > settings.UNPACK_FREE_BYTES and self._bytes > self._packed * limits.max_ratio:
-            why = f"it unpacks to more than max_ratio={limits.max_ratio:g} times its size, as a bomb does"
+        if self._members > allowed.max_members:
+            why = f"it has more than max_members={allowed.max_members} members"
+        elif self._bytes > allowed.max_bytes:
+            why = f"it unpacks to more than max_bytes={allowed.max_bytes}"
+        elif self._bytes > limits.UNPACK_FREE_BYTES and self._bytes > self._packed * allowed.max_ratio:
+            why = f"it unpacks to more than max_ratio={allowed.max_ratio:g} times its size, as a bomb does"
         if why:
             self.is_spent = True
             raise Unreadable(f"{why}. Raise the limit if you trust it, or unpack it yourself")

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from ferryman import settings
+from ferryman import limits
 from ferryman.document import Document
 from ferryman.errors import BadDocument, UsageError
 from ferryman.steps.formats.content import line
@@ -45,7 +45,7 @@ class read_xml:
 
     paths: Mapping[str, str]
     namespaces: Mapping[str, str] | None = None
-    max_bytes: int = settings.EXTRACT_PART_BYTES
+    max_bytes: int = limits.EXTRACT_PART_BYTES
 
     def __post_init__(self) -> None:
         if not self.paths or not all(isinstance(name, str) and name for name in self.paths):

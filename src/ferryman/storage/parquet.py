@@ -22,9 +22,9 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
-from ferryman import settings
+from ferryman import limits
 from ferryman.errors import StateDamaged
-from ferryman.settings import MIB
+from ferryman.limits import MIB
 from ferryman.storage.files import TEMPORARY
 
 _NAME = re.compile(r"[0-9]+-[0-9a-f]{32}-([0-9a-f]{8})-([0-9a-f]{8})\.parquet\Z")
@@ -104,7 +104,7 @@ class PartWriter:
 
 def _bounded(table: pa.Table) -> Iterator[pa.Table]:
     """The table in slices of at most ``GROUP_BYTES``, or a single row: whoever reads a row group has it in memory."""
-    if table.num_rows <= 1 or table.nbytes <= settings.GROUP_BYTES:
+    if table.num_rows <= 1 or table.nbytes <= limits.GROUP_BYTES:
         yield table
         return
     half = table.num_rows // 2

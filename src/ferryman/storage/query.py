@@ -11,7 +11,7 @@ from typing import Final
 import duckdb
 import pyarrow as pa
 
-from ferryman import settings
+from ferryman import limits
 from ferryman.errors import StateDamaged
 from ferryman.storage import parquet
 from ferryman.storage.spread import hashed
@@ -22,7 +22,7 @@ _BATCH: Final = 65_536
 
 @contextlib.contextmanager
 def connect(folder: Path) -> Iterator[duckdb.DuckDBPyConnection]:
-    """A database in memory that spills into ``folder`` beyond ``settings.QUERY_MEMORY``."""
+    """A database in memory that spills into ``folder`` beyond ``limits.QUERY_MEMORY``."""
     try:
         database = _kept.pop()  # no look before: another thread may be quicker
     except IndexError:
@@ -32,7 +32,7 @@ def connect(folder: Path) -> Iterator[duckdb.DuckDBPyConnection]:
         db = database.cursor()
         try:
             db.execute(
-                f"SET memory_limit = '{settings.QUERY_MEMORY}'; SET threads = {settings.QUERY_THREADS}; "
+                f"SET memory_limit = '{limits.QUERY_MEMORY}'; SET threads = {limits.QUERY_THREADS}; "
                 f"SET temp_directory = {quoted(str(spill))}; SET TimeZone = 'UTC'"
             )
             yield db

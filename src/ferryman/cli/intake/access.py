@@ -47,7 +47,7 @@ def access(
         if not objects:
             _list(found, state, json)
             return
-        from ferryman.consumers.bundles import ask
+        from ferryman.service.bundles import ask
 
         request = ask(found, objects, time.time())
         if longest is not None:

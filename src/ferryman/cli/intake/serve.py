@@ -69,13 +69,13 @@ def serve(
     again: the work is found where it was. Further processes that serve the same queue share all work but the plan's,
     and take that over when the first one ends.
     """
-    from ferryman.consumers import Serving
-    from ferryman.consumers import serve as serving
-    from ferryman.consumers.processing import jobs_sources
     from ferryman.ledger.state import state_root
     from ferryman.observe import watching
     from ferryman.observe.log import logging_to
     from ferryman.plan.load import load_plan, plan_file
+    from ferryman.service import Serving
+    from ferryman.service import serve as serving
+    from ferryman.service.processing import jobs_sources
 
     settings = {**machines_have(has), **spark_settings(conf)}
     loaded = load_plan(plan)
@@ -89,7 +89,7 @@ def serve(
 
         @contextmanager
         def driving() -> Iterator[tuple[State, Runner]]:
-            from ferryman.consumers import on_spark
+            from ferryman.service import on_spark
 
             with on_spark(loaded, root.parent, master, settings, accept_changes) as driver:
                 graceful.listen()  # Spark's start has put itself in the place of who hears Ctrl-C

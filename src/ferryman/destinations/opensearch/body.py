@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from ferryman import settings
+from ferryman import limits
 from ferryman.destinations.base import Delivery, Outcome
 from ferryman.document import encode_fields
 from ferryman.errors import BadDocument
@@ -15,7 +15,7 @@ from ferryman.errors import BadDocument
 ID_BYTES: Final = 512
 """Longest id that the server takes, in UTF-8; one that is longer would have the whole request refused."""
 
-REQUEST_BYTES: Final = 10 * settings.MIB
+REQUEST_BYTES: Final = 10 * limits.MIB
 """A request closes at this size: the least that hosted clusters take. JSON is longer than what it was made of, so a
 chunk may need several. One document alone may be larger: then it is the server's to refuse it."""
 

@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from ferryman import settings as limits
+from ferryman import limits
 from ferryman.destinations.base import Delivery, Destination, DestinationContext, Effect, Facts, Guarantee, Outcome
 from ferryman.destinations.environment import shown_url
 from ferryman.destinations.http import Answer, Auth, Http, NotSent, Unanswered

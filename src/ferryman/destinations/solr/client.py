@@ -8,12 +8,12 @@ from urllib.parse import quote, unquote, urlencode
 
 import msgspec
 
-from ferryman import settings
+from ferryman import limits
 from ferryman.destinations.http import Answer, Http, NotSent, Unanswered
 from ferryman.destinations.solr.document import Names
 from ferryman.errors import Misconfigured, PermanentError, Unavailable
 
-GET_BYTES: Final = settings.MIB
+GET_BYTES: Final = limits.MIB
 """Of ids in one request: half of what Solr takes as a form by default (``formdataUploadLimitInKB``)."""
 
 CHAIN: Final = "DocBasedVersionConstraintsProcessorFactory"

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Final, NamedTuple
 
 import msgspec
 
-from ferryman import settings
+from ferryman import limits
 from ferryman.destinations.base import Delivery, Destination, DestinationContext, Effect, Facts, Outcome
 from ferryman.destinations.environment import shown_url
 from ferryman.destinations.http import Auth, Http
@@ -21,7 +21,7 @@ from ferryman.errors import BadDocument, Misconfigured, PlanError
 TIMEOUT_S: Final = 30.0
 """Time a request gets: a bulk of some MiB takes a second; a server that merges segments may need more."""
 
-WRITE_S: Final = settings.SEND_TIMEOUT_S - TIMEOUT_S - 5
+WRITE_S: Final = limits.SEND_TIMEOUT_S - TIMEOUT_S - 5
 """After this no more requests are begun in a ``write``, so that the last one may take all its time."""
 
 ROUNDS: Final = 8

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Final
 
 import msgspec
 
-from ferryman import settings
+from ferryman import limits
 from ferryman.destinations.base import Delivery, Destination, DestinationContext, Effect, Facts, Guarantee, Outcome
 from ferryman.destinations.environment import shown_url
 from ferryman.destinations.http import ANSWER_BYTES, Answer, Http, NotSent, Unanswered
@@ -22,7 +22,7 @@ from ferryman.errors import Misconfigured, PermanentError, PlanError, Unavailabl
 TIMEOUT_S: Final = 30.0
 """Time a request gets: a receiver that needs longer should answer first and work afterwards."""
 
-WRITE_S: Final = settings.SEND_TIMEOUT_S - 10
+WRITE_S: Final = limits.SEND_TIMEOUT_S - 10
 """Time a ``write`` takes at most, with all its waits: it must say itself what it knows, before it is given up."""
 
 OWN_HEADERS: Final = ("content-type", "idempotency-key", "webhook-id", "webhook-timestamp", "webhook-signature")

@@ -14,7 +14,7 @@ import duckdb
 import numpy as np
 import pyarrow as pa
 
-from ferryman import settings
+from ferryman import limits
 from ferryman.storage.parquet import read_part
 from ferryman.storage.query import connect
 
@@ -45,7 +45,7 @@ class _Pending(NamedTuple):
 
 
 def order_of(
-    files: Mapping[int, Path], pending: int, spill: Path, share_rows: int = settings.CONTEST_ROWS
+    files: Mapping[int, Path], pending: int, spill: Path, share_rows: int = limits.CONTEST_ROWS
 ) -> dict[int, Order]:
     """Key of each outbox file with contested rows -> what is said about them.
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ferryman import settings
+from ferryman import limits
 from ferryman.destinations.base import DestinationContext
 from ferryman.engine.deliver.sender import Hung
 from ferryman.engine.deliver.sending import FileDelivery, OutboxFile, Stop, Turn
@@ -58,7 +58,7 @@ class Pass:
     """Host and process of the driver: that process is never ended, whatever runs in it."""
     epoch: int
     """Of the driver."""
-    pace_s: float = settings.PACE_S
+    pace_s: float = limits.PACE_S
 
     def __call__(self, lane: Lane) -> LaneReport:
         plan = self.shipped.plan()

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Final, Protocol
 
-from ferryman import settings
+from ferryman import limits
 from ferryman.destinations.base import Destination
 from ferryman.engine.child import Child, Died, TooLong
 from ferryman.errors import DeliveryError, harmless
@@ -49,7 +49,7 @@ class Caller(Protocol):
         """The call's result; what it raises is raised here.
 
         Args:
-            meanwhile: called about every ``settings.RESULT_EVERY_S`` until the call returns, where that can be.
+            meanwhile: called about every ``limits.RESULT_EVERY_S`` until the call returns, where that can be.
 
         Raises:
             Hung: it did not return within ``timeout_s``.
@@ -88,7 +88,7 @@ class Sender:
         while True:
             try:
                 left = max(0.0, until - time.monotonic())
-                fine, answer = self._answers.get(timeout=min(left, settings.RESULT_EVERY_S))
+                fine, answer = self._answers.get(timeout=min(left, limits.RESULT_EVERY_S))
                 break
             except queue.Empty:
                 if time.monotonic() >= until:

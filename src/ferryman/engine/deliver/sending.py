@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ferryman import settings
+from ferryman import limits
 from ferryman.destinations.base import Delivery, Guarantee, Outcome
 from ferryman.engine.deliver.contest import Order
 from ferryman.engine.deliver.outcomes import Tries, row_result
@@ -135,7 +135,7 @@ class Turn:
         [(kind, why)] = said
         before, chunks, rows = self._alike if self._alike[0] == why else (why, 0, 0)
         self._alike = (before, chunks + 1, rows + len(outcomes or ()))
-        if chunks + 1 < settings.ALIKE_CHUNKS or rows + len(outcomes or ()) < settings.ALIKE_ROWS:
+        if chunks + 1 < limits.ALIKE_CHUNKS or rows + len(outcomes or ()) < limits.ALIKE_ROWS:
             return None
         again = "once it is mended, `ferryman retry` sends again what it refused"
         return Stop(f"it refused every row of {chunks + 1} chunks in a row: {why} ({again})", kind == "permanent")
@@ -357,7 +357,7 @@ class FileDelivery:
 
     def _write_part_in_time(self) -> None:
         """5. in careful mode after each chunk, for the next may end this process."""
-        if self.pending and (self.turn.careful or time.monotonic() - self.noted >= settings.RESULT_EVERY_S):
+        if self.pending and (self.turn.careful or time.monotonic() - self.noted >= limits.RESULT_EVERY_S):
             self._write_part()
 
     def _write_part(self) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ferryman import settings
+from ferryman import limits
 from ferryman.engine.scan.known import KNOWN, joined
 from ferryman.ledger.events import table_of
 from ferryman.storage.groups import RowGroups
@@ -141,9 +141,9 @@ class Cutter:
 
     def __init__(self, folder: Path, slots: int, rows: int, size: int, wave_bytes: int) -> None:
         self._folder = folder
-        self._task_rows = int(np.clip(rows // (2 * slots), 256, settings.TASK_DOCUMENTS))
-        enough = np.clip(size // (2 * slots), settings.MIB, settings.EVEN_TASK_BYTES)
-        self._task_bytes = int(np.clip(size // (8 * slots), enough, settings.TASK_BYTES))
+        self._task_rows = int(np.clip(rows // (2 * slots), 256, limits.TASK_DOCUMENTS))
+        enough = np.clip(size // (2 * slots), limits.MIB, limits.EVEN_TASK_BYTES)
+        self._task_bytes = int(np.clip(size // (8 * slots), enough, limits.TASK_BYTES))
         self._wave_bytes = wave_bytes
         self._slices: list[Slice] = []
         self._tasks: list[TaskCut] = []
@@ -185,9 +185,7 @@ class Cutter:
             before, known_before = (int(sums[start - 1]) if start else 0 for sums in (ends, known_ends))
             end = min(
                 int(np.searchsorted(ends, before + self._task_bytes - self._pending_bytes, side="right")),
-                int(
-                    np.searchsorted(known_ends, known_before + settings.TASK_BYTES - self._pending_known, side="right")
-                ),
+                int(np.searchsorted(known_ends, known_before + limits.TASK_BYTES - self._pending_known, side="right")),
             )
             end = max(end, start + (not self._pending_rows))  # a task has at least one row
             end = min(end, start + self._task_rows - self._pending_rows, len(sizes))

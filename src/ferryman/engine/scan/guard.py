@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ferryman import settings
+from ferryman import limits
 from ferryman.engine.scan.listing import Listing
 from ferryman.engine.scan.verdict import SourceJudge
 from ferryman.sources import Source
@@ -73,7 +73,7 @@ def hold_back(judge: SourceJudge, listing: Listing, allowed: Allowed) -> Held:
     held = Held(_trim=trim)
     known = _known(judge, gone, trim) if share < 1 else Counter[str]()
     for folder in sorted(known.keys() - names):
-        if known[folder] >= settings.GUARDED_DOCUMENTS and gone[folder] > share * known[folder]:
+        if known[folder] >= limits.GUARDED_DOCUMENTS and gone[folder] > share * known[folder]:
             held._folders.add(folder)
             told = source.prefix + folder
             held.too_many.append(too_many(judge.name, told, gone[folder], known[folder], share, f"={told}"))
@@ -102,13 +102,13 @@ def _contradiction(judge: SourceJudge, source: Source, listing: Listing) -> str:
 def _some(judge: SourceJudge, source: Source) -> Iterator[str]:
     """Missing documents by their own ids: a few of each folder."""
     looked_at: Counter[str] = Counter()
-    left = settings.LOOKED_AT_AGAIN
+    left = limits.LOOKED_AT_AGAIN
     for batch in judge.missing():
         for id in batch.column("id").to_pylist():
             own = source.own_id(id)
             folder = own.rpartition("/")[0]
             looked_at[folder] += 1
-            if looked_at[folder] <= settings.LOOKED_AT_A_FOLDER:
+            if looked_at[folder] <= limits.LOOKED_AT_A_FOLDER:
                 yield own
                 left -= 1
                 if not left:
@@ -120,7 +120,7 @@ def _known(judge: SourceJudge, gone: Counter[str], trim: int) -> Counter[str]:
 
     Those that are missing, and those that are listed and not new.
     """
-    least = judge.max_deleted * settings.GUARDED_DOCUMENTS
+    least = judge.max_deleted * limits.GUARDED_DOCUMENTS
     folders = [name for name, count in gone.items() if count > least]
     if not folders:
         return Counter()

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
-from ferryman import settings
+from ferryman import limits
 from ferryman.engine.scan.cut import Cutter, Slice
 from ferryman.engine.scan.guard import Allowed, hold_back
 from ferryman.engine.scan.known import kept
@@ -42,13 +42,13 @@ def judge(
     folder: Path,
     *,
     now_us: int,
-    longest_s: float = settings.BACKOFF_MAX_S,
+    longest_s: float = limits.BACKOFF_MAX_S,
     rivals: Mapping[str, Sequence[str]] = MappingProxyType({}),
     only_owed: bool = False,
     waiting: Collection[str] = (),
     allow_deletes: Allowed = False,
     slots: int = 2,
-    wave_bytes: int = settings.WAVE_BYTES,
+    wave_bytes: int = limits.WAVE_BYTES,
 ) -> Verdict:
     """Judge the listings of all sources, then cut.
 

@@ -16,14 +16,14 @@ from typing import Any, Final, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ferryman import settings
+from ferryman import limits
 from ferryman.document import Document, check_size, content_version, encode_fields, excess
 from ferryman.engine.runner import Runner, Shipped
 from ferryman.errors import BadDocument, Misconfigured, Unavailable, UsageError, told
 from ferryman.ledger.events import table_of
 from ferryman.outages import is_connection
 from ferryman.plan import Plan, SourceNode
-from ferryman.sources import Doubt, Listed, Source, Table
+from ferryman.sources import DataFrame, Doubt, Listed, Source
 
 LISTING: Final = pa.schema(
     [
@@ -49,7 +49,7 @@ _TOLD_DOUBTS: Final = 3  # that a message names; an unmounted share may have tho
 _SEE_THE_SAME: Final = "Every machine must see the same there: mount it on all of them."
 
 _GROUP_ROWS: Final = 16_384
-_GROUP_BYTES: Final = 16 * settings.MIB
+_GROUP_BYTES: Final = 16 * limits.MIB
 
 
 def content_path(listing: str) -> str:
@@ -118,7 +118,7 @@ def list_sources(plan: Plan, shipped: Shipped, folder: Path, runner: Runner, onl
     for node in sources:
         try:
             node.source.check()
-            if not isinstance(node.source, Table):
+            if not isinstance(node.source, DataFrame):
                 pieces += [(node.name, piece) for piece in node.source.partitions()]
         except UsageError:
             raise
@@ -130,13 +130,13 @@ def list_sources(plan: Plan, shipped: Shipped, folder: Path, runner: Runner, onl
     by_name = {node.name: node.source for node in sources}
     parts += [_looked_at_again(by_name[part.source], part) for part in listed]
     for node in sources:
-        if isinstance(node.source, Table) and all(p.source != node.name for p in parts):
+        if isinstance(node.source, DataFrame) and all(p.source != node.name for p in parts):
             read = node.source.read if only is None else partial(_read_only, node.source, only[node.name])
             parts += runner.run_frame(read, ListFrame(shipped, str(folder), node.name))
     return [Listing(node, [p for p in parts if p.source == node.name]) for node in sources]
 
 
-def _read_only(source: Table, wanted: frozenset[str], spark: Any) -> Any:
+def _read_only(source: DataFrame, wanted: frozenset[str], spark: Any) -> Any:
     """The DataFrame's rows of these documents: the others do not leave the JVM."""
     frame = source.read(spark)
     if dict(frame.dtypes)[source.id] != "string":
@@ -193,7 +193,7 @@ class ListFrame:
 
     def __call__(self, partition: int, batches: Iterator[pa.RecordBatch]) -> ListedPart:
         source = _source(self.shipped, self.source)
-        assert isinstance(source, Table)
+        assert isinstance(source, DataFrame)
         with _Writer(self.folder, self.source) as out:
             try:
                 for ids, fields in source.columns(batches):
@@ -273,7 +273,7 @@ class _Writer:
             "version": [content_version(each, None) for each in fields],
             "fields": fields,
         }
-        if max(columns["size"]) > settings.MAX_CONTENT_BYTES:
+        if max(columns["size"]) > limits.MAX_CONTENT_BYTES:
             columns["refused"] = [excess(each, None) or None for each in fields]
             columns["fields"] = [None if why else each for why, each in zip(columns["refused"], fields, strict=True)]
         size = sum(columns["size"])

@@ -15,7 +15,7 @@ import duckdb
 import numpy as np
 import pyarrow as pa
 
-from ferryman import settings
+from ferryman import limits
 from ferryman.storage.query import stream
 from ferryman.storage.spread import Marks, Spread, part_of, partitions_for
 
@@ -80,7 +80,7 @@ def find_suspects(queries: Queries, folder: Path, rows: int, *, only_waiting: bo
         only_waiting: only what is WAITING.
         with_gone: also what is LIVE and not listed.
     """
-    parts = partitions_for(rows, 0, settings.COMPARED_ROWS, 1)
+    parts = partitions_for(rows, 0, limits.COMPARED_ROWS, 1)
     spreads = [
         None if of is None else _spread(queries, of, folder / f"compared-{name}", parts)
         for name, of in (("listed", queries.listed), ("known", queries.known), ("taken", queries.taken))

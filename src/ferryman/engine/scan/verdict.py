@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from ferryman import settings
+from ferryman import limits
 from ferryman.engine.scan.cut import Cutter
 from ferryman.engine.scan.listing import Listing
 from ferryman.engine.scan.order import Order
@@ -152,7 +152,7 @@ class SourceJudge:
         self.known = self._suspects.known
         self._all_new = not self._suspects.any_known and not self._suspects.special
         if not self._all_new:
-            self._range = max(settings.CUT_ROWS, -(-2 * self._rows // 256))
+            self._range = max(limits.CUT_ROWS, -(-2 * self._rows // 256))
             self._taken_up = Spread(folder, "taken-up", _VERDICT, 2 * self._rows // self._range + 1)
             self._gone_parts = min(len(files), 256) or 1
             self._gone = Spread(folder, "gone", _VERDICT, self._gone_parts)
@@ -228,7 +228,7 @@ class SourceJudge:
         rows = self._rows + sum(f.rows for f in documents.files.values())
         share = min(1.0, self._suspects.rows / max(1, rows))
         size = share * (sum(map(_bytes, self.paths)) + sum(_bytes(f, _NARROW) for f in self._files))
-        parts = partitions_for(self._suspects.rows, int(size), settings.JUDGED_ROWS, settings.JUDGED_BYTES)
+        parts = partitions_for(self._suspects.rows, int(size), limits.JUDGED_ROWS, limits.JUDGED_BYTES)
         streams = {
             "listed": (_LISTED, self._listed()),
             "known": (_KNOWN, self._known()),
@@ -277,7 +277,7 @@ class SourceJudge:
     def _judge_part(self, part: _Part, depth: int) -> None:
         """Halve it while it is too large, or the query engine has too little memory for it."""
         rows, size = (sum(getattr(t, of) for t in part.values()) for of in ("num_rows", "nbytes"))
-        if depth < _DEPTH and (rows > 2 * settings.JUDGED_ROWS or size > 2 * settings.JUDGED_BYTES):
+        if depth < _DEPTH and (rows > 2 * limits.JUDGED_ROWS or size > 2 * limits.JUDGED_BYTES):
             self._judge_halves(part, depth)
             return
         try:

@@ -12,7 +12,7 @@ transient, permanent, dropped   nothing: the code said on purpose what becomes o
 ==============================  ===========================================================================
 
 Where documents come in batches (a queue's jobs), the unforeseen errors of one batch or of two are the documents' own,
-however many these are. The second look is taken when ``settings.BRAKE_BATCHES`` have failed and none has succeeded,
+however many these are. The second look is taken when ``limits.BRAKE_BATCHES`` have failed and none has succeeded,
 also one after the other in several waves.
 
 A node of which some task had a success in this run gets the second look for errors of the connection, too, and if all
@@ -26,7 +26,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ferryman import settings
+from ferryman import limits
 from ferryman.engine.transform.faults import OF_NODE, Fault, FaultKind
 from ferryman.needs import here, listed
 from ferryman.plan import CalledNode, Plan, StepNode
@@ -209,7 +209,7 @@ class Pulse:
         if kind is not FaultKind.UNFORESEEN or not in_batches:
             return self._counted[kind] >= brake
         failed = self._failing | Counter(self._failed_before)  # what was tried before may be tried again now
-        return len(failed) >= settings.BRAKE_BATCHES and failed.total() >= brake
+        return len(failed) >= limits.BRAKE_BATCHES and failed.total() >= brake
 
     def _all_of_connection(self) -> bool:
         """Did all documents fail so?"""

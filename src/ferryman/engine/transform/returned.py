@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from typing import Any, Final
 
-from ferryman import settings
+from ferryman import limits
 from ferryman.document import Document
 from ferryman.errors import Dropped, PermanentError
 from ferryman.ledger.family import descends
@@ -124,7 +124,7 @@ def few(documents: Iterator[Document]) -> tuple[list[Document], bool]:
     for doc in documents:
         found.append(doc)
         size += _size(doc)
-        if len(found) >= settings.HELD_CHILDREN or size >= settings.GROUP_BYTES:
+        if len(found) >= limits.HELD_CHILDREN or size >= limits.GROUP_BYTES:
             return found, False
     return found, True
 

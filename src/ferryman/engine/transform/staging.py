@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 import pyarrow as pa
 
-from ferryman import settings
+from ferryman import limits
 from ferryman.document import Again, Document, Operation
 from ferryman.engine.transform.block import Block, Known
 from ferryman.engine.transform.faults import TRANSIENT, Fault, FaultKind
@@ -176,7 +176,7 @@ class Stager:
     def end(self) -> None:
         """The block is through."""
         self._gather()
-        if self._bytes >= settings.PART_BYTES:
+        if self._bytes >= limits.PART_BYTES:
             self._flush()
 
     def decide(self, pulses: Mapping[str, Pulse], feed: Unreader) -> None:
@@ -612,7 +612,7 @@ class Stager:
     def _make_room(self, content: int) -> None:
         """For one more outbox row: what waits in memory is written before it is more than a row group takes."""
         size = content + _ROW_BYTES
-        if self._waiting and self._waiting + size > settings.GROUP_BYTES:
+        if self._waiting and self._waiting + size > limits.GROUP_BYTES:
             self._gather_outbox()
         self._bytes += size
         self._waiting += size
@@ -631,7 +631,7 @@ class Stager:
         if (writer := self._writers.get(name)) is None:
             writer = self._writers[name] = OutboxWriter(self._root / "outbox", epoch=self._epoch)
         writer.write(sending.table(self._block, self._source, writer.rows))
-        if writer.size >= settings.PART_BYTES:
+        if writer.size >= limits.PART_BYTES:
             self._close(name)
             if name in self._family_at:
                 self._split.add(name)

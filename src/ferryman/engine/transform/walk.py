@@ -1,4 +1,4 @@
-"""The way of a document through the plan, in a worker's hands: steps, routers, taps; and the way back to what failed.
+"""The way of a document through the plan, in a worker's hands: steps, routers, tees; and the way back to what failed.
 
 What an error at a node means is not decided here but when the task is through (``staging``): whether it is the
 document's own, or the node's, shows only then. The walk keeps what it met.
@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple, Protocol
 
-from ferryman import settings
+from ferryman import limits
 from ferryman.document import Again, Document, check_size, encode_fields
 from ferryman.engine.transform.faults import OF_NODE, Fault, FaultKind, fault_of
 from ferryman.engine.transform.pulse import Pulse
@@ -239,7 +239,7 @@ class Walk:
                 itself.append(each)  # it goes last: the step may still need it as it is
                 continue
             self._go_each(doc, [each], station, route, branches, wanted)
-            if len(self.met) - met >= settings.WAITING_MEMBERS and self.met[-1].fault.kind in _AWAY:
+            if len(self.met) - met >= limits.WAITING_MEMBERS and self.met[-1].fault.kind in _AWAY:
                 fault = self.met[-1].fault
         if error is None and fault is None:
             self._returned.end(failed=False)

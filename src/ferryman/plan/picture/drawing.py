@@ -44,9 +44,9 @@ LEGEND = {
     ("step", "idempotent"): "step: repeating it changes nothing outside",
     ("step", "potent"): "step: each call counts (refused)",
     ("router", "router"): "router",
-    ("tap", "safe"): "tap: does not say its effect (refused)",
-    ("tap", "idempotent"): "tap: repeating it changes nothing",
-    ("tap", "potent"): "tap: each call counts",
+    ("tee", "safe"): "tee: does not say its effect (refused)",
+    ("tee", "idempotent"): "tee: repeating it changes nothing",
+    ("tee", "potent"): "tee: each call counts",
     ("destination", "safe"): "destination: does not say its effect (refused)",
     ("destination", "idempotent"): "destination: repeating it changes nothing",
     ("destination", "potent"): "destination: each call counts",
@@ -143,7 +143,7 @@ def _shape(kind: str, at: Rect) -> str:
                 (x + w - cut, y + h), (x + cut, y + h), (x, y + h / 2),
             ]  # fmt: skip
             return f'<polygon class="shape" points="{" ".join(f"{_n(a)},{_n(b)}" for a, b in corners)}"/>'
-        case "tap":
+        case "tee":
             bar = f'<path class="bar" d="M{_n(x + 5)},{_n(y)} v{_n(h)} M{_n(x + w - 5)},{_n(y)} v{_n(h)}"/>'
             return f'<rect class="shape" {place} rx="2"/>{bar}'
         case "destination":

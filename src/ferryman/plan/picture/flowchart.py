@@ -12,7 +12,7 @@ SHAPES = {  # what stands left and right of a label
     "source": ("([", "])"),
     "step": ("[", "]"),
     "router": ("{{", "}}"),
-    "tap": ("[/", "/]"),
+    "tee": ("[/", "/]"),
     "destination": ("[(", ")]"),
     MISSING: (">", "]"),
 }

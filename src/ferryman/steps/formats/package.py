@@ -7,7 +7,7 @@ import zipfile
 from io import BytesIO
 from typing import TYPE_CHECKING, Any, Final
 
-from ferryman import settings
+from ferryman import limits
 from ferryman.steps.formats.content import Unreadable, line, moment
 
 if TYPE_CHECKING:
@@ -29,9 +29,9 @@ class Package:
         self._zip = zipfile.ZipFile(BytesIO(raw))
         self._infos = {info.filename: info for info in self._zip.infolist()}
         unpacked = sum(info.file_size for info in self._infos.values())
-        if unpacked > settings.EXTRACT_UNPACKED_BYTES:
+        if unpacked > limits.EXTRACT_UNPACKED_BYTES:
             raise Unreadable(
-                f"it unpacks to {unpacked} bytes, more than {settings.EXTRACT_UNPACKED_BYTES}: a bomb, or too large. "
+                f"it unpacks to {unpacked} bytes, more than {limits.EXTRACT_UNPACKED_BYTES}: a bomb, or too large. "
                 "Leave it out, or split it"
             )
 
@@ -54,9 +54,9 @@ class Package:
             raise Unreadable(f"its part {name} is missing: the file is broken. Save it anew")
         if info.flag_bits & 1:
             raise Unreadable("it is encrypted. Save it without a password")
-        if info.file_size > settings.EXTRACT_PART_BYTES:
+        if info.file_size > limits.EXTRACT_PART_BYTES:
             raise Unreadable(
-                f"its part {name} unpacks to {info.file_size} bytes, more than {settings.EXTRACT_PART_BYTES}. Split it"
+                f"its part {name} unpacks to {info.file_size} bytes, more than {limits.EXTRACT_PART_BYTES}. Split it"
             )
         return self._zip.read(info)
 

@@ -6,7 +6,7 @@ import re
 from datetime import datetime
 from typing import Any, Final
 
-from ferryman import settings
+from ferryman import limits
 from ferryman.steps.formats.content import Content, Unreadable, line, written
 
 _HYPHEN: Final = re.compile("[\ufffe\x02](?:\r?\n)?")
@@ -28,8 +28,8 @@ def pdf(raw: bytes) -> Content:
     try:
         meta = book.get_metadata_dict(skip_empty=True)
         count = len(book)
-        if count > settings.EXTRACT_PAGES:
-            raise Unreadable(f"it has {count} pages, more than {settings.EXTRACT_PAGES}. Split it")
+        if count > limits.EXTRACT_PAGES:
+            raise Unreadable(f"it has {count} pages, more than {limits.EXTRACT_PAGES}. Split it")
         text = "\n\n".join(_page(book, number) for number in range(count))
     finally:
         book.close()

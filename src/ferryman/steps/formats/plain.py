@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from typing import Any, Final
 
-from ferryman import settings
+from ferryman import limits
 from ferryman.steps.formats.content import Content, line, moment
 
 _BOMS: Final = (
@@ -53,7 +53,7 @@ def decoded(raw: bytes) -> tuple[str, str]:
     try:
         return raw.decode("utf-8"), "utf-8"
     except UnicodeDecodeError:
-        encoding = _guessed(raw[: settings.EXTRACT_SAMPLE_BYTES])
+        encoding = _guessed(raw[: limits.EXTRACT_SAMPLE_BYTES])
         return raw.decode(encoding, "replace"), encoding
 
 
@@ -75,10 +75,10 @@ def rtf(raw: bytes) -> Content:
     """Text without its controls; title, author and dates from its information group."""
     from striprtf.striprtf import rtf_to_text
 
-    page = _CODEPAGE.search(raw[: settings.EXTRACT_SAMPLE_BYTES])
+    page = _CODEPAGE.search(raw[: limits.EXTRACT_SAMPLE_BYTES])
     encoding = _known(f"cp{page[1].decode()}") if page else _LAST_RESORT
     source = raw.decode("latin-1")
-    fields = dict(_rtf_fields(source[: settings.EXTRACT_SAMPLE_BYTES], encoding))
+    fields = dict(_rtf_fields(source[: limits.EXTRACT_SAMPLE_BYTES], encoding))
     return Content(rtf_to_text(source, encoding=encoding, errors="replace"), fields)
 
 

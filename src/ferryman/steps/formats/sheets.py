@@ -8,7 +8,7 @@ from datetime import date, datetime, time, timedelta
 from io import BytesIO
 from typing import Any, Final
 
-from ferryman import settings
+from ferryman import limits
 from ferryman.steps.formats.content import Content, Unreadable, written
 from ferryman.steps.formats.package import Package, core_fields
 
@@ -17,7 +17,7 @@ _COLUMN: Final = re.compile(rb'\br="([A-Z]{1,3})\d')
 _COLUMNS: Final = 16_384
 """Columns of a sheet, at most."""
 
-_TAIL_BYTES: Final = settings.MIB
+_TAIL_BYTES: Final = limits.MIB
 
 
 def xlsx(raw: bytes) -> Content:
@@ -55,12 +55,12 @@ def _bounded(name: str, sheet: bytes) -> None:
         Unreadable: too large a grid.
     """
     rows = max((int(row) for row in _LAST_ROW.findall(sheet[-_TAIL_BYTES:])), default=1)
-    if rows * _COLUMNS <= settings.EXTRACT_CELLS:
+    if rows * _COLUMNS <= limits.EXTRACT_CELLS:
         return
     columns = max((_number(letters) for letters in set(_COLUMN.findall(sheet))), default=1)
-    if rows * columns > settings.EXTRACT_CELLS:
+    if rows * columns > limits.EXTRACT_CELLS:
         raise Unreadable(
-            f"{name} spans {rows} rows and {columns} columns, more than {settings.EXTRACT_CELLS} cells. "
+            f"{name} spans {rows} rows and {columns} columns, more than {limits.EXTRACT_CELLS} cells. "
             "Delete the stray cells at its end, or split it"
         )
 

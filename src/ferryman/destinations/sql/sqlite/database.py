@@ -11,7 +11,7 @@ from typing import Any, Final
 import sqlalchemy as sa
 
 from ferryman.errors import Misconfigured
-from ferryman.settings import KIB, MIB
+from ferryman.limits import KIB, MIB
 
 BUSY_TIMEOUT_S: Final = 30.0
 """How long to wait for another writer's transaction: half of what a ``write`` may take in all."""

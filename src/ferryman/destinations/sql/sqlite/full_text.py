@@ -15,7 +15,7 @@ from typing import Final
 
 import sqlalchemy as sa
 
-from ferryman.settings import MIB
+from ferryman.limits import MIB
 
 ROW: Final = "fts_row"
 """Column with the number of a row in the index; made when the table gets an index."""

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from ferryman.consumers.workspace import Space, Workspace
 from ferryman.errors import UsageError
 from ferryman.intake import Queue
 from ferryman.ledger import account
-from tests.consumers.place import Place, until
-from tests.consumers.receiver import FileServer, Receiver
+from ferryman.service.workspace import Space, Workspace
+from tests.service.place import Place, until
+from tests.service.receiver import FileServer, Receiver
 
 
 def done(place: Place) -> dict[str, str]:
@@ -213,7 +213,7 @@ def test_a_graceful_stop(intake: Place) -> None:
 
 def test_lost_locks(intake: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """A consumer whose session ended under its work changes nothing; the work is done again."""
-    from ferryman.consumers import stations
+    from ferryman.service import stations
 
     inner = stations.Estimating.work
     lost = []

@@ -11,15 +11,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from ferryman import settings
-from ferryman.consumers.batches import Batches, is_made
-from ferryman.consumers.bundles import Bundles
-from ferryman.consumers.callback import Callback
-from ferryman.consumers.errors import Stopping
-from ferryman.consumers.fetch import Fetcher
-from ferryman.consumers.processing import Processing, jobs_sources
-from ferryman.consumers.reporting import Reporting
-from ferryman.consumers.stations import (
+from ferryman import limits
+from ferryman.errors import StateHeld
+from ferryman.intake import BatchState, JobState, NodeInvalid, Queue, QueueLost
+from ferryman.observe.progress import Observer, Silent
+from ferryman.plan import Plan
+from ferryman.service.batches import Batches, is_made
+from ferryman.service.bundles import Bundles
+from ferryman.service.callback import Callback
+from ferryman.service.errors import Stopping
+from ferryman.service.fetch import Fetcher
+from ferryman.service.processing import Processing, jobs_sources
+from ferryman.service.reporting import Reporting
+from ferryman.service.stations import (
     Downloading,
     Estimating,
     Notify,
@@ -29,12 +33,8 @@ from ferryman.consumers.stations import (
     Station,
     Storing,
 )
-from ferryman.consumers.worker import LOST_PAUSE_S, POLL_S, Loop, Worker
-from ferryman.consumers.workspace import FULL, Workspace
-from ferryman.errors import StateHeld
-from ferryman.intake import BatchState, JobState, NodeInvalid, Queue, QueueLost
-from ferryman.observe.progress import Observer, Silent
-from ferryman.plan import Plan
+from ferryman.service.worker import LOST_PAUSE_S, POLL_S, Loop, Worker
+from ferryman.service.workspace import FULL, Workspace
 
 if TYPE_CHECKING:
     from ferryman.engine.runner import Runner
@@ -150,7 +150,7 @@ def _process(
         while not stop.is_set():
             try:
                 if not processing.turn():
-                    run.notify(settings.NOTIFY_EVERY_S)
+                    run.notify(limits.NOTIFY_EVERY_S)
                     if _is_over(consumers, processing, serving, stop):
                         stop.set()
                         return

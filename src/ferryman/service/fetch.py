@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 from urllib.parse import unquote, urljoin, urlsplit
 
-from ferryman import settings
-from ferryman.consumers import web
-from ferryman.consumers.errors import Corrupt, Stopping
-from ferryman.consumers.manifest import checked_url, shown
+from ferryman import limits
 from ferryman.errors import PermanentError, TransientError
-from ferryman.settings import GIB, KIB, MIB
+from ferryman.limits import GIB, KIB, MIB
+from ferryman.service import web
+from ferryman.service.errors import Corrupt, Stopping
+from ferryman.service.manifest import checked_url, shown
 from ferryman.storage import files
 from ferryman.testing import crash
 
@@ -65,7 +65,7 @@ class Fetcher:
         *,
         tries: int = TRIES,
         pause_s: float = web.PAUSE_FIRST_S,
-        timeout_s: float = settings.FETCH_TIMEOUT_S,
+        timeout_s: float = limits.FETCH_TIMEOUT_S,
     ) -> None:
         self._stop = stop or threading.Event()
         self._tries, self._pause_s, self._timeout_s = tries, pause_s, timeout_s
@@ -213,7 +213,7 @@ class Fetcher:
         """The server's answer, redirects followed. Errors of the network in here are ``TransientError``."""
         from urllib3.exceptions import HTTPError, LocationValueError
 
-        for _ in range(settings.FETCH_REDIRECTS + 1):
+        for _ in range(limits.FETCH_REDIRECTS + 1):
             plain, known = web.asked(url)
             sent = {"accept-encoding": "identity", **headers, **known}
             try:
@@ -241,7 +241,7 @@ class Fetcher:
             if urlsplit(url).scheme == "file":
                 raise PermanentError(f"{shown(plain)}: leads to a file of this machine, which a server may not.")
             checked_url(url)
-        raise PermanentError(f"{shown(url)}: is reached by more than {settings.FETCH_REDIRECTS} redirects. Correct it.")
+        raise PermanentError(f"{shown(url)}: is reached by more than {limits.FETCH_REDIRECTS} redirects. Correct it.")
 
     @cached_property
     def _pool(self) -> PoolManager:

@@ -11,7 +11,7 @@ import msgspec
 
 from ferryman.engine import wave  # noqa: F401 - loaded before the first fork
 from ferryman.testing import crash
-from tests.consumers.place import Place
+from tests.service.place import Place
 
 CHILD = __name__
 

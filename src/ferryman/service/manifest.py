@@ -12,9 +12,9 @@ from urllib.parse import unquote, urljoin, urlsplit
 
 import msgspec
 
-from ferryman.consumers.errors import Corrupt
 from ferryman.errors import words
-from ferryman.settings import MIB
+from ferryman.limits import MIB
+from ferryman.service.errors import Corrupt
 
 MANIFEST_BYTES: Final = 256 * MIB
 """Of one manifest: it is read whole. Some million lines; a longer one is better cut into several."""

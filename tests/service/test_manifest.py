@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ferryman.consumers.errors import Corrupt
-from ferryman.consumers.manifest import checked_digest, checked_path, objects_of, rows_of, shown
+from ferryman.service.errors import Corrupt
+from ferryman.service.manifest import checked_digest, checked_path, objects_of, rows_of, shown
 
 BASE = "http://host/dir/manifest.csv"
 SHA = "a" * 64

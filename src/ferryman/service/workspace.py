@@ -20,9 +20,9 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from ferryman.consumers.manifest import Entry
 from ferryman.intake import Batch, Job, NodeInvalid, Queue
 from ferryman.intake.inventory import FILES
+from ferryman.service.manifest import Entry
 from ferryman.storage import files
 
 FULL: Final = 0.8

@@ -9,10 +9,10 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from ferryman.consumers.bundles import KEPT_S, ask
 from ferryman.errors import UsageError
-from tests.consumers.child import CHILD
-from tests.consumers.place import Place
+from ferryman.service.bundles import KEPT_S, ask
+from tests.service.child import CHILD
+from tests.service.place import Place
 from tests.support.zygote import Zygote
 
 
@@ -86,8 +86,8 @@ def test_a_bundle_expires(intake: Place) -> None:
     request = ask(intake.queue, ["object 0"], 0)
     intake.serve()
     path = Path(urlsplit(request.token["url"]).path)
-    from ferryman.consumers.bundles import Bundles
-    from ferryman.consumers.workspace import Workspace
+    from ferryman.service.bundles import Bundles
+    from ferryman.service.workspace import Workspace
 
     bundles = Bundles(intake.queue, Workspace(intake.serving.work), "small", lambda: None, lambda _: None)
     bundles.expire(time.time())

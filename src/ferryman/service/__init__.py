@@ -1,5 +1,5 @@
 """The intake queue's consumers: one a state, and the plan that documents of jobs run through."""
 
-from ferryman.consumers.serve import Serving, on_spark, serve
+from ferryman.service.serve import Serving, on_spark, serve
 
 __all__ = ["Serving", "on_spark", "serve"]

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from ferryman.consumers import container
-from ferryman.consumers.errors import Corrupt
+from ferryman.service import container
+from ferryman.service.errors import Corrupt
 
 
 def zipped(path: Path, *members: tuple[str, bytes]) -> Path:

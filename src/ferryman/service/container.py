@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Final
 
-from ferryman.consumers.errors import Corrupt
-from ferryman.consumers.manifest import checked_path
-from ferryman.settings import GIB, MIB
+from ferryman.limits import GIB, MIB
+from ferryman.service.errors import Corrupt
+from ferryman.service.manifest import checked_path
 from ferryman.storage import files
 
 MEMBERS: Final = 1_000_000

@@ -24,10 +24,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
-from ferryman.consumers.errors import Later, Stopping
-from ferryman.consumers.stations import Done, Station
 from ferryman.errors import DeliveryError, FerrymanError, named
 from ferryman.intake import Job, JobState, LockLost, NodeInvalid, Queue, QueueLost, StateError
+from ferryman.service.errors import Later, Stopping
+from ferryman.service.stations import Done, Station
 
 POLL_S: Final = 0.5
 """A thread looks so often whether it is to stop, and whether what waits is due; a watch tells it of new jobs."""

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from ferryman import Plan
-from ferryman.consumers import Serving, serve
 from ferryman.destinations import Sql
 from ferryman.document import Document
 from ferryman.engine.runner import Runner
 from ferryman.errors import BadDocument
 from ferryman.intake import Queue
 from ferryman.ledger.state import State
+from ferryman.service import Serving, serve
 from ferryman.sources import Jobs
 from ferryman.testing.inprocess import InProcess
 

@@ -10,10 +10,10 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from ferryman.consumers import web
-from ferryman.consumers.errors import Corrupt
-from ferryman.consumers.manifest import checked_url, shown
 from ferryman.errors import PermanentError, TransientError
+from ferryman.service import web
+from ferryman.service.errors import Corrupt
+from ferryman.service.manifest import checked_url, shown
 
 if TYPE_CHECKING:
     from urllib3 import PoolManager

@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from ferryman.consumers.errors import Stopping
-from ferryman.consumers.workspace import Workspace
 from ferryman.errors import FerrymanError, UsageError, told
 from ferryman.intake import Assembly, Job, LockLost, NodeInvalid, Queue, StateError, inventory
 from ferryman.intake.inventory import FILES, Held
 from ferryman.intake.nodes import decoded, job_path, time_text
-from ferryman.settings import MIB
+from ferryman.limits import MIB
+from ferryman.service.errors import Stopping
+from ferryman.service.workspace import Workspace
 from ferryman.storage import files
 from ferryman.testing import crash
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from ferryman.consumers.errors import Corrupt, Stopping
-from ferryman.consumers.fetch import Fetcher
 from ferryman.errors import PermanentError, TransientError
-from tests.consumers.receiver import FileServer
+from ferryman.service.errors import Corrupt, Stopping
+from ferryman.service.fetch import Fetcher
+from tests.service.receiver import FileServer
 
 CONTENT = bytes(range(256)) * 4096
 

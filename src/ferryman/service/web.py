@@ -10,8 +10,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, TypeVar
 from urllib.parse import unquote_to_bytes, urlsplit
 
-from ferryman.consumers.errors import Stopping
 from ferryman.errors import TransientError
+from ferryman.service.errors import Stopping
 
 if TYPE_CHECKING:
     from urllib3 import PoolManager

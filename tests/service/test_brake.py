@@ -11,8 +11,8 @@ import pytest
 from ferryman.document import Document
 from ferryman.plan import Plan
 from ferryman.sources import Jobs
-from tests.consumers.child import CHILD
-from tests.consumers.place import ODD, Place, until
+from tests.service.child import CHILD
+from tests.service.place import ODD, Place, until
 from tests.support.recorder import Recorder
 from tests.support.zygote import Zygote
 

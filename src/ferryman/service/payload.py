@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
-from ferryman.consumers.container import SUFFIXES
-from ferryman.consumers.errors import Corrupt
-from ferryman.consumers.fetch import Fetcher
-from ferryman.consumers.manifest import (
+from ferryman.intake import Job, inventory
+from ferryman.intake.nodes import PRIORITY
+from ferryman.service.container import SUFFIXES
+from ferryman.service.errors import Corrupt
+from ferryman.service.fetch import Fetcher
+from ferryman.service.manifest import (
     MANIFEST_BYTES,
     Entry,
     Object,
@@ -23,9 +25,7 @@ from ferryman.consumers.manifest import (
     objects_of,
     rows_of,
 )
-from ferryman.consumers.workspace import Workspace, read_entries, write_entries
-from ferryman.intake import Job, inventory
-from ferryman.intake.nodes import PRIORITY
+from ferryman.service.workspace import Workspace, read_entries, write_entries
 from ferryman.storage import files
 
 

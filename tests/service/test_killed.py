@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from ferryman.testing.crash import INTAKE
-from tests.consumers.child import CHILD
-from tests.consumers.place import Place
-from tests.consumers.receiver import Receiver
+from tests.service.child import CHILD
+from tests.service.place import Place
+from tests.service.receiver import Receiver
 from tests.support.zygote import Zygote
 
 JOBS, FILES = 20, 10

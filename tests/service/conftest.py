@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.consumers.place import Place
+from tests.service.place import Place
 from tests.support.places import place, spark  # noqa: F401 - fixtures
 
 

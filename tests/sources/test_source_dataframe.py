@@ -1,4 +1,4 @@
-"""Table: rows of a DataFrame as documents. Batches are Arrow's, as Spark hands them to a worker."""
+"""DataFrame: rows of a DataFrame as documents. Batches are Arrow's, as Spark hands them to a worker."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from ferryman.document import Document, decode_fields, encode_fields
 from ferryman.errors import BadDocument, UsageError
-from ferryman.sources import Table
+from ferryman.sources import DataFrame
 
 LOCAL = datetime.datetime(2024, 5, 1, 10)  # noqa: DTZ001 - a time without a zone is what is tested
 DAY = datetime.date(2024, 5, 1)
@@ -26,8 +26,8 @@ UTC_TIME = pa.timestamp("us", "UTC")
 DEEP = pa.list_(pa.map_(pa.string(), pa.struct([("t", UTC_TIME)])))
 
 
-def table(**options: Any) -> Table:
-    return Table(lambda spark: spark, **options)
+def table(**options: Any) -> DataFrame:
+    return DataFrame(lambda spark: spark, **options)
 
 
 def field(value: Any, kind: pa.DataType | None = None) -> Any:
@@ -235,7 +235,7 @@ def test_read_is_called_with_the_session() -> None:
         [("id", "bigint"), ("x", "struct<variant:int,geometry:array<string>>"), ("y", "interval day to second")]
     )
     sessions = []
-    source = Table(lambda spark: sessions.append(spark) or frame)
+    source = DataFrame(lambda spark: sessions.append(spark) or frame)
 
     assert not sessions
     assert source.read("session") is frame
@@ -253,13 +253,13 @@ def test_read_is_called_with_the_session() -> None:
         (Frame([("id", "string"), ("x", "array<struct<a:geometry(0)>>")]), "column 'x' holds geometry"),
         (Frame([("id", "string"), ("x", "map<string,interval year to month>")]), "column 'x' holds interval year"),
         (Frame([("id", "string"), ("x", "interval month")]), "column 'x' holds interval month"),
-        (None, "returned a NoneType, not a DataFrame. Is a `return` missing"),
+        (None, "returned a NoneType, not one of Spark's. Is a `return` missing"),
     ],
 )
 def test_a_frame_that_cannot_be_is_refused_in_the_driver(frame: Any, says: str) -> None:
     """Before Spark computes anything."""
     with pytest.raises(UsageError, match=says):
-        Table(lambda spark: frame).read(None)
+        DataFrame(lambda spark: frame).read(None)
 
 
 @pytest.mark.parametrize("kind", ["string", "char(5)", "varchar(5)", "int", "bigint", "decimal(10,0)", "double"])
@@ -267,7 +267,7 @@ def test_ids_of_sparks_types(kind: str) -> None:
     """Text and numbers by the names that Spark gives them."""
     frame = Frame([("id", kind)])
 
-    assert Table(lambda spark: frame).read(None) is frame
+    assert DataFrame(lambda spark: frame).read(None) is frame
 
 
 def test_batches_are_checked_too() -> None:
@@ -298,7 +298,7 @@ def test_the_function_stays_in_the_driver() -> None:
 def test_only_a_function_is_taken(read: Callable[[Any], Any]) -> None:
     """A DataFrame itself would tie the plan to one session."""
     with pytest.raises(UsageError, match="give a function of the SparkSession"):
-        Table(read)
+        DataFrame(read)
 
 
 def test_decoding_gives_back_what_was_encoded() -> None:

@@ -27,7 +27,7 @@ def test_submit_a_batch(place: Path) -> None:
 
 def test_every_crash_point_is_told() -> None:
     """The reference has each point, with what it leaves."""
-    page = (DOCS / "reference" / "intake-consumers.md").read_text("utf-8")
+    page = (DOCS / "reference" / "intake-service.md").read_text("utf-8")
     for point, leaves in INTAKE.items():
         assert f"| `{point}` | {leaves} |\n" in page
 

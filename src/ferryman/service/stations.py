@@ -12,17 +12,17 @@ import time
 from collections.abc import Callable
 from typing import Any, ClassVar, Final, NamedTuple
 
-from ferryman.consumers import container
-from ferryman.consumers.callback import Callback
-from ferryman.consumers.errors import Later, Stopping
-from ferryman.consumers.fetch import Fetched, Fetcher, checked
-from ferryman.consumers.manifest import Entry
-from ferryman.consumers.payload import is_container, listed
-from ferryman.consumers.workspace import FULL, Workspace
 from ferryman.errors import PermanentError
 from ferryman.intake import Job, JobState, NodeInvalid, Queue, inventory
 from ferryman.intake.inventory import Held
 from ferryman.intake.nodes import PRIORITY_NAMED_MAX
+from ferryman.service import container
+from ferryman.service.callback import Callback
+from ferryman.service.errors import Later, Stopping
+from ferryman.service.fetch import Fetched, Fetcher, checked
+from ferryman.service.manifest import Entry
+from ferryman.service.payload import is_container, listed
+from ferryman.service.workspace import FULL, Workspace
 from ferryman.storage import files
 from ferryman.testing import crash
 

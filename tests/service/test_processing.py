@@ -12,14 +12,14 @@ from uuid import uuid4
 import pytest
 
 from ferryman import Effect, Plan, Unavailable
-from ferryman.consumers.processing import Processing
 from ferryman.destinations import Delivery, Destination, Outcome
 from ferryman.engine.wave import Run
 from ferryman.intake import Queue
 from ferryman.ledger import commands
+from ferryman.service.processing import Processing
 from ferryman.sources import Jobs
-from tests.consumers.place import Place, until
 from tests.servers.server import Server
+from tests.service.place import Place, until
 from tests.support.recorder import Recorder
 
 

@@ -7,13 +7,13 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from ferryman.consumers.callback import Callback
-from ferryman.consumers.errors import Stopping
-from ferryman.consumers.fetch import Fetcher
-from ferryman.consumers.payload import Planned, has_payload, planned
-from ferryman.consumers.workspace import Workspace
 from ferryman.errors import DeliveryError, PermanentError, TransientError
 from ferryman.intake import Batch, Queue
+from ferryman.service.callback import Callback
+from ferryman.service.errors import Stopping
+from ferryman.service.fetch import Fetcher
+from ferryman.service.payload import Planned, has_payload, planned
+from ferryman.service.workspace import Workspace
 from ferryman.testing import crash
 
 AGAIN_S: Final = 30.0
