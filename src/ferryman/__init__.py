@@ -15,9 +15,12 @@ from ferryman.errors import Dropped, Misconfigured, PermanentError, TransientErr
 from ferryman.plan import Plan
 
 if TYPE_CHECKING:
+    from ferryman.destinations.sql.searching import Hit
     from ferryman.engine.preview import Preview
     from ferryman.engine.wave import Summary
+    from ferryman.ledger.account import Tables
     from ferryman.ledger.commands import Retried
+    from ferryman.ledger.fsck import Finding
 
 __all__ = [
     "Document",
@@ -30,14 +33,21 @@ __all__ = [
     "TransientError",
     "Unavailable",
     "deliveries",
+    "fsck",
     "history",
     "preview",
     "resolve",
     "retry",
     "run",
+    "search",
     "status",
+    "tables",
 ]
 __version__ = "0.1.0"
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]
 
 
 def run(
@@ -218,3 +228,40 @@ def resolve(
     from ferryman.ledger import commands
 
     return commands.resolve(plan, word, state=state, document=document, destination=destination, source=source, why=why)
+
+
+def fsck(plan: Plan, *, state: str | Path | None = None) -> list[Finding]:
+    """Verify every file of the plan's state: what is damaged or missing, and what can be done; [] if all is well."""
+    from ferryman.ledger import fsck
+    from ferryman.ledger.state import state_root
+
+    return fsck.fsck(state_root(plan, state))
+
+
+def tables(plan: Plan, *, state: str | Path | None = None) -> Tables:
+    """The plan's ``ledger`` and ``documents`` as Arrow tables, for pandas, Polars, DuckDB or Spark.
+
+    Everything is read into memory, some 200 bytes a row. A larger state is better asked where it lies: its tables are
+    open Delta tables.
+    """
+    from ferryman.ledger import account
+    from ferryman.ledger.state import state_root
+
+    return account.tables(state_root(plan, state), plan)
+
+
+def search(index: str, text: str, *, table: str = "documents", limit: int = 10) -> list[Hit]:
+    """Full-text search in what the ``Sql`` destination wrote: hits with ``id``, ``title``, ``snippet`` and ``rank``,
+    best first.
+
+    Args:
+        index: path or URL of the database, as the plan gives it to ``Sql``.
+        text: words that a document must have, all of them; ``"in quotes"`` they must follow each other, and ``kill*``
+            means all words that begin so.
+
+    Raises:
+        UsageError: there is no such file or table, it has no full-text index, or the server does not answer.
+    """
+    from ferryman.destinations.sql.search import search
+
+    return search(index, text, table, limit)

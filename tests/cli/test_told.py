@@ -674,7 +674,7 @@ def test_search_prints_a_line_a_hit(fake: Fake, capsys: pytest.CaptureFixture[st
     """Id, title, and where the words stand; as JSON with the rank."""
     hits = [Hit("a.txt", "A", "the\n  [word]", -1.5), Hit("b.txt", None, "", -1.0)]
     fake(
-        "ferryman.search",
+        "ferryman.destinations.sql.search",
         search=lambda db, text, table, limit: hits if (db, text, table, limit) == ("i", "w", "t", 2) else [],
     )
 

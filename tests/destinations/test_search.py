@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from ferryman.destinations import Sql
+from ferryman.destinations.sql.search import search
 from ferryman.errors import UsageError
-from ferryman.search import search
 from ferryman.testing.destinations import delivery
 from tests.destinations.sql_table import opened
 

@@ -15,8 +15,8 @@ from psycopg.errors import DeadlockDetected
 
 from ferryman.destinations import Delivery, Outcome, Sql
 from ferryman.destinations.sql.postgresql import faults, writer
+from ferryman.destinations.sql.search import search
 from ferryman.errors import DeliveryError, PermanentError, PlanError, TransientError, UsageError
-from ferryman.search import search
 from ferryman.testing.destinations import delete, delivery
 from tests.destinations.postgres import Database, database, postgres
 from tests.destinations.sql_table import CONTEXT, opened

@@ -37,7 +37,7 @@ def search(
 
 def found(db: str, text: str, table: str = "documents", limit: int = 10) -> list[dict[str, object]]:
     """The hits as ``{"id", "title", "snippet", "rank"}``, best first."""
-    from ferryman.search import search as in_index
+    from ferryman.destinations.sql.search import search as in_index
 
     hits = in_index(db, text, table=table, limit=limit)
     return [{"id": h.id, "title": h.title, "snippet": h.snippet, "rank": h.rank} for h in hits]

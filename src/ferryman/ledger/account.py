@@ -11,9 +11,10 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 import duckdb
+import pyarrow as pa
 
 from ferryman import limits
 from ferryman.errors import EngineError, StateDamaged, UsageError
@@ -140,6 +141,20 @@ def history(root: Path, document: str, plan: Plan | None = None) -> list[dict[st
         ) ORDER BY wave, ordinal, created
     """
     return _reading(root, plan, lambda view: view.rows(query, {"document": document}))
+
+
+class Tables(NamedTuple):
+    """The open tables of a state, as they are stored; see the reference of the state directory."""
+
+    ledger: pa.Table
+    """An event a row: what happened to a delivery."""
+    documents: pa.Table
+    """A document a row, in each wave that changed what is known of it: the row of the highest wave counts."""
+
+
+def tables(root: Path, plan: Plan) -> Tables:
+    """All of a state's open tables, of one moment, in memory."""
+    return _reading(root, plan, lambda seen: Tables(seen.ledger(), seen.documents()))
 
 
 @contextlib.contextmanager

@@ -51,7 +51,7 @@ class View:
                 if table.transactions[SETTLED] < wave:
                     staged[table.name] = [p[0] for p in info[table.name]]
         self._documents = self._register(state.documents, DOCUMENTS, staged["documents"])
-        self._register(state.ledger, LEDGER, staged["ledger"])
+        self._ledger = self._register(state.ledger, LEDGER, staged["ledger"])
         self._register_outbox(state.outbox)
 
     def rows(self, query: str, parameters: dict[str, Any] | None = None) -> list[dict[str, Any]]:
@@ -62,6 +62,14 @@ class View:
             {n: v.isoformat() if n == "created" and v is not None else v for n, v in zip(names, row, strict=True)}
             for row in found.fetchall()
         ]
+
+    def ledger(self) -> pa.Table:
+        """Every event, as it is stored."""
+        return parquet.scan(self._ledger, LEDGER).to_table()
+
+    def documents(self) -> pa.Table:
+        """What is known of documents, as it is stored: of each the row of the highest wave counts."""
+        return parquet.scan(self._documents, DOCUMENTS).to_table()
 
     def keep(self, name: str, query: str) -> None:
         """A query's rows under a name, for the questions that follow."""
