@@ -19,6 +19,7 @@ from ferryman.cli.app import start
 from ferryman.cli.options import seconds, spark_settings, status_name
 from ferryman.engine.scan.verdict import SourceJudge
 from ferryman.errors import EngineError, StateHeld, UsageError
+from ferryman.ledger.wholeness import Wholeness
 
 Fake = Callable[..., None]
 
@@ -524,7 +525,7 @@ def test_deliveries_hands_its_filters_on(fake: Fake, state: Path, capsys: pytest
         got.update(filters, root=root)
         return [row("a.txt", "ERROR_DOC")]
 
-    fake("ferryman.ledger.account", deliveries=deliveries)
+    fake("ferryman.ledger.account", each_delivery=deliveries)
 
     options = ["--status", "Error_Doc", "--destination", "index", "--source", "files", "--json"]
     assert start(["deliveries", "plan.py", *options]) == 0
@@ -552,24 +553,52 @@ def test_deliveries_are_whole_lines_in_a_pipe(fake: Fake, state: Path, capsys: p
 def test_deliveries_show_the_newest_and_say_that_there_are_more(
     fake: Fake, state: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a terminal 50 at once; a pipe and a script get all; --limit sets the number for each."""
+    """On a terminal 50 at once, in a pipe 1000, as JSON all; --limit sets the number for each."""
     limits: list[int | None] = []
 
     def deliveries(root: Path, limit: int | None, plan: Any) -> list[dict[str, Any]]:
         limits.append(limit)
-        return [row(str(n), "INDEXED") for n in range(60)][:limit]
+        return [row(str(n), "INDEXED") for n in range(2500)][:limit]
 
-    fake("ferryman.ledger.account", deliveries=deliveries)
+    fake(
+        "ferryman.ledger.account",
+        deliveries=deliveries,
+        each_delivery=lambda root, limit, plan: iter(deliveries(root, limit, plan)),
+        number_of_deliveries=lambda root, plan: 2500,
+    )
 
     assert start(["deliveries", "plan.py"]) == 0
-    assert len(capsys.readouterr().out.splitlines()) == 61
+    captured = capsys.readouterr()
+    assert len(captured.out.splitlines()) == 1 + 1000
+    assert captured.err == "These are the 1000 newest of 2500: --limit 2500 shows all of them, and so does --json.\n"
+    assert start(["deliveries", "plan.py", "--limit", "2500"]) == 0
+    captured = capsys.readouterr()
+    assert (len(captured.out.splitlines()), captured.err) == (1 + 2500, "")
+    assert start(["deliveries", "plan.py", "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)) == 2500
     assert start(["deliveries", "plan.py", "--json", "--limit", "7"]) == 0
+    assert len(json.loads(capsys.readouterr().out)) == 7
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     assert start(["deliveries", "plan.py"]) == 0
     captured = capsys.readouterr()
-    assert (captured.out.count("INDEXED"), captured.out.count("delivered")) == (7, 50)
-    assert captured.err == "These are the 50 newest; --limit shows more.\n"
-    assert limits == [None, 7, 51]
+    assert captured.out.count("delivered") == 50
+    assert captured.err.startswith("These are the 50 newest of 2500: ")
+    assert limits == [1001, 2501, None, 7, 51]
+
+
+def test_incomplete_families_are_as_many_as_deliveries(
+    fake: Fake, state: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In a pipe 1000, as JSON all."""
+    found = [Wholeness("files", f"{n:04}", 1, 0, 1, 0, 0, 0) for n in range(1200)]
+    fake("ferryman.ledger.wholeness", incomplete=lambda root, plan, source, family: found)
+
+    assert start(["deliveries", "plan.py", "--incomplete"]) == 0
+    captured = capsys.readouterr()
+    assert len(captured.out.splitlines()) == 1 + 1000 + 1
+    assert captured.err == "These are 1000 of 1200: --limit 1200 shows all of them, and so does --json.\n"
+    assert start(["deliveries", "plan.py", "--incomplete", "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)) == 1200
 
 
 def test_copies_are_told_apart_by_their_route(fake: Fake, state: Path, capsys: pytest.CaptureFixture[str]) -> None:

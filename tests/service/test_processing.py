@@ -12,6 +12,7 @@ from uuid import uuid4
 import pytest
 
 from ferryman import Effect, Plan, Unavailable
+from ferryman.cli.app import start
 from ferryman.destinations import Delivery, Destination, Outcome
 from ferryman.engine.wave import Run
 from ferryman.intake import Queue
@@ -106,11 +107,48 @@ def test_a_retry_of_a_document_whose_job_is_done(intake: Place) -> None:
         (line,) = [line for line in intake.said.lines if "not listed" in line]
         assert line == (
             "source jobs: 1 document is to be tried again and not listed: o/bad.txt. Only jobs in Processing are "
-            "listed: requeue the job, or submit its files anew. It is looked for again every 60 s."
+            "listed: requeue the job if it failed (ferryman intake requeue), or submit its files anew (ferryman intake "
+            "submit). It is looked for again every 60 s."
         )
         job.requeue()
         assert scans() == 1
     assert (job.status, job.message) == ("Failed", "o/bad.txt: holds a zero byte"), "tried, and as bad as before"
+
+
+@pytest.mark.rule("intake.unlisted")
+def test_what_waits_for_its_job_is_said(intake: Place, capsys: pytest.CaptureFixture[str]) -> None:
+    """By the command that asks for it, by ``status`` and by ``deliveries``; no more when the files have come again."""
+    rows = [intake.row(name, local_id="o") for name in ("a.txt", "b.txt")]
+    intake.submit(manifest_url=intake.manifest(rows))
+    intake.serve()
+    plan = intake.folder / "plan.py"
+    plan.write_text(
+        "from pathlib import Path\n"
+        "from tests.service.place import plan_into\n"
+        f"plan = plan_into(Path({str(intake.folder / 'index.db')!r}))\n"
+    )
+
+    def said(verb: str, *options: str) -> str:
+        assert start([verb, str(plan), *options, "--state", str(intake.folder / "state")]) == 0
+        return "\n".join(line for line in capsys.readouterr().out.splitlines() if "source jobs: " in line)
+
+    assert [said(verb) for verb in ("status", "deliveries")] == ["", ""]
+    advice = (
+        "Only jobs in Processing are listed: requeue the job if it failed (ferryman intake requeue), or submit its "
+        "files anew (ferryman intake submit)."
+    )
+    one = f"source jobs: 1 document waits until it is listed again: o/a.txt. {advice}"
+    assert said("retry", "--force", "--doc", "o/a.txt") == one
+    assert [said(verb) for verb in ("status", "deliveries")] == [one, one]
+    assert said("retry", "--force") == (
+        f"source jobs: 2 documents wait until they are listed again, such as o/a.txt. {advice}"
+    )
+    with intake.driving():
+        assert said("retry", "--force") == f"source jobs: what has to be read again waits until it is listed. {advice}"
+
+    intake.submit(manifest_url=intake.manifest(rows))
+    intake.serve()
+    assert [said(verb) for verb in ("status", "deliveries")] == ["", ""]
 
 
 @pytest.mark.rule("intake.again")

@@ -19,17 +19,20 @@ from ferryman.cli.options import (
     has_run,
     status_name,
 )
-from ferryman.cli.terminal import command, json_line, note, say, table, when
+from ferryman.cli.terminal import command, json_line, json_lines, note, say, table, when
+from ferryman.cli.unlisted import say_unread, ways_back
 from ferryman.errors import UsageError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ferryman.ledger.wholeness import Wholeness
     from ferryman.plan import Plan
 
 LIMIT = 50
-"""Deliveries shown at once on a terminal; a pipe gets all."""
+"""Rows shown at once on a terminal."""
+
+PIPE_LIMIT = 1000
+"""And in a pipe: more are hardly wanted as text, and all of a million take gigabytes to align."""
 
 
 def deliveries(
@@ -57,7 +60,7 @@ def deliveries(
             metavar="N",
             min=1,
             show_default=False,
-            help=f"At most so many. Default: {LIMIT} on a terminal, else all.",
+            help=f"At most so many. Default: {LIMIT} on a terminal, {PIPE_LIMIT} in a pipe, with --json all.",
         ),
     ] = None,
     state: StateDir = None,
@@ -71,6 +74,8 @@ def deliveries(
     A document with all that was made of it is a family; so are the rows of a file. With --family the last line says
     whether all of it has ended: complete, or incomplete, and how many deliveries are pending, in doubt, failed or
     rejected. --incomplete lists families of which some are pending or in doubt; what failed has ended.
+
+    --json writes all of them as they come, however many there are. As text the last line says how many more there are.
     """
     from ferryman.ledger import account
     from ferryman.ledger.state import state_root
@@ -83,43 +88,64 @@ def deliveries(
         raise UsageError("--incomplete goes with --source and --family only.")
     filters = chosen(status=status_name(status), destination=destination, source=source, family=family)
     root = state_root(loaded, state, plan_file(plan))
+    at_most = limit or (LIMIT if sys.stdout.isatty() else PIPE_LIMIT)
     rows: list[dict[str, Any]] = []
-    more = False
     if not has_run(root):
         note(f"{root}: there is no state here yet: nothing has run. Next: {command('run', plan, state=state)}")
     elif incomplete:
-        from ferryman.ledger import wholeness
-
-        _list_incomplete(wholeness.incomplete(root, loaded, source, family)[:limit], plan, state, json=json)
+        _list_incomplete(root, loaded, source, family, plan, state, limit if json else at_most, json=json)
+        return
+    elif json:
+        json_lines(account.each_delivery(root, **filters, limit=limit, plan=loaded))
         return
     else:
-        on_terminal = sys.stdout.isatty() and not json
-        rows = account.deliveries(
-            root, **filters, limit=LIMIT + 1 if limit is None and on_terminal else limit, plan=loaded
-        )
-        more = limit is None and on_terminal and len(rows) > LIMIT
+        rows = account.deliveries(root, **filters, limit=at_most + 1, plan=loaded)
     if json:
         json_line(rows)
         return
-    if more:
-        del rows[LIMIT:]
-    said = [{**row, "status": shown(row["status"], row["operation"])} for row in rows]
+    said = [{**row, "status": shown(row["status"], row["operation"])} for row in rows[:at_most]]
     _table(said, ("document", "source", "destination", "status", "attempt", "wave", "message"))
-    if more:
-        note(f"These are the {LIMIT} newest; --limit shows more.")
+    if limit is None and len(rows) > at_most:
+        _note_more(f"the {at_most} newest", account.number_of_deliveries(root, **filters, plan=loaded))
+    listed_by_work = ways_back(loaded)
+    if any(row["status"] in _ASKED and row["source"] in listed_by_work for row in rows):
+        say_unread(loaded, root)
     if family is not None and has_run(root):
         _say_whether_whole(root, family, loaded, plan, state)
 
 
-def _list_incomplete(found: list[Wholeness], plan: str, state: Path | None, *, json: bool) -> None:
+_ASKED = ("FORCE", "RESTART")
+"""Statuses of what an operator has asked for again and no wave has taken up."""
+
+
+def _note_more(shown: str, of: int) -> None:
+    note(f"These are {shown} of {of}: --limit {of} shows all of them, and so does --json.")
+
+
+def _list_incomplete(
+    root: Path,
+    loaded: Plan,
+    source: str | None,
+    family: str | None,
+    plan: str,
+    state: Path | None,
+    limit: int | None,
+    *,
+    json: bool,
+) -> None:
     """Families that have not ended, and how to see more of one."""
+    from ferryman.ledger import wholeness
+
+    found = wholeness.incomplete(root, loaded, source, family)
     if json:
-        json_line([each._asdict() for each in found])
+        json_lines(each._asdict() for each in found[:limit])
         return
     if not found:
         note("There are none: every family is complete.")
         return
-    table(found[0]._fields, [list(each) for each in found])
+    table(found[0]._fields, [list(each) for each in found[:limit]])
+    if limit is not None and len(found) > limit:
+        _note_more(str(limit), len(found))
     say(f"Of one: {command('deliveries', plan, '--family', found[0].family, state=state)}")
 
 

@@ -8,6 +8,7 @@ import typer
 
 from ferryman.cli.options import OfDestination, OfSource, OfStatus, PlanSpec, StateDir, Verbose, status_name
 from ferryman.cli.terminal import command, say
+from ferryman.cli.unlisted import say_unread, ways_back
 
 
 def retry(
@@ -53,9 +54,13 @@ def retry(
     again = command("run", plan, state=state)
     if done.queued:
         say(f"Queued: the current run, or the next one, will apply it: {again}")
+        for name, advice in ways_back(loaded).items():
+            if source in (None, name):
+                say(f"source {name}: what has to be read again waits until it is listed. {advice}")
     elif done.count == 0:
         say("Nothing matches: nothing was changed.")
     elif done.count is None:
         say(f"What matches is due now. Next: {again}")
     else:
         say(f"{done.count} due now. Next: {again}")
+        say_unread(loaded, root)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from ferryman.cli.options import Json, PlanSpec, StateDir, Verbose, has_run
 from ferryman.cli.terminal import command, json_line, note, say, table, when
+from ferryman.cli.unlisted import say_unread
 
 if TYPE_CHECKING:
     from ferryman.plan import Plan
@@ -41,6 +42,8 @@ def status(plan: PlanSpec, state: StateDir = None, json: Json = False, verbose: 
         json_line(found)
         return
     _told(found, waves)
+    if any(numbers["pending"] for numbers in found["destinations"].values()):
+        say_unread(loaded, root)
     for name in LOOK_AT:
         if any(numbers[name] for numbers in found["destinations"].values()):
             say(f"Which are {name}, and why: {command('deliveries', plan, '--status', name, state=state)}")

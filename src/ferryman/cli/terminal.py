@@ -43,6 +43,15 @@ def json_line(value: Any) -> None:
     print(json.dumps(value, default=str))
 
 
+def json_lines(values: Iterable[Any]) -> None:
+    """The same of a list that may be long: written as it comes."""
+    between = "["
+    for value in values:
+        sys.stdout.write(f"{between}{json.dumps(value, default=str)}")
+        between = ", "
+    print("[]" if between == "[" else "]")
+
+
 def table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     """A table: drawn on a terminal, aligned with blanks in a pipe. Numbers to the right."""
     cells = [[one_line("" if value is None else value) for value in row] for row in rows]

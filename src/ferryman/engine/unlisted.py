@@ -55,9 +55,6 @@ class Unlisted:
         what = f"{len(ids)} documents are" if len(ids) > 1 else "1 document is"
         example = f"such as {min(ids)}" if len(ids) > 1 else min(ids)
         known = self._sources.get(source)
-        why = "" if known is None or known.lists_all else _OF_JOBS
+        why = "" if known is None or not known.comes_again else f"{known.comes_again} "
         again = f"It is looked for again every {limits.UNLISTED_AGAIN_S:g} s."
         return f"source {source}: {what} to be tried again and not listed: {example}. {why}{again}"
-
-
-_OF_JOBS: Final = "Only jobs in Processing are listed: requeue the job, or submit its files anew. "

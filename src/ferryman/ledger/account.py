@@ -26,7 +26,7 @@ from ferryman.ledger.schemas import LEDGER_COLUMNS
 from ferryman.ledger.state import SETTLED, WAVE, State
 from ferryman.ledger.statuses import Status, stored
 from ferryman.ledger.view import View
-from ferryman.plan import Plan, destinations_of_sources
+from ferryman.plan import Plan, SourceNode, destinations_of_sources
 from ferryman.storage.files import disk_full
 from ferryman.storage.log import Log
 from ferryman.storage.query import connect
@@ -55,6 +55,13 @@ def left_over(root: Path, plan: Plan) -> dict[str, int]:
         return _reading(root, plan, View.left_over)
     every = found.status["destinations"].values()
     return {name: sum(counts[name] for counts in every) for name in LEFT_OVER}
+
+
+def unread(root: Path, plan: Plan) -> dict[str, tuple[int, str]]:
+    """Documents that an operator has asked for again and that were not listed since: of each source that lists only
+    work (``Source.lists_all``) their number and one of them."""
+    sources = [n.name for n in plan.nodes if isinstance(n, SourceNode) and not n.source.lists_all]
+    return _reading(root, plan, lambda view: view.unread(sources)) if sources else {}
 
 
 def waves(root: Path, limit: int = 5, plan: Plan | None = None) -> list[dict[str, Any]]:
@@ -108,12 +115,57 @@ def deliveries(
     Raises:
         UsageError: there is no such status; there is no state yet.
     """
+    if limit is None:
+        return list(
+            each_delivery(root, status=status, destination=destination, source=source, family=family, plan=plan)
+        )
     statuses, operation = named_statuses(status)
 
     def look(seen: View) -> list[dict[str, Any]]:
         return seen.docs(statuses, destination, source, limit=limit, operation=operation, family=family)
 
     return _reading(root, plan, look)
+
+
+def each_delivery(
+    root: Path,
+    *,
+    status: str | None = None,
+    destination: str | None = None,
+    source: str | None = None,
+    family: str | None = None,
+    limit: int | None = None,
+    plan: Plan | None = None,
+) -> Iterator[dict[str, Any]]:
+    """The same deliveries one after the other: of a million few are in memory at a time."""
+    statuses, operation = named_statuses(status)
+
+    def rows() -> Iterator[dict[str, Any]]:
+        with view(root, plan) as seen:
+            yield from seen.each_doc(statuses, destination, source, operation, family, limit)
+
+    def look() -> tuple[dict[str, Any] | None, Iterator[dict[str, Any]]]:
+        found = rows()
+        return next(found, None), found  # all files have been read when the first row is there, for they are sorted
+
+    first, others = looking_again(root, look)
+    if first is not None:
+        yield first
+        yield from others
+
+
+def number_of_deliveries(
+    root: Path,
+    *,
+    status: str | None = None,
+    destination: str | None = None,
+    source: str | None = None,
+    family: str | None = None,
+    plan: Plan | None = None,
+) -> int:
+    """How many these are."""
+    statuses, operation = named_statuses(status)
+    return _reading(root, plan, lambda seen: seen.number_of_docs(statuses, destination, source, operation, family))
 
 
 def named_statuses(status: str | None) -> tuple[frozenset[Status], str | None]:

@@ -5,7 +5,7 @@ What concerns all deliveries is counted by hashes (``counts``); what is asked of
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,6 +28,9 @@ SOURCE_COUNTS: Final = ("documents", "deleted", "again")
 
 _AT: Final = "wave * 4 + ordinal"
 """Orders the events of a delivery."""
+
+_ROWS: Final = 2048
+"""Rows of an answer that are in memory at a time."""
 
 _SLACK: Final = 4
 """How many candidates are looked at for each row that is wanted: some are of older revisions."""
@@ -56,12 +59,16 @@ class View:
 
     def rows(self, query: str, parameters: dict[str, Any] | None = None) -> list[dict[str, Any]]:
         """A query's rows as dicts; times as ISO-8601 text."""
+        return list(self.each_row(query, parameters))
+
+    def each_row(self, query: str, parameters: dict[str, Any] | None = None) -> Iterator[dict[str, Any]]:
+        """The same, few in memory at a time; until the last one nothing else may be asked."""
         found = self._db.execute(query, parameters or None)
         names = [d[0] for d in found.description or []]
-        return [
-            {n: v.isoformat() if n == "created" and v is not None else v for n, v in zip(names, row, strict=True)}
-            for row in found.fetchall()
-        ]
+        while rows := found.fetchmany(_ROWS):
+            for row in rows:
+                named = zip(names, row, strict=True)
+                yield {n: v.isoformat() if n == "created" and v is not None else v for n, v in named}
 
     def ledger(self) -> pa.Table:
         """Every event, as it is stored."""
@@ -123,6 +130,19 @@ class View:
                 counts[word] += number
         return counts
 
+    def unread(self, sources: Collection[str]) -> dict[str, tuple[int, str]]:
+        """See ``account.unread``; of these sources."""
+        of = f"source IN {quoted_list(sources)}"
+        asked = "due = 0 OR forced"  # by an operator: what a step owes has a time
+        found = self._db.execute(f"""
+            SELECT source, count(*), min(document) FROM (
+                SELECT source, document, arg_max(coalesce({asked}, false), wave) AS asked FROM documents
+                WHERE {of} AND document IN (SELECT document FROM documents WHERE {of} AND ({asked}))
+                GROUP BY source, document
+            ) WHERE asked GROUP BY source ORDER BY source
+        """).fetchall()
+        return {source: (number, example) for source, number, example in found}
+
     def docs(
         self,
         statuses: Collection[str] = (),
@@ -142,19 +162,43 @@ class View:
             family: of this origin, or of the rows of this file; see ``wholeness``.
             share: (i, n): of n shares into which whole families fall, the i-th.
         """
-        where, wanted = _asked(statuses, destination, source, document)
-        if family is not None:
-            where.append(in_family(family))
-        if operation is not None:
-            where.append(f"operation = '{operation}'")
+        where, wanted = _asked(statuses, destination, source, document, operation, family)
         if share != (0, 1):
             where.append(f"hash(origin) % {share[1]} = {share[0]}")
         if limit is not None:  # the newest candidates are looked at first, and more only if need be
-            found = self._newest(where, wanted, limit, _SLACK * max(limit, 250))
+            found = self.rows(_newest(where, limit, _SLACK * max(limit, 250)), wanted)
             if len(found) == limit:
                 return found
         self._db.execute("SET threads = 1")  # all columns of every row: the memory does not do for two
-        return self._newest(where, wanted, limit, None)
+        return self.rows(_newest(where, limit, None), wanted)
+
+    def each_doc(
+        self,
+        statuses: Collection[str] = (),
+        destination: str | None = None,
+        source: str | None = None,
+        operation: str | None = None,
+        family: str | None = None,
+        limit: int | None = None,
+    ) -> Iterator[dict[str, Any]]:
+        """The same deliveries, few in memory at a time; until the last one nothing else may be asked."""
+        self._keep_current(_asked(statuses, destination, source, None, operation, family), _ALL)
+        order = "ORDER BY wave DESC, ordinal DESC, document"
+        return self.each_row(
+            f"SELECT {', '.join(_ALL)} FROM current {order} {'' if limit is None else f'LIMIT {int(limit)}'}"
+        )
+
+    def number_of_docs(
+        self,
+        statuses: Collection[str] = (),
+        destination: str | None = None,
+        source: str | None = None,
+        operation: str | None = None,
+        family: str | None = None,
+    ) -> int:
+        """How many these are."""
+        self._keep_current(_asked(statuses, destination, source, None, operation, family), ["wave"])
+        return self._one("SELECT count(*) FROM current")
 
     def docs_at_most(
         self, statuses: Collection[str], destination: str | None, source: str | None, document: str | None
@@ -169,32 +213,27 @@ class View:
 
     # -- inside ------------------------------------------------------------------------------------
 
-    def _newest(
-        self, where: list[str], wanted: dict[str, str], limit: int | None, window: int | None
-    ) -> list[dict[str, Any]]:
-        columns = ", ".join(LEDGER_COLUMNS)
-        order = "ORDER BY wave DESC, ordinal DESC, document"
-        return self.rows(
+    def _keep_current(self, asked: tuple[list[str], dict[str, str]], columns: Sequence[str]) -> None:
+        """These columns, and ``ordinal``, of the deliveries that are asked for, as the table ``current``. In steps, of
+        which each has the memory for itself: of a million deliveries it does not do for all at once."""
+        where, wanted = asked
+        among, named = " AND ".join(where), ", ".join(columns)
+        self._db.execute("SET threads = 1")
+        self.keep("last", f"SELECT hash(delivery_hash) AS h, max({_AT}) AS at FROM ledger GROUP BY h")
+        self.keep("now", "SELECT hash(source, document) AS h, max(revision) AS newest FROM documents GROUP BY h")
+        self._db.execute(
             f"""
-            WITH candidates AS (
-                SELECT {columns}, ordinal FROM (
-                    SELECT {columns}, ordinal FROM ledger UNION ALL SELECT {columns}, 3 FROM unsent
-                ) WHERE {" AND ".join(where)} {order} {"" if window is None else f"LIMIT {window}"}
-            ), last AS (
-                SELECT delivery_hash, max({_AT}) AS at FROM ledger
-                WHERE delivery_hash IN (SELECT delivery_hash FROM candidates) GROUP BY delivery_hash
-            ), now AS (
-                SELECT source, document, max(revision) AS revision FROM documents
-                WHERE document IN (SELECT origin FROM candidates) GROUP BY source, document
-            )
-            SELECT {", ".join("c." + name for name in LEDGER_COLUMNS)} FROM candidates c
-            LEFT JOIN last l ON c.delivery_hash = l.delivery_hash
-            JOIN now n ON c.source = n.source AND c.origin = n.document AND c.revision = n.revision
-            WHERE l.at IS NULL OR l.at = c.wave * 4 + c.ordinal
-            {order.replace("wave", "c.wave").replace("ordinal", "c.ordinal").replace("document", "c.document")}
-            {"" if limit is None else f"LIMIT {int(limit)}"}
+            CREATE OR REPLACE TEMP TABLE current AS
+                SELECT {named}, ordinal FROM ledger
+                JOIN last l ON hash(delivery_hash) = l.h AND {_AT} = l.at
+                JOIN now n ON hash(source, origin) = n.h AND revision = newest
+                WHERE {among}
+            UNION ALL
+                SELECT {named}, 3 AS ordinal FROM unsent
+                JOIN now n ON hash(source, origin) = n.h AND revision = newest
+                WHERE {among}
             """,
-            wanted,
+            wanted or None,
         )
 
     def _tables(self) -> Tables:
@@ -243,8 +282,45 @@ class View:
         return int(value)
 
 
+_ALL: Final = tuple(LEDGER_COLUMNS)
+
+
+def _newest(where: list[str], limit: int | None, window: int | None) -> str:
+    """Deliveries of current documents by their latest events, newest first, as SQL.
+
+    Args:
+        window: so many of the newest events are looked at; None: all.
+    """
+    named, among = ", ".join(_ALL), " AND ".join(where)
+    order = "ORDER BY wave DESC, ordinal DESC, document"
+    ordered = order.replace("wave", "c.wave").replace("ordinal", "c.ordinal").replace("document", "c.document")
+    return f"""
+        WITH candidates AS (
+            SELECT {named}, ordinal FROM ledger WHERE {among}
+            UNION ALL SELECT {named}, 3 AS ordinal FROM unsent WHERE {among}
+            {order} {"" if window is None else f"LIMIT {window}"}
+        ), last AS (
+            SELECT delivery_hash, max({_AT}) AS at FROM ledger
+            WHERE delivery_hash IN (SELECT delivery_hash FROM candidates) GROUP BY delivery_hash
+        ), now AS (
+            SELECT source, document, max(revision) AS revision FROM documents
+            WHERE document IN (SELECT origin FROM candidates) GROUP BY source, document
+        )
+        SELECT {", ".join("c." + name for name in _ALL)} FROM candidates c
+        LEFT JOIN last l ON c.delivery_hash = l.delivery_hash
+        JOIN now n ON c.source = n.source AND c.origin = n.document AND c.revision = n.revision
+        WHERE l.at IS NULL OR l.at = c.wave * 4 + c.ordinal
+        {ordered} {"" if limit is None else f"LIMIT {int(limit)}"}
+        """
+
+
 def _asked(
-    statuses: Collection[str], destination: str | None, source: str | None, document: str | None
+    statuses: Collection[str],
+    destination: str | None,
+    source: str | None,
+    document: str | None,
+    operation: str | None = None,
+    family: str | None = None,
 ) -> tuple[list[str], dict[str, str]]:
     """Conditions on events, and their parameters; see ``View.docs``."""
     wanted = {k: v for k, v in (("destination", destination), ("source", source)) if v}
@@ -254,4 +330,8 @@ def _asked(
     if document is not None:
         where.append("(document = $document OR origin = $document)")
         wanted["document"] = document
+    if family is not None:
+        where.append(in_family(family))
+    if operation is not None:
+        where.append(f"operation = '{operation}'")
     return where, wanted

@@ -76,6 +76,9 @@ class Source:
     """Does a complete listing name every document, so that one that is missing is gone, and deleted? False: a listing
     brings work (jobs of a queue), and says nothing of the rest."""
 
+    comes_again = ""
+    """Where not every document is listed: what to do to have one listed again. A sentence, for messages."""
+
     uncounted: frozenset[str] = frozenset()
     """Names of fields that are about a document, and no part of its content (a time of modification): what changes only
     in them has not changed."""

@@ -65,6 +65,10 @@ class Jobs(Source):
 
     lists_all = False
     in_batches = True
+    comes_again = (
+        "Only jobs in Processing are listed: requeue the job if it failed (ferryman intake requeue), or submit its "
+        "files anew (ferryman intake submit)."
+    )
     encodes_ids = True
 
     def __init__(
