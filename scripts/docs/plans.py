@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -143,6 +144,11 @@ FINDINGS = (
         "Waits of a policy",
         'plan.source("files", Files("corpus")).destination("index", index, backoff=[1, -1])',
     ),
+    Case(
+        "Code that cannot be sent to the workers",
+        "lock = threading.Lock()\n\n\ndef guarded(doc):\n    with lock:\n        return doc\n\n\n"
+        'plan.source("files", Files("corpus")).step("work", guarded).destination("index", index)',
+    ),
 )  # fmt: skip
 """Each makes one mistake."""
 
@@ -184,6 +190,7 @@ def built(code: str) -> Plan:
         **{name: getattr(module, name) for module in (routers, sources, destinations) for name in module.__all__},
         "Plan": Plan,
         "Effect": Effect,
+        "threading": threading,
         "plan": Plan("plays", version=1),
         "read": read,
         "clean": clean,

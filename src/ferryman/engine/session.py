@@ -24,6 +24,7 @@ from pyspark import TaskContext
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
+from ferryman.engine.java import check_java
 from ferryman.engine.runner import Answer, Item
 from ferryman.errors import EngineError, UsageError, WorkerDied
 
@@ -85,8 +86,10 @@ def start(master: str, conf: Mapping[str, str], name: str) -> SparkSession:
     """A session of our own. Workers run this very Python.
 
     Raises:
-        UsageError: Spark does not start with this master and configuration.
+        UsageError: Spark does not start with this master and configuration, or there is no Java for it.
     """
+    if not master.startswith("sc://") and "PYSPARK_GATEWAY_PORT" not in os.environ:  # there is a JVM already
+        check_java()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     settings = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false"}
     if master.startswith("local"):

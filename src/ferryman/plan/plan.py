@@ -13,6 +13,7 @@ from ferryman.plan import graph
 from ferryman.plan.fingerprint import fingerprint
 from ferryman.plan.nodes import DestinationNode, Node, Policy, RouterNode, SourceNode, StepFunction, StepNode
 from ferryman.plan.notice import NotifyTarget
+from ferryman.plan.pickling import cannot_be_pickled
 from ferryman.routers.base import Router
 from ferryman.sources.base import Source
 
@@ -199,6 +200,7 @@ class Plan:
         """
         findings, warnings = graph.check(self.name, self.version, self.nodes)
         findings += [finding for target in self._notified for finding in target.findings()]
+        findings += cannot_be_pickled(self.nodes)
         if findings:
             raise PlanError(findings)
         return warnings

@@ -1,0 +1,59 @@
+"""Is there a Java that Spark can run on? Asked before Spark is, which answers with a stack trace of its own."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from ferryman.errors import UsageError
+
+OLDEST: Final = 17
+"""What Spark 4 needs at least."""
+
+_VERSION: Final = re.compile(r'version "(?:1\.)?(\d+)')
+"""As ``java -version`` writes it: ``openjdk version "17.0.13"``, and once ``"1.8.0_402"``."""
+
+_PATIENCE_S: Final = 60.0
+
+_INSTALL: Final = (
+    f"Spark needs Java {OLDEST} or newer. Install it (Debian, Ubuntu: apt install openjdk-17-jre-headless; Fedora: "
+    "dnf install java-17-openjdk-headless; macOS: brew install openjdk@17), or set JAVA_HOME to the folder of one"
+)
+
+
+def check_java(environment: Mapping[str, str] = os.environ) -> None:
+    """
+    Raises:
+        UsageError: there is no Java, JAVA_HOME is not the folder of one, or it is too old.
+    """
+    home = environment.get("JAVA_HOME", "")
+    if home:
+        java: str | None = str(Path(home, "bin", "java"))
+        if not os.access(str(java), os.X_OK):
+            raise UsageError(f"JAVA_HOME is {home}, and there is no bin/java in it. {_INSTALL}.")
+    else:
+        java = shutil.which("java", path=environment.get("PATH"))
+        if java is None:
+            raise UsageError(f"There is no Java: no java on the PATH, and JAVA_HOME is not set. {_INSTALL}.")
+    version = _version(str(java), environment)
+    if version is not None and version < OLDEST:
+        where = f"JAVA_HOME is {home}, which" if home else f"{java}"
+        raise UsageError(f"{where} is Java {version}. {_INSTALL}.")
+
+
+def _version(java: str, environment: Mapping[str, str]) -> int | None:
+    """17 of ``17.0.13``; None if it does not say, and Spark may try."""
+    try:
+        done = subprocess.run(
+            [java, "-version"], capture_output=True, text=True, errors="replace", env=dict(environment),
+            timeout=_PATIENCE_S, check=False,
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    found = _VERSION.search(done.stderr + done.stdout)
+    return None if found is None else int(found[1])
