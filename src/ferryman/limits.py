@@ -250,8 +250,8 @@ QUERY_MEMORY: Final = "128MB"
 QUERY_THREADS: Final = 2
 """DuckDB holds some 60 MB a thread that it cannot spill: on a machine of 64 cores ``QUERY_MEMORY`` would not do."""
 
-COUNTED_EVENTS: Final = 1_000_000
-"""Of more events a run keeps what ``status`` says: so many are counted in a few seconds when somebody asks."""
+COUNTED_EVENTS: Final = 500_000
+"""Of more events a run keeps what ``status`` says: so many are counted in two seconds when somebody asks."""
 
 COUNTING_SHARE: Final = 20
 """An endless run spends one part in so many of its time on that at most."""
