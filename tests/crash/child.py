@@ -21,7 +21,7 @@ from ferryman.ledger.state import State, state_root
 from ferryman.observe.progress import Silent
 from ferryman.testing import crash
 from ferryman.testing.inprocess import InProcess
-from tests.crash import scenario, shapes, targets
+from tests.crash import endless, scenario, shapes, targets
 from tests.crash.shapes import SHAPES
 from tests.support import invariants, no_lock
 from tests.support.worker import one_worker
@@ -45,6 +45,8 @@ class Job(msgspec.Struct):
     """Of one of ``shapes``, from 0; -1: the last."""
     killed: str = ""
     """What was killed before: driver, executor."""
+    turn: int = 0
+    """Of an endless run: from when on it is armed."""
     stop: bool = False
     """It stops at the point that is armed, in place of dying there: SIGSTOP."""
     unlocked: bool = False
@@ -76,6 +78,9 @@ def dispatch(job: Job) -> None:
     root = Path(job.root)
     if job.shape in SHAPES:
         of_shape(job)
+        return
+    if job.shape == endless.SHAPE:
+        of_endless(job)
         return
     plan = targets.make_plan(root) if job.shape == "server" else scenario.make_plan(root, job.guarantee)
     arm(job)
@@ -111,6 +116,35 @@ def run(plan: Any, root: Path, *, fork: bool = False) -> None:
     with State.take(state_root(plan, root / "state"), plan) as state, driving.plain_errors(state):
         summary = Run(state, InProcess(fork=fork), Spoken(), wait=5, wave_bytes=30).go()
     assert summary.exit == 3, summary  # one document is bad, one refused
+
+
+def of_endless(job: Job) -> None:
+    """The same for an endless run, to the end of its history; ``run and check``: what is left then."""
+    root = Path(job.root)
+    plan = endless.make_plan(root, job.guarantee)
+    plan.freeze()
+    where = state_root(plan, root / "state")
+    history = endless.History(root, plan, job.turn, lambda: arm(job))
+    with State.take(where, plan) as state, driving.plain_errors(state):
+        if job.verb == "run":
+            history.begin()
+            run = Run(
+                state,
+                InProcess(fork=dies_in_a_task(job)),
+                history,
+                wait=0,
+                wave_bytes=12,
+                sleep=history.sleep,
+                clock=history.clock,
+            )
+            with contextlib.suppress(endless.Enough):
+                run.go(every=0)
+            return
+        summary = Run(state, InProcess(), Spoken(), wait=30, wave_bytes=12).go()
+    assert summary.exit == 3, summary  # some are bad, some refused
+    invariants.check(where, plan, summary)
+    unknown = {(d["operation"], d["document"]) for d in account.deliveries(where, status="in_doubt")}
+    endless.check(root, job.guarantee, unknown, job.killed)
 
 
 def of_shape(job: Job) -> None:

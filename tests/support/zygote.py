@@ -18,6 +18,7 @@ from typing import IO, Any, Final, NoReturn, Self
 import msgspec
 
 _WAKE: Final = b"wake"
+_KILL: Final = b"kill"
 
 
 class Zygote:
@@ -41,6 +42,10 @@ class Zygote:
     def wake(self) -> tuple[int, str]:
         """Let the child that stopped first go on; its exit code, and what it has printed since."""
         return self._ask(_WAKE)
+
+    def kill_stopped(self) -> None:
+        """Kill all that have stopped and were not woken."""
+        self._ask(_KILL)
 
     def _ask(self, what: bytes) -> tuple[int, str]:
         assert self._process.stdin is not None
@@ -68,6 +73,10 @@ def serve(name: str, output: str, jobs: IO[bytes]) -> None:
     try:
         for line in jobs:
             Path(output).write_bytes(b"")
+            if line.strip() == _KILL:
+                _kill(stopped)
+                print(0, flush=True)
+                continue
             if line.strip() == _WAKE:
                 pid = stopped.pop(0)
                 os.kill(pid, signal.SIGCONT)
@@ -82,8 +91,14 @@ def serve(name: str, output: str, jobs: IO[bytes]) -> None:
             else:
                 print(os.waitstatus_to_exitcode(status), flush=True)
     finally:  # also when nobody reads the answers any more
-        for pid in stopped:
-            os.kill(pid, signal.SIGKILL)
+        _kill(stopped)
+
+
+def _kill(stopped: list[int]) -> None:
+    while stopped:
+        pid = stopped.pop()
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
 
 
 def _work(child: Any, line: bytes, output: str) -> NoReturn:

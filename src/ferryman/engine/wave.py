@@ -136,7 +136,7 @@ class Run:
         self._wave_bytes = wave_bytes
         self._sleep = sleep
         self._shipped = Shipped.of(state.plan)
-        self._trouble = Troubles("destination", self._tell)
+        self._trouble = Troubles("destination", self._tell, clock)
         self._dispatcher = Dispatcher(state, self._shipped, runner, self._trouble, pace_s=pace_s)
         self._newer = Newer(state, self._dispatcher, self._tell)
         self._summary = Summary()
