@@ -66,10 +66,19 @@ ACTIONS: Final[dict[str, Action]] = {
     ),
     "transform": Action(
         "a task reads documents and stages files",
-        ("engine.transform.task.Transform.__call__", "engine.transform.staging.Stager.finish"),
+        (
+            "engine.transform.task.Transform.__call__",
+            "engine.transform.walk.Walk.again",
+            "engine.transform.staging.Stager.finish",
+        ),
         ("transform.outbox", "transform.documents", "transform.ledger", "transform.staged"),
     ),
     "transform.again": Action("the same task runs twice", ("engine.transform.task.Transform.__call__",), fault=True),
+    "transform.failed": Action(
+        "a task reads a document of which it fails itself, and its children do not",
+        ("engine.transform.walk.Walk.first", "engine.transform.succession.succession"),
+        fault=True,
+    ),
     "transform.done": Action("one attempt's files are taken", ("engine.wave.Run._wave",), ("transform.done",)),
     "redeliver": Action("opens a wave without documents", ("engine.wave.Run._redeliver",)),
     "commit": Action(

@@ -12,6 +12,11 @@ THREE: Final = (("a",), ("b",), ("c",))
 CHANGES: Final = (("a", "b", GONE),)
 """One document that changes and then goes."""
 
+FAMILY: Final = (("a", "b"),)
+"""One document that changes, and of which children are made."""
+TRIES: Final = (("x",), ("y",))
+"""Its step makes one child or another, at each try."""
+
 CONFIGURATIONS: Final = (
     # One document, one destination, the most faults: kills, late and doubled workers, two drivers at once.
     *(
@@ -44,7 +49,7 @@ CONFIGURATIONS: Final = (
             f"answers: {guarantee}",
             ONE,
             (Destination(guarantee),),
-            Budget(crashes=1, doubles=1, late=1, faults=1),
+            Budget(crashes=1, doubles=1, late=int(guarantee == ONCE), faults=1),
             answers=("transient", "refused", "raised", "half", "down", "hung"),
         )
         for guarantee in (ONCE, LEAST, EXACT)
@@ -90,7 +95,7 @@ CONFIGURATIONS: Final = (
             f"chunks: {guarantee}",
             TWO,
             (Destination(guarantee),),
-            Budget(crashes=1, late=0 if guarantee == EXACT else 1, faults=2),
+            Budget(crashes=1, late=int(guarantee == ONCE), faults=2),
             answers=("transient", "refused", "raised", "half", "down"),
             batch=2,
         )
@@ -98,6 +103,38 @@ CONFIGURATIONS: Final = (
     ),
     Config("two workers of a file", TWO, (Destination(LEAST),), Budget(crashes=1, doubles=1, late=1)),
     Config("slices: a wave a document", TWO, (Destination(EXACT), Destination(ONCE)), Budget(crashes=1), slice=1),
+    Config("one chunk after the other: at-least-once", THREE, (Destination(LEAST),), Budget(crashes=1, late=1)),
+    # A document whose step makes other children at each try.
+    *(
+        Config(
+            f"families: {guarantee}",
+            ONE,
+            (Destination(guarantee, compares=guarantee == LEAST),),
+            Budget(crashes=1, doubles=1, faults=1),
+            answers=("step",),
+            batch=2,
+            families=TRIES,
+        )
+        for guarantee in (ONCE, LEAST, EXACT)
+    ),
+    Config(
+        "families that change: exactly-once",
+        (("a", "b", GONE),),
+        (Destination(EXACT),),
+        Budget(doubles=1, faults=1),
+        answers=("step",),
+        batch=4,
+        families=TRIES,
+    ),
+    Config(
+        "families, order: at-least-once, does not compare",
+        ONE,
+        (Destination(LEAST),),
+        Budget(faults=2),
+        answers=("step", "transient"),
+        attempts=3,
+        families=TRIES,
+    ),
     # Three documents, two destinations, few faults.
     Config(
         "three documents, two destinations: a fault",

@@ -59,14 +59,15 @@ def name(driver: Driver) -> str:
 
 
 def starts(config: Config, state: State) -> Moves:
+    rival = bool(state.drivers)
+    if rival and (config.lock or len(state.drivers) > 1 or not state.budget.rivals):
+        return
     started = state._replace(drivers=(*state.drivers, Driver("epoch", 1 + max(state.epochs))), unsynced=False)
-    if not state.drivers:
+    if rival:
+        budget = state.budget._replace(rivals=state.budget.rivals - 1)
+        yield Step("take.rival"), started._replace(budget=budget)
+    else:
         yield Step("take"), started
-    elif not config.lock and len(state.drivers) < 2 and state.budget.rivals:
-        yield (
-            Step("take.rival"),
-            started._replace(budget=state.budget._replace(rivals=state.budget.rivals - 1)),
-        )
 
 
 def _epoch(config: Config, state: State, i: int, driver: Driver) -> Moves:
@@ -119,7 +120,7 @@ def _made_anew(state: State, driver: Driver) -> State:
 
 
 def _idle(config: Config, state: State, i: int, driver: Driver) -> Moves:
-    listed = tuple(d for d in range(len(config.histories)) if _version(config, state, d) != _last(state, d))
+    listed = tuple(d for d in range(len(config.histories)) if _is_due(config, state, d))
     if listed:
         taken = driver._replace(at="transform", taken_up=listed)
         if config.mutation == "a listing outlives its driver":
@@ -130,6 +131,12 @@ def _idle(config: Config, state: State, i: int, driver: Driver) -> Moves:
         yield Step("redeliver", name(driver)), _at(state, i, nothing)
     elif any(driver.overtaken) and not listed:
         yield Step("end", name(driver)), without(config, state, i)
+
+
+def _is_due(config: Config, state: State, document: int) -> bool:
+    """Has it changed, or is it owed?"""
+    known = state.known[document]
+    return _version(config, state, document) != _last(state, document) or (known is not None and known.owed)
 
 
 def _version(config: Config, state: State, document: int) -> str:
@@ -144,34 +151,85 @@ def _last(state: State, document: int) -> str:
 def _transform(config: Config, state: State, i: int, driver: Driver) -> Moves:
     """One attempt, or two: each reads what is there now. The files of one are taken."""
     if len(driver.staged) < 2 and (not driver.staged or state.budget.doubles):
-        staging = _stage(config, state, driver)
-        after = _at(state, i, driver._replace(staged=(*driver.staged, staging)))
-        if config.mutation == "documents are published before the commit":
-            after = settling.with_known(after, staging.documents)
-        if driver.staged:
-            after = after._replace(budget=after.budget._replace(doubles=after.budget.doubles - 1))
-        yield Step("transform.again" if driver.staged else "transform", name(driver)), after
+        for staging in _tries(config, state, driver):
+            after = _at(state, i, driver._replace(staged=(*driver.staged, staging)))
+            if config.mutation == "documents are published before the commit":
+                after = settling.with_known(after, staging.documents)
+            if driver.staged:
+                after = after._replace(budget=after.budget._replace(doubles=after.budget.doubles - 1))
+            again = "transform.again" if driver.staged else "transform"
+            if staging.failed:
+                after = after._replace(budget=after.budget._replace(faults=after.budget.faults - 1))
+                again = "transform.failed"
+            yield Step(again, name(driver)), after
     for staging in driver.staged:
         yield Step("transform.done", name(driver)), _at(state, i, _chosen(config, driver, staging))
 
 
-def _stage(config: Config, state: State, driver: Driver) -> Staging:
+def _tries(config: Config, state: State, driver: Driver) -> Iterator[Staging]:
+    """What an attempt may make: a step may make other children each time."""
+    for children in config.families:
+        yield _stage(config, state, driver, children, fails=False)
+        if "step" in config.answers and state.budget.faults:
+            staging = _stage(config, state, driver, children, fails=True)
+            if any(known.owed for _, known in staging.documents):
+                yield staging._replace(failed=True)
+
+
+def _stage(config: Config, state: State, driver: Driver, children: tuple[str, ...], *, fails: bool) -> Staging:
     """Bytes are hashed as they are read: what has changed since the listing is taken as it is now."""
-    found = []
+    found: list[tuple[int, Known]] = []
+    rows: list[tuple[int, str, int, str]] = []
     for document in driver.taken_up[: config.slice]:
+        if not _is_due(config, state, document) and config.mutation != "a listing outlives its driver":
+            continue
         version, last = _version(config, state, document), state.known[document]
-        revision = 1 if last is None else last.revision + 1
         if config.mutation == "a listing outlives its driver" and last is not None:
-            found.append((document, last._replace(version=version)))
-        elif version != _last(state, document):
-            found.append((document, Known(version, revision)))
-    return Staging(tuple(found), (driver.epoch, len(driver.staged)))
+            known = last._replace(version=version)
+            upserts, gone = [""], []
+        elif last is not None and last.owed and version == last.version:
+            known, upserts, gone = _retried(config, last, children)
+        else:
+            known, upserts, gone = _walked(config, version, last, children, fails=fails)
+        found.append((document, known))
+        rows += [(document, version, known.revision, member) for member in upserts]
+        out = version if config.mutation == "a delete has the hash of what it takes back" else GONE
+        rows += [(document, out, known.revision, member) for member in gone]
+    return Staging(tuple(found), (driver.epoch, len(driver.staged)), tuple(rows))
+
+
+Made = tuple[Known, list[str], list[str]]
+"""What is known from now on; members to send, members to take out."""
+
+
+def _walked(config: Config, version: str, last: Known | None, children: tuple[str, ...], *, fails: bool) -> Made:
+    """A new version, its whole way: what the old one gave and it does not make goes; what failed keeps its old one."""
+    before = () if last is None else last.given
+    revision = 1 if last is None else last.revision + 1
+    fails = fails and version != GONE
+    made = () if version == GONE else children if fails else ("", *children)
+    stays = tuple(member for member in before if fails and not member)
+    gone = [member for member in before if member not in made and member not in stays]
+    if config.mutation == "a new version takes nothing back" and version != GONE:
+        gone = []
+    return Known(version, revision, (*stays, *made), owed=fails), list(made), gone
+
+
+def _retried(config: Config, last: Known, children: tuple[str, ...]) -> Made:
+    """The document itself goes on. Children that were given are let go if they are made again, else they go; new ones
+    are let go too."""
+    gone = [member for member in last.given if member and member not in children]
+    stays = tuple(member for member in last.given if member and member not in gone)
+    if config.mutation == "a retry takes nothing back":
+        gone = []
+    return last._replace(given=("", *stays), owed=False), [""], gone
 
 
 def _chosen(config: Config, driver: Driver, staging: Staging) -> Driver:
     if config.mutation == "the files of both attempts are taken":
         documents = tuple(row for each in driver.staged for row in each.documents)
-        staging = staging._replace(documents=documents)
+        rows = tuple(row for each in driver.staged for row in each.rows)
+        staging = staging._replace(documents=documents, rows=rows)
     driver = driver._replace(taken_up=driver.taken_up[config.slice :], staged=())
     if not staging.documents:
         return _rest(driver)
@@ -191,9 +249,9 @@ def _commit(config: Config, state: State, i: int, driver: Driver) -> Moves:
     [staging] = driver.staged
     wave = driver.wave + 1
     rows = [
-        Row(Delivery(document, destination, known.version, known.revision), wave, staging.made)
+        Row(Delivery(document, destination, version, revision, member), wave, staging.made)
         for destination in range(len(config.destinations))
-        for document, known in staging.documents
+        for document, version, revision, member in staging.rows
     ]
     fresh = tuple(Waiting(len(state.rows) + n, 0, parked=False) for n in range(len(rows)))
     if driver.epoch < state.epochs[OUTBOX] or wave <= state.wave:

@@ -73,9 +73,9 @@ def _still(config: Config, state: State, worker: Worker) -> Worker | None:
         worker = worker._replace(at="publish", chunks=())
     if worker.at == "publish" and (trimmed or not worker.pending):
         return None
-    if (worker.at == "claim" and trimmed) or (worker.at == "note" and _claim_of(worker) not in state.claims):
+    if worker.at == "claim" and trimmed:
         return None
-    return worker
+    return None if worker.at == "note" and not _may_note(config, state, worker) else worker
 
 
 def is_of(worker: Worker, lane: Lane) -> bool:
@@ -147,16 +147,22 @@ def _look(config: Config, state: State, worker: Worker) -> State:
     return _add(state, worker._replace(at=_next(config, worker, "look") if once else "send"))
 
 
+def _may_note(config: Config, state: State, worker: Worker) -> bool:
+    """Is the pass's folder there? At-most-once: it goes with the last claim."""
+    if config.destinations[worker.destination].guarantee == ONCE:
+        return _claim_of(worker) in state.claims
+    return worker.pass_ > state.settled[OUTBOX]
+
+
 def _note(config: Config, state: State, worker: Worker) -> State:
-    """At-most-once: the bare note. When the claim is gone its folder is too, and the note fails."""
-    claim = _claim_of(worker)
-    if claim in state.claims:
+    """At-most-once, at-least-once: the bare note, before the next chunk is sent. Without a folder it fails."""
+    if _may_note(config, state, worker):
         state = state._replace(results=state.results | {Result(worker.pass_, worker.said, part=False)})
     return _put(config, state, worker._replace(chunks=worker.chunks[1:], said=()))
 
 
 def _publish(config: Config, state: State, worker: Worker) -> State:
-    """The others: one result a run of neighbouring chunks; of two about the same rows the first one stays."""
+    """Exactly-once: one result a run of neighbouring chunks; of two about the same rows the first one stays."""
     state = state._replace(results=_published(state, worker))
     return _put(config, state, worker._replace(pending=()))
 
@@ -247,9 +253,12 @@ def _failed(config: Config, row: Waiting, *, refused: bool = False) -> Said:
 
 
 def _answered(config: Config, state: State, worker: Worker, said: tuple[Said, ...]) -> State:
-    """The worker knows the outcomes. At-most-once notes them at once; the others when they come to it."""
-    if config.destinations[worker.destination].guarantee == ONCE:
+    """The worker knows the outcomes. Exactly-once notes them when it comes to it, the others at once."""
+    promise = config.destinations[worker.destination].guarantee
+    if promise == ONCE:
         return _add(state, worker._replace(at=_next(config, worker, "send"), said=said))
+    if promise == LEAST and config.mutation != "what came of a chunk is noted when the next is sent":
+        return _add(state, worker._replace(at="note", said=said))
     return _put(config, state, worker._replace(chunks=worker.chunks[1:], pending=(*worker.pending, said)))
 
 
@@ -284,8 +293,10 @@ def _received(config: Config, state: State, chunk: Chunk) -> State:
     for w in chunk:
         told = state.told[w.sequence]
         name = (w.attempt if config.mutation == "the hash depends on the attempt" else 0, state.rows[w.sequence].made)
-        once = guarantee(config, state, w.sequence) == ONCE
-        told = told._replace(seen=True, sends=told.sends + once, names=told.names | {name})
+        sends = told.sends + _is_counted(config, state, w.sequence)
+        if guarantee(config, state, w.sequence) == LEAST:
+            sends = min(sends, 2)
+        told = told._replace(seen=True, sends=sends, names=told.names | {name})
         state = _set_told(state, w.sequence, told)
     return state
 
@@ -302,7 +313,7 @@ def _effect(config: Config, state: State, destination: Destination, row: Waiting
     delivery = state.rows[row.sequence].delivery
     if _is_known(config, state, destination, row):
         return state
-    place = delivery.destination * len(config.histories) + delivery.document
+    place = config.place(delivery)
     before = state.there[place]
     orphan = orphan and config.mutation != ACTS_LATER
     if row.sequence < before:
@@ -342,8 +353,14 @@ def _bad(config: Config, state: State, sequence: int) -> State:
 def _free(config: Config, state: State, sequence: int) -> State:
     """The destination has said that nothing took effect: it may be sent again."""
     told = state.told[sequence]
-    once = guarantee(config, state, sequence) == ONCE
-    return _set_told(state, sequence, told._replace(sends=told.sends - once))
+    return _set_told(state, sequence, told._replace(sends=told.sends - _is_counted(config, state, sequence)))
+
+
+def _is_counted(config: Config, state: State, sequence: int) -> bool:
+    """Does an invariant ask how often it was sent? Under at-least-once only where there are several chunks: of one,
+    another send says nothing."""
+    promise = guarantee(config, state, sequence)
+    return promise == ONCE or (promise == LEAST and len(config.histories) > config.batch)
 
 
 def _set_told(state: State, sequence: int, told: Told) -> State:

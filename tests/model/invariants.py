@@ -83,10 +83,23 @@ def at_most_once(config: Config, state: State) -> Wrong:
 
 
 def at_least_once(config: Config, state: State) -> Wrong:
-    """At-least-once: what has no durable result is sent again, with the same hashes.
+    """At-least-once: what has no durable result is sent again, with the same hashes. What came of a chunk is noted
+    before the next is sent: a kill has one chunk a lane sent again at most.
 
-    So nothing counts as delivered that has not arrived.
+    So nothing counts as delivered that has not arrived. (Of a task that runs twice at a time, both may send all. The
+    kill of everything that the explorer tries is one more.)
     """
+    if state.budget.doubles == config.budget.doubles:
+        disturbed = 1 + sum(config.budget) - sum(state.budget)
+        rows: dict[int, list[int]] = defaultdict(list)
+        for sequence, row in enumerate(state.rows):
+            if guarantee(config, state, sequence) == LEAST:
+                rows[row.delivery.destination].append(sequence)
+        for destination, sequences in rows.items():
+            again = sum(state.told[sequence].sends > 1 for sequence in sequences)
+            lanes = len({state.rows[sequence].wave for sequence in sequences})
+            if again > disturbed * lanes * config.batch:
+                yield f"{again} rows were sent again to destination {destination}, more than were in flight"
     yield from _delivered_is_delivered(config, state, LEAST)
 
 
@@ -131,19 +144,26 @@ def at_rest(config: Config, state: State) -> Wrong:
     for row in state.outbox:
         if not row.parked:
             yield f"row {row.sequence} is owed, and nobody sends it"
-    last = {(r.delivery.destination, r.delivery.document): n for n, r in enumerate(state.rows)}
+    last = {config.place(r.delivery): n for n, r in enumerate(state.rows)}
     for document, history in enumerate(config.histories):
         version = history[state.source[document]]
         known = state.known[document]
         if (GONE if known is None else known.version) != version:
             yield f"document {document} has version {version or 'none'}, and nobody looks"
+        if known is not None and known.owed:
+            yield f"document {document} is owed, and nobody tries it again"
+        family = known.given if known is not None else ()
         for destination in range(len(config.destinations)):
-            sequence = last.get((destination, document))
-            found = GONE if sequence is None else state.rows[sequence].delivery.version
-            if found != version:
-                yield f"document {document} in version {version or 'none'} was not committed for {destination}"
-            elif sequence is not None:
-                yield from _ended(config, state, sequence)
+            for member in config.members:
+                place = config.place(Delivery(document, destination, version, 0, member))
+                sequence = last.get(place)
+                found = GONE if sequence is None else state.rows[sequence].delivery.version
+                name = f"document {document}" if not member else f"member {member} of document {document}"
+                if found != (version if member in family or not member else GONE):
+                    yield f"{name} in version {version or 'none'} was not committed for {destination}"
+                elif sequence is not None:
+                    yield from _ended(config, state, sequence)
+                    yield from _is_there(config, state, destination, place, sequence, name)
 
 
 def _ended(config: Config, state: State, sequence: int) -> Wrong:
@@ -151,6 +171,14 @@ def _ended(config: Config, state: State, sequence: int) -> Wrong:
     ends = (Status.INDEXED, Status.DEAD, Status.INDEXING)
     if status not in (ends if guarantee(config, state, sequence) == ONCE else ends[:2]):
         yield f"row {sequence} ended as {status or 'nothing'}"
+
+
+def _is_there(config: Config, state: State, destination: int, place: int, sequence: int, name: str) -> Wrong:
+    """What was sent last is what is there, at a destination that older rows cannot overwrite."""
+    to = config.destinations[destination]
+    safe = to.compares or to.guarantee == EXACT
+    if safe and state.ledger[sequence] == Status.INDEXED and state.there[place] != sequence:
+        yield f"{name} is another one at {destination} than was delivered last"
 
 
 def _by_delivery(state: State) -> dict[Delivery, list[Told]]:

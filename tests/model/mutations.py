@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from tests.model.configurations import CHANGES, ONE, TWO
+from tests.model.configurations import CHANGES, FAMILY, ONE, THREE, TRIES, TWO
 from tests.model.state import EXACT, LEAST, ONCE, Budget, Config, Destination
 
 
@@ -27,6 +27,10 @@ def _one(guarantee: str, budget: Budget, answers: tuple[str, ...] = (), *, lock:
     return Config("", ONE, (Destination(guarantee),), budget, answers, lock=lock)
 
 
+def _family(guarantee: str, faults: int = 1, *answers: str) -> Config:
+    return Config("", ONE, (Destination(guarantee),), Budget(faults=faults), ("step", *answers), families=TRIES)
+
+
 MUTATIONS: Final = (
     Mutation("the commit is sent before it is synced", "I1", _one(LEAST, Budget(crashes=1))),
     Mutation("a commit does not look at the epoch", "I2", _one(LEAST, Budget(rivals=1), lock=False)),
@@ -44,6 +48,11 @@ MUTATIONS: Final = (
     Mutation("an exception means nothing took effect", "I5", _one(ONCE, Budget(faults=1), ("half",))),
     Mutation("an unknown chunk is sent again", "I5", _one(ONCE, Budget(crashes=1))),
     Mutation("what was sent counts as delivered", "I6", _one(LEAST, Budget(faults=1), ("hung",))),
+    Mutation(
+        "what came of a chunk is noted when the next is sent",
+        "I6",
+        Config("", THREE, (Destination(LEAST),), Budget()),
+    ),
     Mutation("exactly-once without storing hashes", "I7", _one(EXACT, Budget(crashes=1))),
     Mutation(
         "a failed chunk is everybody's failure",
@@ -62,6 +71,10 @@ MUTATIONS: Final = (
         "order",
         Config("", CHANGES, (Destination(LEAST),), Budget(faults=1), ("hung",)),
     ),
+    Mutation("a new version takes nothing back", "I9", Config("", FAMILY, (Destination(EXACT),), families=TRIES)),
+    Mutation("a retry takes nothing back", "I9", _family(EXACT)),
+    Mutation("a delete has the hash of what it takes back", "I4", _family(EXACT)),
+    Mutation("a row waits for older revisions only", "order", _family(LEAST, 2, "transient")),
     Mutation(
         "the sequence is the time of sending",
         "order",

@@ -100,19 +100,30 @@ def trimmed(state: State, wave: int, keep: frozenset[Claim]) -> State:
 
 
 def due(config: Config, state: State) -> dict[tuple[int, int], list[Waiting]]:
-    """(destination, wave of its file) -> rows to send, each the lowest owed of its document at its destination."""
+    """(destination, wave of its file) -> rows to send, each the lowest owed of its member at its destination."""
     found: dict[tuple[int, int], list[Waiting]] = {}
-    first: set[tuple[int, int]] = set()
+    first: dict[tuple[int, int, str], int] = {}
+    """Place -> revision of its lowest owed row."""
     for row in state.outbox:
         if row.parked:
             continue
         committed = state.rows[row.sequence]
         delivery = committed.delivery
-        place = (delivery.destination, delivery.document)
-        if place not in first or config.mutation == "nothing is held behind an older row":
+        place = (delivery.destination, delivery.document, delivery.member)
+        if not _is_held(config, first.get(place), delivery.revision):
             found.setdefault((delivery.destination, committed.wave), []).append(row)
-        first.add(place)
+        first.setdefault(place, delivery.revision)
     return found
+
+
+def _is_held(config: Config, older: int | None, revision: int) -> bool:
+    """Does a row wait for an older one, of this revision?"""
+    match config.mutation:
+        case "nothing is held behind an older row":
+            return False
+        case "a row waits for older revisions only":
+            return older is not None and older < revision
+    return older is not None
 
 
 def guarantee(config: Config, state: State, sequence: int) -> str:

@@ -7,6 +7,7 @@ remember of the past.
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
 OUTBOX, DOCUMENTS, LEDGER = range(3)
@@ -26,10 +27,14 @@ class Delivery(NamedTuple):
     document: int
     destination: int
     version: str
+    """``GONE``: it takes out what is there."""
     revision: int
+    member: str = ""
+    """Of the document's family; empty: itself."""
 
     def __str__(self) -> str:
-        return f"revision {self.revision} of document {self.document} for destination {self.destination}"
+        member = f"#{self.member}" if self.member else ""
+        return f"revision {self.revision} of document {self.document}{member} for destination {self.destination}"
 
 
 class Row(NamedTuple):
@@ -54,6 +59,10 @@ class Known(NamedTuple):
 
     version: str
     revision: int
+    given: tuple[str, ...] = ("",)
+    """Members that the destinations were given."""
+    owed: bool = False
+    """The document itself failed when its children were through."""
 
 
 class Said(NamedTuple):
@@ -83,7 +92,7 @@ class Result(NamedTuple):
     pass_: int
     said: tuple[Said, ...]
     part: bool
-    """Names a ledger file; else it is the bare note of a claimed chunk."""
+    """Names a ledger file; else it is the bare note of a chunk."""
 
 
 class Fold(NamedTuple):
@@ -98,6 +107,10 @@ class Staging(NamedTuple):
 
     documents: tuple[tuple[int, Known], ...]
     made: tuple[int, int]
+    rows: tuple[tuple[int, str, int, str], ...] = ()
+    """(document, version, revision, member) of each delivery, for every destination."""
+    failed: bool = False
+    """A document failed, its children did not."""
 
 
 class Lane(NamedTuple):
@@ -136,7 +149,7 @@ class Worker(NamedTuple):
     said: tuple[Said, ...] = ()
     """What the destination has answered about this chunk, not yet noted."""
     pending: tuple[tuple[Said, ...], ...] = ()
-    """What is to be noted of earlier ones (there is no claim, so a note may wait)."""
+    """Exactly-once: what is to be noted of earlier ones (sending them again has no effect, so a note may wait)."""
     orphan: bool = False
     """Its driver does not wait for it: dead, or the worker hangs or has lost to another one."""
 
@@ -146,7 +159,8 @@ class Told(NamedTuple):
 
     seen: bool = False
     sends: int = 0
-    """At-most-once: how often it was sent, less how often the destination has said that nothing took effect."""
+    """At-most-once, at-least-once: how often it was sent, less how often the destination has said that nothing took
+    effect. At-least-once: no more than two are counted, and none where there is one chunk only."""
     effects: int = 0
     """No more than two are counted, and no more than one where two are allowed."""
     bad: int = 0
@@ -188,7 +202,7 @@ class State(NamedTuple):
     told: tuple[Told, ...]
     """Observed, a row each: rows of one delivery share what is told of it."""
     there: tuple[int, ...]
-    """Observed: the last sequence that took effect, for each destination and document; -1 before the first."""
+    """Observed: the last sequence that took effect, for each ``Config.place``; -1 before the first."""
     rows: tuple[Row, ...] = ()
     wave: int = 0
     staged: tuple[tuple[int, Known], ...] = ()
@@ -230,13 +244,16 @@ class Config(NamedTuple):
     destinations: tuple[Destination, ...]
     budget: Budget = Budget()
     answers: tuple[str, ...] = ()
-    """What a fault may be: transient, refused, raised, half, down, hung."""
+    """What a fault may be: transient, refused, raised, half, down, hung; step: a document fails and its children do
+    not."""
     lock: bool = True
     """A second driver cannot start while the first one lives."""
     batch: int = 1
     slice: int = 9
     """Documents a wave."""
     attempts: int = 2
+    families: tuple[tuple[str, ...], ...] = ((),)
+    """The children that a step may make of a document: any of these, at each try."""
     mutation: str = ""
 
     def first(self) -> State:
@@ -247,6 +264,22 @@ class Config(NamedTuple):
             known=(None,) * documents,
             outbox=(),
             told=(),
-            there=(-1,) * documents * destinations,
+            there=(-1,) * documents * destinations * len(self.members),
             budget=self.budget,
         )
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """All that a family may have."""
+        return _members(self.families)
+
+    def place(self, delivery: Delivery) -> int:
+        """Where a delivery ends, as a place in ``State.there``."""
+        members = _members(self.families)
+        document = delivery.destination * len(self.histories) + delivery.document
+        return document * len(members) + members.index(delivery.member)
+
+
+@functools.cache
+def _members(families: tuple[tuple[str, ...], ...]) -> tuple[str, ...]:
+    return ("", *sorted({member for family in families for member in family}))
