@@ -45,6 +45,8 @@ class Job(msgspec.Struct):
     """Of one of ``shapes``, from 0; -1: the last."""
     killed: str = ""
     """What was killed before: driver, executor."""
+    fork: bool = False
+    """Each task in a process of its own, also if none is to be killed at a point."""
     turn: int = 0
     """Of an endless run: from when on it is armed."""
     stop: bool = False
@@ -107,6 +109,8 @@ def arm(job: Job) -> None:
 
 def dies_in_a_task(job: Job) -> bool:
     """Only a task that is to be killed needs a process of its own."""
+    if job.fork:
+        return True
     points = [spec.partition(":")[0] for spec, _ in job.arm]
     return not job.stop and any(crash.POINTS[point] == crash.EXECUTOR for point in points)
 
@@ -149,6 +153,8 @@ def of_endless(job: Job) -> None:
 
 def of_shape(job: Job) -> None:
     """The same for one of the shapes."""
+    if job.shape == "streamed":
+        limits.HELD_CHILDREN = shapes.HELD  # type: ignore[misc]
     shape, root = SHAPES[job.shape], Path(job.root)
     plan = shape.plan(root, job.stage % shape.stages, job.guarantee)
     arm(job)

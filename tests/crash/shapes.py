@@ -12,6 +12,7 @@ import contextlib
 import fcntl
 import json
 import os
+import signal
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -619,6 +620,47 @@ def expected_others(ledger: list[dict[str, Any]]) -> dict[str, Arrived]:
     return {name: at(name) for name in ("left", "middle", "right")}
 
 
+# -- a family of more children than are held at once -------------------------------------------------------------------
+
+HELD = 5
+"""Children that are held at once, in this shape."""
+PAGES = [{"book": "12"}, {"book": "10"}]
+IN_STREAM = "in-stream"
+"""While this file is there, the process is killed in which a step is in the middle of making the children."""
+
+
+def pages(root: Path, doc: Document) -> Iterator[Document]:
+    """As many children as its text says; the document itself comes between them."""
+    for n in range(int(doc.text())):
+        if n == HELD + 2 and (root / IN_STREAM).exists():
+            (root / IN_STREAM).unlink()
+            os.kill(os.getpid(), signal.SIGKILL)
+        if n == 1:
+            yield doc
+        yield doc.child(n, raw=f"{n} of {doc.text()}".encode())
+
+
+def build_streamed(root: Path, stage: int, guarantee: Callable[[int], str]) -> Plan:
+    plan = Plan("streamed", version=1)
+    made = source(plan, "docs", PAGES[stage]).step("pages", partial(pages, root)).route("all", Duplicate())
+    for n, name in enumerate(("first", "second", "third")):
+        shelf = Shelf(root, name, {"book#7": "first"})
+        made.destination(name, shelf, guarantee=guarantee(n), batch=BATCH, backoff=0)
+    return plan
+
+
+def expected_streamed() -> dict[str, Arrived]:
+    def family(stage: int) -> dict[str, str]:
+        total = PAGES[stage]["book"]
+        return {"book": total, **{f"book#{n}": f"{n} of {total}" for n in range(int(total))}}
+
+    gone = family(0).keys() - family(1).keys()
+    return {
+        name: upserts(family(0), family(1), route=name) + deletes(gone, route=name)
+        for name in ("first", "second", "third")
+    }
+
+
 SHAPES: dict[str, Shape] = {
     "join": Shape(1, build_join, expected_join, left=3, passes=("create.", "plan."), wave_bytes=60),
     "rejoin": Shape(2, build_rejoin, expected_rejoin, wave_bytes=20),
@@ -640,6 +682,7 @@ SHAPES: dict[str, Shape] = {
     "others": Shape(
         2, build_others, dict, verbs=("force", "run"), passes=("command.",), expected_by=expected_others, wave_bytes=2
     ),
+    "streamed": Shape(2, build_streamed, expected_streamed),
     "deadly": Shape(1, build_deadly, expected_deadly, left=3, failures=1, wave_bytes=1 << 30),
 }
 

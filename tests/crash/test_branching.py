@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from ferryman.testing.crash import EXECUTOR, POINTS
+from ferryman.testing.crash import DRIVER, EXECUTOR, POINTS
 from tests.crash import scenario
-from tests.crash.shapes import MIXED, SHAPES, applies
+from tests.crash.shapes import IN_STREAM, MIXED, SHAPES, applies
 from tests.crash.test_matrix import BEFORE, EVERYWHERE
 from tests.support.zygote import Zygote
 
@@ -27,7 +27,11 @@ SECOND_PASSES = [
 """Points that one start passes for the older state, for the new one while it is built, and when that is taken."""
 
 
-WHERE = {"deadly": EVERYWHERE, "hung": ("deliver.", "settle.closed", "wave.logged")}
+WHERE = {
+    "deadly": EVERYWHERE,
+    "streamed": ("transform.outbox", "transform.staged"),
+    "hung": ("deliver.", "settle.closed", "wave.logged"),
+}
 """Shapes whose cases take longer: the points that matter to them, in CI."""
 
 
@@ -105,3 +109,21 @@ def test_killed_there_and_started_again(
     code, said = zygote.run(verb="check" if code == 0 else "run and check", **job)
     assert code == 0, said
     shutil.rmtree(root)
+
+
+@pytest.mark.parametrize("killed", [DRIVER, EXECUTOR])
+def test_killed_while_a_large_family_is_made(
+    zygote: Zygote, folder: Path, prepared: dict[tuple[str, str], Path], killed: str
+) -> None:
+    """Some of its children are staged, others not made yet: none is lost, none comes twice."""
+    if ("streamed", MIXED) not in prepared:
+        prepared["streamed", MIXED] = prepare(zygote, folder, "streamed", MIXED)
+    root = folder / f"killed-{killed}-streamed"
+    shutil.copytree(prepared["streamed", MIXED], root)
+    (root / IN_STREAM).touch()
+    job = {"root": str(root), "guarantee": MIXED, "shape": "streamed", "killed": DRIVER}
+    code, said = zygote.run(verb="run", fork=killed == EXECUTOR, **job)
+    assert code == (0 if killed == EXECUTOR else -9), said
+    assert not (root / IN_STREAM).exists()
+    code, said = zygote.run(verb="check" if code == 0 else "run and check", **job)
+    assert code == 0, said
