@@ -4,6 +4,7 @@ it fails after all."""
 from __future__ import annotations
 
 import json
+import os
 import signal
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -13,9 +14,12 @@ import pytest
 
 from ferryman import limits
 from ferryman.document import Document
+from ferryman.engine.transform.careful import Recorder, Spool
 from ferryman.errors import Dropped, PermanentError, Unavailable
+from ferryman.ledger import account
 from ferryman.ledger.family import Given, GivenLines, decode_given, encode_given
 from ferryman.routers import Duplicate
+from ferryman.testing.inprocess import InProcess
 from tests.support import NOT_SOON_S
 from tests.support.invariants import rows
 from tests.support.network import Network
@@ -318,3 +322,72 @@ def test_what_a_large_family_was_given_is_kept_in_lines() -> None:
     assert list(lines) == given[:1500]
     assert given[7] in lines
     assert len(lines) == 1500
+
+
+# -- where documents kill --------------------------------------------------------------------------
+
+
+def killing(seen: Path, *, at: int) -> Callable[[Document], Iterator[Document]]:
+    """Makes children, a line in the file for each; ends its process in the middle of ``kills``, and fails in that of
+    ``torn``."""
+
+    def split(doc: Document) -> Iterator[Document]:
+        for i, child in enumerate(children(doc)):
+            if i == at and doc.id == "kills":
+                os._exit(3)
+            if i == at and doc.id == "torn":
+                raise PermanentError("page 31 is torn")
+            note(seen, f"made {child.id}")
+            yield child
+
+    return split
+
+
+@pytest.mark.rule("size.family")
+def test_in_isolation_too(net: Network) -> None:
+    """A worker died: each family is walked in a child process. There its members go on while others are made, too; what
+    dies or fails in the middle gives nothing, and is known by its step."""
+    seen = net.folder / "seen"
+
+    def look(doc: Document) -> Document:
+        note(seen, f"seen {doc.id}")
+        return doc
+
+    net.source().step("split", killing(seen, at=30)).step("look", look).destination("out", net.out("out"))
+    net.put("kills", "torn", "a", "b", text=str(MANY))
+
+    assert net.run(runner=InProcess(fork=True, failures=1)).exit == 3
+
+    assert net.arrived("out") == {f"{origin}#{i}": 1 for origin in "ab" for i in range(MANY)}
+    assert net.counts("out") == {"delivered": 2 * MANY, "rejected": 2}
+    (message,) = {
+        each["message"] for each in account.history(net.root, "kills", net.plan) if each["status"] == "ERROR_DOC"
+    }
+    assert message.startswith("step split: PermanentError: it ended its process in each of 3 tries: exit code 3")
+    of_a = [line for line in seen.read_text().splitlines() if " a#" in line]
+    assert of_a.index("seen a#0") < of_a.index(f"made a#{MANY - 1}"), "all were made before the first went on"
+
+
+def test_a_spool_is_written_and_cut() -> None:
+    """What is taken back is not read again, wherever it lay; no more than a few calls are held."""
+    spool = Spool()
+    recorder = Recorder(spool)
+
+    def say(*ids: int) -> None:
+        for n in ids:
+            recorder.dropped(Document(str(n)), ("out", ""), "", "why", 1)
+            assert len(recorder.calls) < HELD
+
+    for taken_back in (False, True):
+        recorder.begin()
+        assert not recorder.spooled
+        say(*range(3))
+        mark = recorder.mark()
+        say(*range(3, 20))
+        if taken_back:
+            recorder.take_back(mark)
+        say(20)
+        said = [args[0].id if args else name for name, args in [*spool.read(), *recorder.calls]]
+        between = [] if taken_back else ["mark", *map(str, range(3, 20))]
+        assert said == ["0", "1", "2", *between, "20"]
+    spool.close()

@@ -1,19 +1,27 @@
 """Careful mode: a task of which the worker died is done again, each document in a child process that may die.
 
 The child reads the document and walks it; what the walk says of it is written down and told to the parent, which stages
-it. So a death costs nothing but the child. A call that kills its process as often as a delivery is attempted is known
-by its step and its document; from then on it is an error instead, and all else goes on: the document's other branches,
-its family, its neighbours. Nobody is accused of a worker that is killed together with its child.
+it once it is complete; of a large family it goes through a file. So a death costs nothing but the child. A call that
+kills its process as often as a delivery is attempted is known by its step and its document; from then on it is an error
+instead, and all else goes on: the document's other branches, its family, its neighbours. Nobody is accused of a worker
+that is killed together with its child.
 """
 
 from __future__ import annotations
 
+import os
+import pickle
+import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from typing import Any, NamedTuple
+from itertools import chain
+from typing import Any, Final, NamedTuple
 
+import cloudpickle
+
+from ferryman import limits
 from ferryman.document import Again, Document
 from ferryman.engine.child import Child, Died
 from ferryman.engine.scan.cut import TaskCut
@@ -22,10 +30,14 @@ from ferryman.engine.transform.faults import Fault, fault_of
 from ferryman.engine.transform.feed import Feed, Taken, guarded
 from ferryman.engine.transform.pulse import Pulse
 from ferryman.engine.transform.staging import Stager
+from ferryman.engine.transform.stations import End
 from ferryman.engine.transform.walk import Met
 from ferryman.errors import EngineError, PermanentError
-from ferryman.ledger.family import Failure
+from ferryman.ledger.family import Failure, Owed
 from ferryman.plan import DestinationNode, Plan, StepNode
+
+Call = tuple[str, tuple[Any, ...]]
+"""A method of the stage, and its arguments."""
 
 _Place = tuple[str, str]
 """(step, or "" for reading, document id)."""
@@ -49,8 +61,9 @@ class Told(NamedTuple):
     taken: Taken
     version: Any
     fingerprint: str
-    calls: list[tuple[str, tuple[Any, ...]]]
-    """Of the stage, in their order."""
+    calls: list[Call]
+    """Of the stage, in their order; the last ones, if there are others in the spool."""
+    spooled: bool
     walked: Walked | None
     fault: Fault | None
     """Why it could not be read."""
@@ -79,7 +92,8 @@ class CarefulFeed:
         """Read, walk and stage each document of the block; which rows were not as they were, and how the nodes are
         doing then."""
         taken_up = []
-        reader = _Reader(self._plan, self._cut, block, contents)
+        spool = Spool()
+        reader = _Reader(self._plan, self._cut, block, contents, spool)
         child = Child(reader.read, reader.begin)
         reader.note = child.note
         self._stager.begin(block)
@@ -94,7 +108,8 @@ class CarefulFeed:
                 if told.fault is not None:
                     self._stager.unread(i, told.fault)
                 elif told.walked is not None:
-                    go = partial(_replay, told.calls, self._stager)
+                    calls = chain(spool.read() if told.spooled else (), told.calls)
+                    go = partial(_replay, calls, self._stager)
                     self._stager.walked(i, told.walked, go, retry=told.taken is Taken.AGAIN)
                 else:
                     self._stager.unwalked(i, gone=told.taken is Taken.GONE)
@@ -102,6 +117,7 @@ class CarefulFeed:
                     taken_up.append(i)
         finally:
             child.end()
+            spool.close()
         self._stager.end()
         return taken_up, pulses
 
@@ -133,7 +149,7 @@ class CarefulFeed:
 class _Reader:
     """In the child: reads and walks a row, and tells what the walk said."""
 
-    def __init__(self, plan: Plan, cut: TaskCut, block: Block, contents: _Contents) -> None:
+    def __init__(self, plan: Plan, cut: TaskCut, block: Block, contents: _Contents, spool: Spool) -> None:
         self.block = block
         self.children = 0
         """How many there have been."""
@@ -141,7 +157,7 @@ class _Reader:
         self._plan = plan
         self._cut = cut
         self._contents = contents
-        self._recorder = Recorder()
+        self._recorder = Recorder(spool)
         self._killers: dict[_Place, str] = {}
         self._feed: Feed
 
@@ -155,7 +171,7 @@ class _Reader:
         i, self._feed.walk.row, pulses, self._killers = request
         self._feed.take_over(pulses)
         block, (fields, raws) = self.block, self._contents
-        self._recorder.calls = []
+        self._recorder.begin()
         self._at("", block.ids[i])
         if (why := self._killers.get(("", block.ids[i]))) is not None:
             taken, go = self._feed.unread(block, i, fault_of(PermanentError(why), self._cut.source, "reading it"))
@@ -167,7 +183,17 @@ class _Reader:
             walk = self._feed.walk
             walked = Walked(walk.met, walk.failures, walk.reached, walk.kept)
         fault = self._feed.fault if taken is Taken.UNREAD else None
-        return Told(taken, block.versions[i], block.fingerprints[i], self._recorder.calls, walked, fault, pulses)
+        recorder = self._recorder
+        return Told(
+            taken,
+            block.versions[i],
+            block.fingerprints[i],
+            recorder.calls,
+            recorder.spooled,
+            walked,
+            fault,
+            pulses,
+        )
 
     def _at(self, step: str, id: str) -> None:  # pragma: no cover - the child
         self.note(f"{step}\0{time.monotonic()}\0{id}")
@@ -179,40 +205,120 @@ class _Reader:
         def noted(doc: Document) -> Any:
             if (why := self._killers.get((name, doc.id))) is not None:
                 raise PermanentError(why)
-            self._at(name, doc.id)
+            id, origin = doc.id, doc.origin_id
+            self._at(name, id)
             out = fn(doc)
-            if isinstance(out, Iterator):
-                out = list(out)
-            self._at("", doc.origin_id)
-            return out
+            self._at("", origin)
+            return each_noted(out, id, origin) if isinstance(out, Iterator) else out
+
+        def each_noted(out: Iterator[Any], id: str, origin: str) -> Iterator[Any]:
+            """Each goes on before the next one is made: other steps are called in between."""
+            while True:
+                self._at(name, id)
+                each = next(out, _END)
+                self._at("", origin)
+                if each is _END:
+                    return
+                yield each
 
         return noted
 
 
 class Recorder:
-    """A stage that writes down what it is told."""
+    """A stage that writes down what it is told; of a large family in a spool.
 
-    def __init__(self) -> None:
-        self.calls: list[tuple[str, tuple[Any, ...]]] = []
+    Attributes:
+        calls: what is not in the spool.
+    """
 
-    def upsert(self, *args: Any) -> None:
-        doc, *rest = args
-        only = _named(doc, doc.raw)  # its fields are among the rest, encoded
+    def __init__(self, spool: Spool) -> None:
+        self._spool = spool
+        self.calls: list[Call] = []
+        self._bytes = 0
+
+    def begin(self) -> None:
+        """Another document."""
+        self._spool.cut(0)
+        self._forget()
+
+    @property
+    def spooled(self) -> bool:
+        """Is there something in the spool?"""
+        return self._spool.size() > 0
+
+    def upsert(self, doc: Document, end: End, branches: str, fields: bytes, before: Owed | None) -> None:
+        only = _named(doc, doc.raw)  # its fields are encoded beside it
         only.only_if_changed = doc.only_if_changed
-        self.calls.append(("upsert", (only, *rest)))
+        self._bytes += len(fields) + len(doc.raw or b"")
+        self._note("upsert", only, end, branches, fields, before)
 
-    def dropped(self, *args: Any) -> None:
-        doc, *rest = args
-        self.calls.append(("dropped", (_named(doc), *rest)))
+    def dropped(self, doc: Document, *args: Any) -> None:
+        self._note("dropped", _named(doc), *args)
 
     def again(self, doc: Document, wish: Again) -> None:
-        self.calls.append(("again", (_named(doc), wish)))
+        self._note("again", _named(doc), wish)
 
     def mark(self) -> int:
-        return len(self.calls)
+        """The stage is to be marked too: then it needs less memory for a family."""
+        self._write()
+        mark = self._spool.size()
+        self.calls.append(("mark", ()))
+        return mark
 
     def take_back(self, mark: int) -> None:
-        del self.calls[mark:]
+        self._spool.cut(mark)
+        self._forget()
+
+    def _note(self, name: str, *args: Any) -> None:
+        self.calls.append((name, args))
+        if len(self.calls) >= limits.HELD_CHILDREN or self._bytes >= limits.GROUP_BYTES:
+            self._write()
+
+    def _write(self) -> None:
+        if self.calls:
+            self._spool.write(self.calls)
+            self._forget()
+
+    def _forget(self) -> None:
+        self.calls, self._bytes = [], 0
+
+
+class Spool:
+    """A file without a name, which a child writes and its parent reads, in turns. After a death the next child begins
+    it anew."""
+
+    def __init__(self) -> None:
+        with tempfile.TemporaryFile() as file:
+            self._fd = os.dup(file.fileno())
+
+    def size(self) -> int:
+        """Bytes."""
+        return os.fstat(self._fd).st_size
+
+    def cut(self, size: int) -> None:
+        """Forget what is behind so many bytes."""
+        os.ftruncate(self._fd, size)
+
+    def write(self, calls: list[Call]) -> None:
+        """At its end."""
+        os.lseek(self._fd, 0, os.SEEK_END)
+        left = memoryview(cloudpickle.dumps(calls))
+        while left:
+            left = left[os.write(self._fd, left) :]
+
+    def read(self) -> Iterator[Call]:
+        """All that was written, in its order; what one ``write`` took is in memory."""
+        with os.fdopen(os.dup(self._fd), "rb") as file:
+            file.seek(0)
+            while True:
+                try:
+                    calls: list[Call] = pickle.load(file)
+                except EOFError:
+                    return
+                yield from calls
+
+    def close(self) -> None:
+        os.close(self._fd)
 
 
 def _named(doc: Document, raw: bytes | None = None) -> Document:
@@ -222,6 +328,9 @@ def _named(doc: Document, raw: bytes | None = None) -> Document:
     return only
 
 
-def _replay(calls: list[tuple[str, tuple[Any, ...]]], stager: Stager) -> None:
+def _replay(calls: Iterable[Call], stager: Stager) -> None:
     for name, args in calls:
         getattr(stager, name)(*args)
+
+
+_END: Final = object()
