@@ -148,7 +148,8 @@ class Explorer:
 
     def _well(self, state: State) -> tuple[Step, State] | None:
         """The next step if nothing goes wrong."""
-        return next(((s, after) for s, after in moves(self.config, state) if not ACTIONS[s.action].fault), None)
+        found = moves(self.config, state, outside=False)
+        return next(((s, after) for s, after in found if not ACTIONS[s.action].fault), None)
 
     def _way_to_rest(self, state: State) -> tuple[Step, ...]:
         """The steps of a run without faults, up to the first thing that is wrong."""

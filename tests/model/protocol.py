@@ -15,14 +15,15 @@ from tests.model.state import Config, Driver, State
 Moves = Iterator[tuple[Step, State]]
 
 
-def moves(config: Config, state: State) -> Moves:
-    """Everything that may happen next."""
+def moves(config: Config, state: State, *, outside: bool = True) -> Moves:
+    """Everything that may happen next. ``outside``: documents may change, too."""
+    if outside:
+        yield from _source(config, state)
     for step, after in _moves(config, state):
         yield step, executor.without_idle(config, after) if after.workers else after
 
 
 def _moves(config: Config, state: State) -> Moves:
-    yield from _source(config, state)
     yield from starts(config, state)
     for i in range(len(state.drivers)):
         yield from driver_moves(config, state, i)
