@@ -39,7 +39,7 @@ ROWS = {
     "nan.jsonl": Bad("`NaN` in JSON", JsonLines, b'{"a": 1}\n{"a": NaN}\n', {}),
     "list.jsonl": Bad("JSON, but no object", JsonLines, b'{"a": 1}\n[1]\n', {}),
     "cut.gz": Bad(
-        "a compressed file that breaks off, read with `Files(decompress=True)`",
+        "a compressed file that breaks off, read with `Files`",
         Files,
         gzip.compress(_TEXT)[:-100],
         {"decompress": True},

@@ -12,7 +12,7 @@ from urllib.parse import quote
 import msgspec
 
 from ferryman import durations, limits
-from ferryman.errors import BadDocument, PermanentError
+from ferryman.errors import BadDocument, PermanentError, Unsupported
 
 Operation = Literal["upsert", "delete"]
 
@@ -39,9 +39,9 @@ class Document(MutableMapping[str, Any]):
         origin_id: id of the source document at the top of its family (its own id for one from a source).
         version: 32 hex digits, BLAKE2b-128 of raw and fields as the source gave them; "" before it is known.
         operation: "upsert" or "delete".
-        refused: why nothing can be made of it, or None. A step sets it on a child that it cannot make (an encrypted
-            member of an archive): that child goes no further and ends as ERROR_DOC with these words, at every
-            destination below the step; the rest of its family goes on.
+        refused: why nothing can be made of it, in words or as an ``Unsupported``, or None. A step sets it on a child
+            that it cannot make (an encrypted member of an archive): that child goes no further and ends as ERROR_DOC
+            with these words, at every destination below the step; the rest of its family goes on.
         only_if_changed: a step sets it on a child that need not be sent again with a new version of its origin where a
             destination has it with the same fields and raw. False: it is sent with each version.
     """
@@ -58,7 +58,7 @@ class Document(MutableMapping[str, Any]):
         self.origin_id = id
         self.version = ""
         self.operation: Operation = "upsert"
-        self.refused: str | None = None
+        self.refused: str | Unsupported | None = None
         self.only_if_changed = False
         self._again: Again | None = None
         self._children = 0
@@ -147,12 +147,18 @@ class Document(MutableMapping[str, Any]):
 
         Raises:
             BadDocument: the bytes are not in this encoding; says at which byte. Ends as ERROR_DOC.
+            Unsupported: they are no text at all.
         """
         if self.raw is None:
             return ""
         try:
             return self.raw.decode(encoding)
         except UnicodeDecodeError as e:
+            if b"\0" in self.raw[:_HEAD_BYTES] and not self.raw.startswith(_WIDE):
+                raise Unsupported(
+                    f"{self.id}: it is not text but binary data. Leave it out with exclude=, or have its source drop "
+                    "what is not read: unsupported='skip'."
+                ) from None
             raise BadDocument(
                 f"{self.id}: not {encoding} text: byte {e.start} (0x{self.raw[e.start]:02x}): {e.reason}. "
                 "Save the file in this encoding, or decode it by its own: doc.text('latin-1')."
@@ -191,6 +197,13 @@ class Document(MutableMapping[str, Any]):
     def __repr__(self) -> str:
         raw = "" if self.raw is None else f", raw={len(self.raw)} bytes"
         return f"Document({self.id!r}{raw}, fields={sorted(self._fields)})"
+
+
+_HEAD_BYTES = 8000
+"""Within which a NUL makes content binary: so git tells, and so it is with nearly all pictures and programs."""
+
+_WIDE = (b"\xff\xfe", b"\xfe\xff")
+"""What text in UTF-16 and UTF-32 begins with: there NULs mean nothing."""
 
 
 def _seconds(after: object) -> float | None:

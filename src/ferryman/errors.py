@@ -9,6 +9,7 @@
     │   │   └── Unavailable   all of it is away for now: wait, no attempt is spent
     │   └── PermanentError never try this again as it is
     │       ├── BadDocument   the document itself cannot be read or parsed: ERROR_DOC
+    │       │   └── Unsupported  it is of a kind that nothing here reads: a source may skip it
     │       └── Misconfigured all of it is wrong until somebody fixes it: stop there, no attempt is spent
     ├── UsageError         the person's to mend, nothing was done: exit 2
     │   ├── PlanError      the plan is not one that can run
@@ -77,6 +78,11 @@ class PermanentError(DeliveryError):
 
 class BadDocument(PermanentError):
     """The document itself cannot be read or parsed. Ends as ERROR_DOC until it changes or a person forces it."""
+
+
+class Unsupported(BadDocument):
+    """The document is of a kind that the step does not read, such as a picture where text is wanted. Rejected, or
+    dropped where its source says ``unsupported="skip"``."""
 
 
 class Misconfigured(PermanentError):

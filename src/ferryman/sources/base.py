@@ -79,6 +79,10 @@ class Source:
     comes_again = ""
     """Where not every document is listed: what to do to have one listed again. A sentence, for messages."""
 
+    unsupported: Literal["reject", "skip"] = "reject"
+    """What becomes of a document of which a step says that it is of a kind it does not read (``Unsupported``): it is
+    rejected, or dropped with the reason."""
+
     uncounted: frozenset[str] = frozenset()
     """Names of fields that are about a document, and no part of its content (a time of modification): what changes only
     in them has not changed."""

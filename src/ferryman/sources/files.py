@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from ferryman import limits
 from ferryman.document import Document
@@ -46,9 +46,9 @@ class Files(Source):
     opened. An empty file is a document like any other, with ``raw=b""``. A refused name is a document that ends as
     ERROR_DOC; to have no such document, exclude it.
 
-    **Compressed files** are documents as they are. With ``decompress=True`` a file that is gzip, bzip2, xz or zstd by
-    its first bytes, whatever its name, is unpacked; its id stays its path. One that is damaged or breaks off, or is
-    larger than ``max_bytes`` when unpacked, ends as ERROR_DOC.
+    **Compressed files**: one that is gzip, bzip2, xz or zstd by its first bytes, whatever its name, is unpacked; its id
+    stays its path. One that is damaged or breaks off, or is larger than ``max_bytes`` when unpacked, ends as ERROR_DOC.
+    With ``decompress=False`` they are documents as they are.
 
     **Elsewhere.** A root may be any URL that fsspec reads: ``s3://bucket/folder``, ``gs://…``, ``memory://…``,
     ``zip://::/data/corpus.zip`` (the members of an archive); ``pip install 'ferryman[s3]'`` or fsspec and what it asks
@@ -69,6 +69,8 @@ class Files(Source):
         counted: fields that make a document changed, as its bytes do: ``counted="uri"`` sends all again under a new
             ``base_url``.
         decompress: unpack compressed files.
+        unsupported: what becomes of a file that a step does not read, a picture where text is wanted: "reject" (the
+            run ends with 3), or "skip": it is dropped, with the reason, and counted as such.
         storage_options: what fsspec is told beside the URL: ``{"endpoint_url": …}``. They travel to the workers, and
             are never shown. Credentials are better left where the client library finds them: environment, role, file.
         prefix, detect, max_deleted: see ``Source``.
@@ -89,7 +91,8 @@ class Files(Source):
         base_url: str | None = None,
         fields: bool | Sequence[str] = True,
         counted: str | Sequence[str] = (),
-        decompress: bool = False,
+        decompress: bool = True,
+        unsupported: Literal["reject", "skip"] = "reject",
         storage_options: Mapping[str, Any] | None = None,
         prefix: str = "",
         detect: Detect = "content",
@@ -104,7 +107,10 @@ class Files(Source):
         self.base_url = checked_base_url(base_url)
         self.fields = checked_names("fields", fields)
         self.uncounted = frozenset(self.fields) - frozenset(checked_names("counted", counted))
+        if unsupported not in ("reject", "skip"):
+            raise UsageError(f"Files(unsupported={unsupported!r}): give 'reject' or 'skip'.")
         self.decompress = decompress
+        self.unsupported = unsupported
         self._tree = tree_of("Files", root, include, exclude, max_bytes, storage_options)
         self.root = self._tree.where
 

@@ -12,7 +12,7 @@ from urllib.parse import unquote
 
 from ferryman import limits
 from ferryman.document import Document
-from ferryman.errors import BadDocument, DeliveryError, Dropped, UsageError, named
+from ferryman.errors import BadDocument, DeliveryError, Dropped, Unsupported, UsageError, named
 from ferryman.steps.formats.content import Content, Part, Unreadable, cleaned
 from ferryman.steps.formats.kinds import MAIL, Kind, kind_of
 from ferryman.steps.values import Plain, keys_of
@@ -57,8 +57,8 @@ class extract_text(Plain):
         prefix: put before the names of the fields.
 
     Raises:
-        BadDocument: it is empty, encrypted, broken, of an unknown kind, or larger than allowed. Says which, and what to
-            do.
+        BadDocument: it is empty, encrypted, broken, or larger than allowed. Says which, and what to do.
+        Unsupported: it is of a kind of which no text is read.
         UsageError: when the step is made: a library is not installed.
         ValueError: when the step is made: a limit that is not above 0, or another word for ``unknown``.
     """
@@ -109,8 +109,9 @@ class extract_text(Plain):
                 "Raise the limit, or leave it out."
             )
         if not kind.reader:
-            advice = kind.advice or "Leave it out, or say unknown='drop' or 'pass'"
-            raise BadDocument(f"{doc.id}: it is {kind.label}, of which no text is read. {advice}.")
+            advice = kind.advice or "Leave it out, or have it dropped: Files(unsupported='skip')"
+            error = BadDocument if kind.locked else Unsupported
+            raise error(f"{doc.id}: it is {kind.label}, of which no text is read. {advice}.")
         try:
             content: Content = _reader(kind.reader)(raw)
         except (DeliveryError, MemoryError):  # the step's time is up; the machine is too small
@@ -159,7 +160,7 @@ class extract_text(Plain):
                 try:
                     below = self._read(child, part.raw, kind)
                 except BadDocument as e:
-                    child.raw, child.refused = None, str(e)
+                    child.raw, child.refused = None, e if isinstance(e, Unsupported) else str(e)
             yield child
             yield from self._attached(child, below, depth - 1)
 

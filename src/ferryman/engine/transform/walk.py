@@ -21,9 +21,9 @@ from ferryman.engine.transform.faults import OF_NODE, Fault, FaultKind, fault_of
 from ferryman.engine.transform.pulse import Pulse
 from ferryman.engine.transform.returned import Many, Returned
 from ferryman.engine.transform.stations import End, Station, joined, stations
-from ferryman.errors import BadDocument, Dropped, PermanentError, of_code, words
+from ferryman.errors import BadDocument, Dropped, PermanentError, Unsupported, of_code, words
 from ferryman.ledger.family import Failure, Owed, ancestry, parent_of
-from ferryman.plan import Plan, StepNode
+from ferryman.plan import Plan, SourceNode, StepNode
 
 _Wanted = dict[End, Owed] | None
 """Deliveries to make -> what they have had; None: all, for the first time."""
@@ -95,6 +95,7 @@ class Walk:
         self._stage = stage
         self._stations = stations(plan.nodes, task, guarded)
         self._source = self._stations[source]
+        self._skips = _skips(plan, source)
         self.take_over(pulses)
         self.row = 0
         self.batch = ""
@@ -156,7 +157,7 @@ class Walk:
             if wanted is not None and wanted.keys().isdisjoint(station.ends_by(route)):
                 return
             if doc.refused is not None:
-                self._fail(doc, station, route, branches, wanted, BadDocument(doc.refused))
+                self._refuse(doc, station, route, branches, wanted)
                 return
             if station.step is not None:
                 if self._is_closed(station):
@@ -268,9 +269,8 @@ class Walk:
                 doc.id = id  # its id is the source's, whatever a step does to the object
                 self._note_wish(doc)
             found = (doc,) if out is doc else self._returned.take(doc, station.where, route, out)
-        except Dropped:
-            station.pulse.succeeded()
-            raise
+        except (Dropped, Unsupported) as e:
+            raise self._meant(e, station.pulse) from None
         if not station.pulse.steady and not isinstance(found, Many):
             station.pulse.succeeded()
         return found
@@ -280,9 +280,8 @@ class Walk:
         assert station.pulse is not None
         try:
             each = many.next()
-        except Dropped:
-            station.pulse.succeeded()
-            raise
+        except (Dropped, Unsupported) as e:
+            raise self._meant(e, station.pulse) from None
         if each is None and not station.pulse.steady:
             station.pulse.succeeded()
         return each
@@ -329,6 +328,21 @@ class Walk:
         self._stage.upsert(doc, end, branches, fields, before)
 
     # -- ends --------------------------------------------------------------------------------------
+
+    def _refuse(self, doc: Document, station: Station, route: str, branches: str, wanted: _Wanted) -> None:
+        """A step could not make this child."""
+        error = doc.refused if isinstance(doc.refused, Unsupported) else BadDocument(doc.refused or "")
+        if isinstance(error, Unsupported) and self._skips:
+            self._drop_by(Dropped(words(error)), doc, station, route, branches, wanted)
+        else:
+            self._fail(doc, station, route, branches, wanted, error)
+
+    def _meant(self, error: Dropped | Unsupported, pulse: Pulse) -> Dropped | Unsupported:
+        """A step lets a document go, or does not read it, which is the same where its source says so."""
+        if isinstance(error, Unsupported) and not self._skips:
+            return error
+        pulse.succeeded()
+        return error if isinstance(error, Dropped) else Dropped(words(error))
 
     def _drop_by(
         self, error: Dropped, doc: Document, station: Station, route: str, branches: str, wanted: _Wanted
@@ -518,3 +532,9 @@ def _only(doc: Document) -> Document:
     only = Document.of(doc.id, {})
     only.parent_id = doc.parent_id
     return only
+
+
+def _skips(plan: Plan, source: str) -> bool:
+    """Is what no step reads dropped?"""
+    [node] = (node for node in plan.nodes if node.name == source)
+    return isinstance(node, SourceNode) and node.source.unsupported == "skip"

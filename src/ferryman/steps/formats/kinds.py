@@ -18,12 +18,14 @@ class Kind(NamedTuple):
         label: as a message names it.
         reader: module and function below ``formats``; "" for what is known, and not read.
         advice: what to do where it is not read.
+        locked: of a kind that is read, but this one is encrypted.
     """
 
     type: str
     label: str
     reader: str = ""
     advice: str = ""
+    locked: bool = False
 
 
 _OFFICE: Final = "application/vnd.openxmlformats-officedocument."
@@ -52,7 +54,9 @@ READ: Final = (PDF, DOCX, PPTX, XLSX, XLSB, XLS, ODT, ODP, ODS, EPUB, HTML, XML,
 ZIP: Final = Kind("application/zip", "a zip archive", advice="Unpack it with steps.unpack() before")
 TAR: Final = Kind("application/x-tar", "a tar archive", advice="Unpack it with steps.unpack() before")
 UNKNOWN: Final = Kind("application/octet-stream", "binary data of an unknown kind")
-_LOCKED: Final = Kind("application/x-ole-storage", "an encrypted Office file", advice="Save it without a password")
+_LOCKED: Final = Kind(
+    "application/x-ole-storage", "an encrypted Office file", advice="Save it without a password", locked=True
+)
 _OLD: Final = "Save it in the newer format (DOCX, PPTX)"
 _DOC: Final = Kind("application/msword", "a Word file of before 2007", advice=_OLD)
 _PPT: Final = Kind("application/vnd.ms-powerpoint", "a PowerPoint file of before 2007", advice=_OLD)
