@@ -11,7 +11,7 @@ from scripts.docs import signatures
 from scripts.docs.svg import INK, PALE, Box, Picture, rounded
 
 from ferryman.intake.nodes import skeleton
-from ferryman.intake.states import ACCESS, BATCH, JOB, AccessState, BatchState, JobState, Table
+from ferryman.intake.states import ACCESS, BATCH, JOB, AccessState, BatchState, JobState, Transitions
 
 SUCCESS, FAIL, PERSON, OTHER = "#35855a", "#c2571a", "#4a78b8", PALE
 """Of an arrow: done, failed, a person's word, anything else."""
@@ -23,7 +23,7 @@ SIDE: Final = 14
 class Machine(NamedTuple):
     """A table of states, and where each is drawn."""
 
-    table: Table[Any]
+    table: Transitions[Any]
     title: str
     width: int
     height: int
@@ -99,13 +99,13 @@ def picture(name: str) -> str:
     return p.written()
 
 
-def moves(table: Table[Any]) -> Iterator[tuple[Any, Any]]:
+def moves(table: Transitions[Any]) -> Iterator[tuple[Any, Any]]:
     """Every move of a table."""
     for before, afters in table.moves.items():
         yield from ((before, after) for after in table.states if after in afters)
 
 
-def _colour(table: Table[Any], before: Any, after: Any) -> str:
+def _colour(table: Transitions[Any], before: Any, after: Any) -> str:
     if table.success.get(before) == after:
         return SUCCESS
     if after.value == "Failed":
@@ -159,7 +159,7 @@ def folders() -> str:
 
 def python() -> str:
     """Markdown: what a program does with a queue, and how it is refused."""
-    from ferryman.intake import Assembly, Batch, Finding, Job, Locks, Queue, Report, errors
+    from ferryman.intake import Assembly, AuditFinding, Batch, Job, Locks, Queue, Report, errors
     from ferryman.intake.item import Item
 
     tree = textwrap.dedent((inspect.getdoc(errors) or "").partition("::\n")[2]).strip("\n")
@@ -171,6 +171,6 @@ def python() -> str:
         ("Assembly", Assembly),
         ("Locks", Locks),
     ]
-    things += [("Report", Report), ("Finding", Finding)]
+    things += [("Report", Report), ("AuditFinding", AuditFinding)]
     pieces = [signatures.entry(name, thing, call=False) for name, thing in things]
     return "\n\n".join([*pieces, "### Errors", f"```text\n{tree}\n```"])

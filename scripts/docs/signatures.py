@@ -75,7 +75,7 @@ def testing() -> str:
     server = servers.ServerSuite
     pieces.append(entry("ferryman.testing.servers.ServerSuite", server, of=_told(server), call=False))
     pieces.append(entry("ferryman.testing.proxy.Proxy", proxy.Proxy, of=("break_next", "close")))
-    pieces.append(entry("ferryman.testing.proxy.Fault", proxy.Fault))
+    pieces.append(entry("ferryman.testing.proxy.ProxyFault", proxy.ProxyFault))
     pieces.append(entry("ferryman.testing.inprocess.InProcess", inprocess.InProcess))
     return "\n\n".join(pieces)
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ferryman.destinations.sql.searching import Hit
     from ferryman.engine.preview import Preview
     from ferryman.engine.wave import Summary
-    from ferryman.ledger.account import Tables
+    from ferryman.ledger.account import StateTables
     from ferryman.ledger.commands import Retried
     from ferryman.ledger.fsck import Finding
 
@@ -238,7 +238,7 @@ def fsck(plan: Plan, *, state: str | Path | None = None) -> list[Finding]:
     return fsck.fsck(state_root(plan, state))
 
 
-def tables(plan: Plan, *, state: str | Path | None = None) -> Tables:
+def tables(plan: Plan, *, state: str | Path | None = None) -> StateTables:
     """The plan's ``ledger`` and ``documents`` as Arrow tables, for pandas, Polars, DuckDB or Spark.
 
     Everything is read into memory, some 200 bytes a row. A larger state is better asked where it lies: its tables are

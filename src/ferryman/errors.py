@@ -14,7 +14,7 @@
     ├── UsageError         the person's to mend, nothing was done: exit 2
     │   ├── PlanError      the plan is not one that can run
     │   └── PlanChanged    the plan's structure is not what it was under this version
-    ├── StateError         this state directory must not be touched: exit 1
+    ├── StateFolderError         this state directory must not be touched: exit 1
     │   ├── StateHeld      another driver holds it
     │   ├── StateDamaged   a file of it is missing or is not what was written
     │   ├── StateForeign   it belongs to another plan or to a newer Ferryman
@@ -126,11 +126,11 @@ class PlanChanged(UsageError):
         )
 
 
-class StateError(FerrymanError):
+class StateFolderError(FerrymanError):
     """The state directory must not be touched as it is; nothing was overwritten."""
 
 
-class StateHeld(StateError):
+class StateHeld(StateFolderError):
     """Another driver holds the state."""
 
     def __init__(self, path: str, host: str, pid: int, since: str) -> None:
@@ -144,7 +144,7 @@ class StateHeld(StateError):
         )
 
 
-class StateDamaged(StateError):
+class StateDamaged(StateFolderError):
     """A file of the state is missing or is not what Ferryman wrote."""
 
     def __init__(self, path: str, what: str) -> None:
@@ -158,11 +158,11 @@ class StateDamaged(StateError):
         )
 
 
-class StateForeign(StateError):
+class StateForeign(StateFolderError):
     """The state belongs to another plan, or to a newer Ferryman."""
 
 
-class StateLost(StateError):
+class StateLost(StateFolderError):
     """Another driver took the state over (a higher epoch was found); this one stops at once."""
 
 

@@ -11,7 +11,7 @@ from rich.progress import Progress, TextColumn
 
 from ferryman.observe import Observer, Silent, one_line, watching
 from ferryman.observe.log import logging_to
-from ferryman.observe.progress import Bar, Lines
+from ferryman.observe.progress import Bar, LineProgress
 
 
 def a_wave(observer: Observer) -> None:
@@ -35,7 +35,7 @@ def test_verbose_tells_the_phases() -> None:
     """With -v each phase is a line, too."""
     stream = io.StringIO()
 
-    a_wave(Lines(stream, verbose=True))
+    a_wave(LineProgress(stream, verbose=True))
 
     assert stream.getvalue().splitlines() == [
         "wave 3: scan",
@@ -50,7 +50,7 @@ def test_a_message_is_one_whole_line() -> None:
     stream = io.StringIO()
     path = "/a/very/long/path/" + "x" * 300
 
-    Lines(stream).message(f"{path}: first\nsecond\x1b[31m\n")
+    LineProgress(stream).message(f"{path}: first\nsecond\x1b[31m\n")
 
     assert stream.getvalue() == f"{path}: first second\\x1b[31m\n"
 
@@ -92,7 +92,7 @@ def test_log_lines_go_the_same_way() -> None:
     stream = io.StringIO()
     log = logging.getLogger("ferryman.test")
 
-    with logging_to(Lines(stream)):
+    with logging_to(LineProgress(stream)):
         log.info("nothing")
         log.warning("first %s", "second\nthird")
         try:
@@ -104,7 +104,7 @@ def test_log_lines_go_the_same_way() -> None:
     assert stream.getvalue().splitlines() == ["warning: first second third", "error: it failed: ValueError: why"]
 
 
-@pytest.mark.parametrize("observer", [Silent(), Lines(io.StringIO())])
+@pytest.mark.parametrize("observer", [Silent(), LineProgress(io.StringIO())])
 def test_observers_bear_any_order(observer: Observer) -> None:
     """A run may tell of a settled wave before a phase: recovery does."""
     observer.settled(0, 0, 0)

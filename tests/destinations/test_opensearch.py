@@ -16,7 +16,7 @@ from ferryman.destinations import Delivery, DestinationContext, Guarantee, OpenS
 from ferryman.destinations.opensearch import body, destination
 from ferryman.errors import PermanentError, PlanError, TransientError
 from ferryman.testing.destinations import delete, delivery
-from ferryman.testing.proxy import Fault, Proxy
+from ferryman.testing.proxy import Proxy, ProxyFault
 from tests.destinations.search_index import SearchIndex
 from tests.servers.opensearch import OpenSearchServer
 from tests.support.gate import API_KEY, PASSWORD, USER, Gate
@@ -426,7 +426,7 @@ def test_a_server_that_hangs_is_given_up_in_time(
     monkeypatch.setattr(destination, "WRITE_S", 0.5)
     with Proxy("127.0.0.1", opensearch.port, delay_s=3) as proxy:
         writer = opened(OpenSearch(f"http://127.0.0.1:{proxy.port}", index.name))
-        proxy.break_next(Fault.DELAY_ANSWER, b"/_bulk")
+        proxy.break_next(ProxyFault.DELAY_ANSWER, b"/_bulk")
         began = time.monotonic()
         with pytest.raises(ConnectionError, match=r"it was sent, but no answer within"):
             writer.write([delivery("a", 1)])
@@ -457,7 +457,7 @@ def test_at_most_once_says_what_it_knows(
     monkeypatch.setattr(body.pieces, "__defaults__", (1,))
     with Proxy("127.0.0.1", opensearch.port) as proxy:
         writer = opened(OpenSearch(f"http://127.0.0.1:{proxy.port}", index.name), Guarantee.AT_MOST_ONCE)
-        proxy.break_next(Fault.SWALLOW_ANSWER, b'"doc-2"')
+        proxy.break_next(ProxyFault.SWALLOW_ANSWER, b'"doc-2"')
         outcomes = writer.write([delivery(f"doc-{i}", i) for i in range(1, 5)])
     assert kinds(outcomes) == ["ok", "unknown", "transient", "transient"]
     assert outcomes[2].universal

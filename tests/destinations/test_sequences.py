@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ferryman.destinations import Delivery, Outcome
-from ferryman.destinations.sequences import Known, judge
+from ferryman.destinations.sequences import LastDelivery, judge
 from ferryman.testing.destinations import delete, delivery
 
 deliveries = st.builds(
@@ -18,14 +18,16 @@ deliveries = st.builds(
 chunks = st.lists(deliveries, max_size=12)
 
 
-def one_by_one(chunk: list[Delivery], known: dict[str, Known]) -> tuple[dict[int, Outcome], dict[str, Known]]:
+def one_by_one(
+    chunk: list[Delivery], known: dict[str, LastDelivery]
+) -> tuple[dict[int, Outcome], dict[str, LastDelivery]]:
     """The rule as told: by sequence, each against what is there."""
     now, outcomes = dict(known), {}
     for position, d in sorted(enumerate(chunk), key=lambda pair: pair[1].sequence):
         there = now.get(d.id)
         outcomes[position] = Outcome.ok()
         if there is None or (there.hash != d.hash and there.sequence <= d.sequence):
-            now[d.id] = Known(d.sequence, d.hash)
+            now[d.id] = LastDelivery(d.sequence, d.hash)
         elif there.hash != d.hash:
             outcomes[position] = Outcome.stale()
     return outcomes, now
@@ -38,19 +40,19 @@ def test_a_chunk_is_as_good_as_its_deliveries_one_by_one(before: list[Delivery],
     outcomes, winners = judge(chunk, known)
     expected, end = one_by_one(chunk, known)
     assert dict(enumerate(outcomes)) == expected
-    assert known | {id: Known(d.sequence, d.hash) for id, d in winners.items()} == end
+    assert known | {id: LastDelivery(d.sequence, d.hash) for id, d in winners.items()} == end
 
 
 @given(chunks)
 def test_judging_again_finds_nothing_new(chunk: list[Delivery]) -> None:
     """What has just been written has no winners when it comes again."""
     _, winners = judge(chunk, {})
-    known = {id: Known(d.sequence, d.hash) for id, d in winners.items()}
+    known = {id: LastDelivery(d.sequence, d.hash) for id, d in winners.items()}
     assert judge(list(winners.values()), known) == ([Outcome.ok()] * len(winners), {})
 
 
 def test_what_is_known_is_not_changed() -> None:
     """``judge`` is a pure function."""
-    known = {"a": Known(1, "x")}
+    known = {"a": LastDelivery(1, "x")}
     judge([delivery("a", 2)], known)
-    assert known == {"a": Known(1, "x")}
+    assert known == {"a": LastDelivery(1, "x")}

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ferryman.destinations import Delivery, Sql
-from ferryman.destinations.sequences import Known
+from ferryman.destinations.sequences import LastDelivery
 from ferryman.destinations.sql.sqlite import SQLite, full_text
 from ferryman.testing.destinations import delete, delivery
 from tests.destinations.sql_table import matching, opened, query, verify_index
@@ -56,7 +56,7 @@ def test_upsert_mode_is_a_dict(history: list[tuple[list[Delivery], bool]]) -> No
     with database() as path:
         sql = Sql(f"sqlite:///{path}", columns={"title": "title"}, full_text=["text", "title"])
         opened(sql)
-        known: dict[str, Known] = {}
+        known: dict[str, LastDelivery] = {}
         last: dict[str, Delivery] = {}
         for chunk, reopen in history:
             if reopen:
@@ -81,7 +81,9 @@ def test_upsert_mode_is_a_dict(history: list[tuple[list[Delivery], bool]]) -> No
         }
         assert {row[0]: json.loads(row[5]) for row in rows} == {id: d.fields for id, d in alive.items()}
         tombstones = query(path, "SELECT id, sequence, delivery_hash FROM documents_tombstones")
-        assert {id: Known(*known) for id, *known in tombstones} == {id: known[id] for id in last.keys() - alive.keys()}
+        assert {id: LastDelivery(*known) for id, *known in tombstones} == {
+            id: known[id] for id in last.keys() - alive.keys()
+        }
         verify_index(path)
         for sequence in range(1, 13):
             found = matching(path, f"word{sequence} title{sequence}")

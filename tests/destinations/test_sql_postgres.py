@@ -180,7 +180,7 @@ def test_who_is_overtaken_begins_again(database: Database) -> None:
     sql, other = opened(Sql(database.url)), opened(Sql(database.url))
     sql.write([delivery("known", 1)])
     inner = sql._writer
-    assert isinstance(inner, writer.Writer)
+    assert isinstance(inner, writer.PostgresWriter)
     inner._new_expected = False
     put, rounds = inner._put, []
 
@@ -205,7 +205,7 @@ def test_a_delete_waits_for_those_who_upsert(database: Database) -> None:
         upserting.execute("SELECT pg_advisory_xact_lock_shared(%s, 'documents'::regclass::oid::int)", [writer.LOCKS])
         deleting = opened(Sql(database.url))
         inner = deleting._writer
-        assert isinstance(inner, writer.Writer)
+        assert isinstance(inner, writer.PostgresWriter)
         inner._connection.execute("SET lock_timeout = '50ms'")
         with pytest.raises(TransientError, match="lock") as caught:
             deleting.write([delete("a", 2)])
@@ -221,7 +221,7 @@ def test_deadlocks_are_begun_again(database: Database) -> None:
     """A transaction that the server gives up for another's sake is repeated, a few times; then it is tried later."""
     sql = opened(Sql(database.url))
     inner = sql._writer
-    assert isinstance(inner, writer.Writer)
+    assert isinstance(inner, writer.PostgresWriter)
     real, times = inner._write, []
 
     def unlucky(chunk: list[Delivery]) -> list[Outcome]:
@@ -262,7 +262,7 @@ def test_a_commit_waits_for_the_disk(database: Database) -> None:
     assert database.query("SHOW synchronous_commit") == [("off",)]
     sql = opened(Sql(database.url))
     inner = sql._writer
-    assert isinstance(inner, writer.Writer)
+    assert isinstance(inner, writer.PostgresWriter)
     assert inner._connection.execute("SHOW synchronous_commit").fetchone() == ("on",)
     sql.close()
 
@@ -356,7 +356,7 @@ def test_a_lost_connection_is_made_anew(database: Database) -> None:
     """The write in which it is lost is the server's trouble; the next one goes on with a new one."""
     sql = opened(Sql(database.url))
     inner = sql._writer
-    assert isinstance(inner, writer.Writer)
+    assert isinstance(inner, writer.PostgresWriter)
     database.query("SELECT pg_terminate_backend(%s)", inner._connection.info.backend_pid)
     lost = fault(lambda: sql.write([delivery("a", 1)]))
     assert isinstance(lost, TransientError)

@@ -19,7 +19,7 @@ from ferryman.destinations import Delivery, Destination, DestinationContext, Gua
 from ferryman.destinations.webhook.answers import STATUSES, meaning, retry_after_s
 from ferryman.errors import PermanentError, PlanError, TransientError
 from ferryman.testing.destinations import delete, delivery
-from ferryman.testing.proxy import Fault, Proxy
+from ferryman.testing.proxy import Proxy, ProxyFault
 from ferryman.testing.servers import ServerSuite
 from tests.destinations.conftest import TlsServer
 from tests.support.receiver import Receiver, Reply, Request, closed_port
@@ -362,8 +362,8 @@ def test_broken_off_after_it_was_sent(receiver: Receiver, how: str) -> None:
     assert hook.write(THREE) == [Outcome.ok()] * 3, "it does not recover"
 
 
-@pytest.mark.parametrize("fault", [f for f in Fault if f is not Fault.DELAY_ANSWER])
-def test_broken_off_on_the_way(receiver: Receiver, fault: Fault) -> None:
+@pytest.mark.parametrize("fault", [f for f in ProxyFault if f is not ProxyFault.DELAY_ANSWER])
+def test_broken_off_on_the_way(receiver: Receiver, fault: ProxyFault) -> None:
     """Wherever it broke, after the first byte nobody knows; on a connection that was used before too."""
     with Proxy("127.0.0.1", receiver.port) as proxy:
         hook = opened(f"http://127.0.0.1:{proxy.port}/hook")

@@ -13,7 +13,7 @@ from ferryman.destinations import Sql as Index
 from ferryman.ledger import account
 from ferryman.ledger.state import state_root
 from ferryman.sources import Sql
-from ferryman.testing.proxy import Fault, Proxy
+from ferryman.testing.proxy import Proxy, ProxyFault
 from tests.destinations.postgres import Database, database, postgres
 from tests.support.places import place
 from tests.support.trial import run_plan
@@ -79,9 +79,11 @@ def test_what_changes_in_one_changes_in_the_other(database: Database, place: Pat
 
 @pytest.mark.rule("destination.lost-commit", "guarantee.hash")
 @pytest.mark.parametrize("mode", ["upsert", "append"])
-@pytest.mark.parametrize("fault", [Fault.DROP_REQUEST, Fault.SWALLOW_ANSWER, Fault.HALF_ANSWER], ids=lambda f: f.value)
+@pytest.mark.parametrize(
+    "fault", [ProxyFault.DROP_REQUEST, ProxyFault.SWALLOW_ANSWER, ProxyFault.HALF_ANSWER], ids=lambda f: f.value
+)
 def test_a_connection_lost_in_the_commit_loses_and_doubles_nothing(
-    database: Database, place: Path, fault: Fault, mode: str
+    database: Database, place: Path, fault: ProxyFault, mode: str
 ) -> None:
     """Before the commit or after it: the chunk is sent again, the hashes tell what is there, no attempt is spent."""
     with Proxy("127.0.0.1", database.server.port) as proxy:
@@ -104,7 +106,7 @@ def test_a_server_that_restarts_in_the_middle_of_a_wave(database: Database, plac
 
     with ThreadPoolExecutor(1) as pool, Proxy("127.0.0.1", database.server.port) as proxy:
         made = plan(database, proxy.port)
-        proxy.break_next(Fault.SWALLOW_ANSWER, b"COPY")
+        proxy.break_next(ProxyFault.SWALLOW_ANSWER, b"COPY")
         running = pool.submit(run_plan, made, place, wait=60)
         while not proxy.broken and not running.done():
             time.sleep(0.005)

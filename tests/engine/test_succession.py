@@ -8,21 +8,21 @@ from typing import NamedTuple
 import pytest
 
 from ferryman.engine.transform.succession import succession
-from ferryman.ledger.family import Failure, Given, Owed
+from ferryman.ledger.family import FailedMember, Given, Owed
 
 
 @dataclasses.dataclass
 class Walked:
-    failures: list[Failure] = dataclasses.field(default_factory=list)
-    reached: list[Failure] = dataclasses.field(default_factory=list)
+    failures: list[FailedMember] = dataclasses.field(default_factory=list)
+    reached: list[FailedMember] = dataclasses.field(default_factory=list)
     kept: list[str] = dataclasses.field(default_factory=list)
 
 
 A, X, Y, XZ = (Given(member, "", "out") for member in ("", "#x", "#y", "#x#z"))
 
 
-def failure(member: str, *destinations: str, route: str = "") -> Failure:
-    return Failure(member, "step", "", "", [Owed(name, route, 1) for name in destinations])
+def failure(member: str, *destinations: str, route: str = "") -> FailedMember:
+    return FailedMember(member, "step", "", "", [Owed(name, route, 1) for name in destinations])
 
 
 class Compared(NamedTuple):

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ferryman.intake.errors import StateError
-from ferryman.intake.states import ACCESS, BATCH, JOB, JobState, Table, list_of, resumed_at
+from ferryman.intake.states import ACCESS, BATCH, JOB, JobState, Transitions, list_of, resumed_at
 
 GRIDS = {
     "job": (
@@ -60,7 +60,7 @@ Deleted        .        .          .        .      .    .         .
 """What we think the tables say, written down a second time."""
 
 
-def cells(table: Table[Any], grid: str) -> Iterator[tuple[str, str, str]]:
+def cells(table: Transitions[Any], grid: str) -> Iterator[tuple[str, str, str]]:
     """(state, event, cell) of a grid; its heading may have names cut short with a dot."""
     head, *lines = (line.split() for line in grid.strip().splitlines())
     events = [*(state.value for state in table.states), "success", "fail"]
@@ -87,7 +87,7 @@ def test_every_pair_is_tried(name: str) -> None:
 @pytest.mark.parametrize(
     ("table", "before", "event", "cell"), [p[1:] for p in PAIRS], ids=[f"{p[0]}-{p[2]}-{p[3]}" for p in PAIRS]
 )
-def test_a_move_is_legal_or_raises(table: Table[Any], before: str, event: str, cell: str) -> None:
+def test_a_move_is_legal_or_raises(table: Transitions[Any], before: str, event: str, cell: str) -> None:
     """A legal one gives the state after; an illegal one names both and changes nothing."""
     kept = {state: set(after) for state, after in table.moves.items()}
     state = table.states(before)

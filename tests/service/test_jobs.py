@@ -11,7 +11,7 @@ import pytest
 from ferryman.document import Document
 from ferryman.errors import BadDocument, UsageError
 from ferryman.intake import Job, Queue, inventory
-from ferryman.intake.inventory import Held
+from ferryman.intake.inventory import StoredFile
 from ferryman.sources import Jobs, Listed, Source
 from ferryman.testing.sources import SourceSuite
 
@@ -29,7 +29,7 @@ def job_in_processing(queue: Queue, folder: Path, files: dict[str, bytes], **wha
         path = space / inventory.FILES / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
-        held.append(Held(name, len(content), hashlib.sha256(content).hexdigest(), fields={"page": 1}))
+        held.append(StoredFile(name, len(content), hashlib.sha256(content).hexdigest(), fields={"page": 1}))
     job.set_inventory(inventory.node(inventory.write(space, held), held))
     for state in ("Estimating", "Provisioning", "Downloading", "Processing"):
         job.set_status(state)

@@ -15,7 +15,7 @@ from rows import documents, refusals, told
 from ferryman.errors import UsageError
 from ferryman.sources import Csv
 from ferryman.sources.physical import physical_lines
-from ferryman.sources.records import Row
+from ferryman.sources.records import RecordRow
 
 
 def fields_of(folder: Path, data: str, **options: Any) -> dict[str, Any]:
@@ -117,7 +117,7 @@ tables = st.integers(1, 4).flatmap(
 )
 
 
-def rows_of(data: str, **options: Any) -> list[Row]:
+def rows_of(data: str, **options: Any) -> list[RecordRow]:
     stream: Any = io.BufferedReader(io.BytesIO(data.encode()))  # type: ignore[arg-type]
     return list(Csv("x", **options).rows(physical_lines(stream, "utf-8", 10_000, "x")))
 
@@ -148,11 +148,11 @@ def test_what_python_writes_comes_back(table: list[list[str]], delimiter: str, e
 @given(st.text(st.sampled_from('ab",\n\r\\;'), max_size=30))
 def test_any_text_is_read_as_python_reads_it_or_refused(data: str) -> None:
     """Never an error of another kind, and never another reading of a good row."""
-    from ferryman.sources.records import Unreadable
+    from ferryman.sources.records import UnreadableRecords
 
     try:
         found = rows_of(data, columns=["a", "b"])
-    except Unreadable:
+    except UnreadableRecords:
         return
     if any(row.refused for row in found):
         return

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from ferryman.testing.proxy import Fault, Proxy
+from ferryman.testing.proxy import Proxy, ProxyFault
 
 
 class Echo:
@@ -77,21 +77,21 @@ def test_it_passes_on(proxy: Proxy, echo: Echo) -> None:
 @pytest.mark.parametrize(
     ("fault", "answer", "seen"),
     [
-        (Fault.DROP_REQUEST, ("", "reset"), []),
-        (Fault.HALF_REQUEST, ("", "reset"), []),
-        (Fault.SWALLOW_ANSWER, ("", "reset"), ["a line"]),
-        (Fault.HALF_ANSWER, ("did a",), ["a line"]),
-        (Fault.DELAY_ANSWER, ("did a line\n",), ["a line"]),
+        (ProxyFault.DROP_REQUEST, ("", "reset"), []),
+        (ProxyFault.HALF_REQUEST, ("", "reset"), []),
+        (ProxyFault.SWALLOW_ANSWER, ("", "reset"), ["a line"]),
+        (ProxyFault.HALF_ANSWER, ("did a",), ["a line"]),
+        (ProxyFault.DELAY_ANSWER, ("did a line\n",), ["a line"]),
     ],
 )
 def test_one_request_meets_the_fault(
-    proxy: Proxy, echo: Echo, fault: Fault, answer: tuple[str, ...], seen: list[str]
+    proxy: Proxy, echo: Echo, fault: ProxyFault, answer: tuple[str, ...], seen: list[str]
 ) -> None:
     """The server has seen what the fault says; the next request goes through."""
     proxy.break_next(fault)
     began = time.monotonic()
     assert ask(proxy, "a line") in answer
-    assert (time.monotonic() - began >= proxy.delay_s) == (fault is Fault.DELAY_ANSWER)
+    assert (time.monotonic() - began >= proxy.delay_s) == (fault is ProxyFault.DELAY_ANSWER)
     assert echo.lines == seen
     assert proxy.broken == 1
     assert ask(proxy, "again") == "did again\n"
@@ -100,8 +100,8 @@ def test_one_request_meets_the_fault(
 
 def test_a_fault_waits_for_its_request(proxy: Proxy) -> None:
     """With ``containing``, other requests pass; faults are met in the order they were asked for."""
-    proxy.break_next(Fault.HALF_ANSWER, b"COMMIT")
-    proxy.break_next(Fault.SWALLOW_ANSWER)
+    proxy.break_next(ProxyFault.HALF_ANSWER, b"COMMIT")
+    proxy.break_next(ProxyFault.SWALLOW_ANSWER)
     assert ask(proxy, "BEGIN") == "did BEGIN\n"
     assert ask(proxy, "COMMIT") == "did C"
     assert ask(proxy, "BEGIN") in ("", "reset")

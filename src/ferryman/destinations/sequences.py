@@ -8,14 +8,14 @@ from typing import NamedTuple
 from ferryman.destinations.base import Delivery, Outcome
 
 
-class Known(NamedTuple):
+class LastDelivery(NamedTuple):
     """The last delivery of an id that took effect, as the destination remembers it (a tombstone too)."""
 
     sequence: int
     hash: str
 
 
-def judge(chunk: Sequence[Delivery], known: dict[str, Known]) -> tuple[list[Outcome], dict[str, Delivery]]:
+def judge(chunk: Sequence[Delivery], known: dict[str, LastDelivery]) -> tuple[list[Outcome], dict[str, Delivery]]:
     """Outcomes in the chunk's order, and for each id the delivery that must be in force after the chunk, if it is new.
 
     ``known`` holds what the destination has of these ids; it is not changed. The result is the same as if the
@@ -33,6 +33,6 @@ def judge(chunk: Sequence[Delivery], known: dict[str, Known]) -> tuple[list[Outc
         if last is not None and last.sequence > delivery.sequence:
             outcomes[position] = Outcome.stale()
             continue
-        in_force[delivery.id] = Known(delivery.sequence, delivery.hash)
+        in_force[delivery.id] = LastDelivery(delivery.sequence, delivery.hash)
         winners[delivery.id] = delivery
     return outcomes, winners

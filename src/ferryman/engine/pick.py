@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from ferryman.engine.scan.cut import LISTED, SLICE, Piece, TaskCut
+from ferryman.engine.scan.cut import LISTED, SLICE, RowRange, TaskCut
 from ferryman.engine.scan.known import kept
 from ferryman.engine.scan.listing import Listing
 from ferryman.ledger.events import table_of
@@ -100,4 +100,4 @@ def _with(rows: pa.Table, **values: Any) -> pa.Table:
 
 def _cut(source: str, rows: pa.Table, number: int, path: Path) -> TaskCut:
     pq.write_table(rows.cast(SLICE), f"{path}.parquet")
-    return TaskCut(source, [Piece(f"{path}.parquet", 0, rows.num_rows)], True, number)
+    return TaskCut(source, [RowRange(f"{path}.parquet", 0, rows.num_rows)], True, number)

@@ -4,7 +4,7 @@
 """
 
 from ferryman.intake.access import Assembly
-from ferryman.intake.audit import Finding
+from ferryman.intake.audit import AuditFinding
 from ferryman.intake.batch import Batch
 from ferryman.intake.errors import BatchExists, LockLost, NodeInvalid, QueueLost, QueueRefused, StateError
 from ferryman.intake.job import Job
@@ -16,11 +16,11 @@ from ferryman.intake.states import AccessState, BatchState, JobState
 __all__ = [
     "AccessState",
     "Assembly",
+    "AuditFinding",
     "Batch",
     "BatchExists",
     "BatchState",
     "Cleanup",
-    "Finding",
     "Job",
     "JobState",
     "LockLost",

@@ -7,17 +7,17 @@ from typing import Any, ClassVar
 
 from ferryman.intake.item import Item
 from ferryman.intake.nodes import access_path, encoded
-from ferryman.intake.states import ACCESS, AccessState, Table
+from ferryman.intake.states import ACCESS, AccessState, Transitions
 from ferryman.intake.store import Create, Op, Set
-from ferryman.intake.tree import Tree
+from ferryman.intake.tree import NodeTree
 
 
 class Assembly(Item):
     """A request in the queue of small or of large ones."""
 
-    table: ClassVar[Table[Any]] = ACCESS
+    table: ClassVar[Transitions[Any]] = ACCESS
 
-    def __init__(self, tree: Tree, size: str, id: str) -> None:
+    def __init__(self, tree: NodeTree, size: str, id: str) -> None:
         super().__init__(tree, id)
         self.size = size
 

@@ -26,7 +26,7 @@ from ferryman.intake.nodes import (
 )
 from ferryman.intake.states import AccessState, BatchState, JobState
 from ferryman.intake.store import Check
-from ferryman.intake.tree import Tree
+from ferryman.intake.tree import NodeTree
 
 LOOKED_AT: Final = 64
 """Status nodes that are read at once."""
@@ -37,7 +37,7 @@ PAUSED: Final = f"{KINDS['ingest'].folder}/{KINDS['ingest'].node}"
 class Acquirer:
     """Acquires for one queue. ``warn`` is told of nodes that are damaged: they are passed over."""
 
-    def __init__(self, tree: Tree, locks: Locks, warn: Callable[[str], None]) -> None:
+    def __init__(self, tree: NodeTree, locks: Locks, warn: Callable[[str], None]) -> None:
         self._tree, self._locks, self._warn = tree, locks, warn
         self._paused = False
         self._done_with: dict[str, set[str]] = {"pending": set(), "reporting": set()}
@@ -176,7 +176,7 @@ class Acquirer:
         return self._tree.find(path) is not None
 
 
-def collection_of(tree: Tree, job: Job) -> str:
+def collection_of(tree: NodeTree, job: Job) -> str:
     """The collection that a job belongs to: the profile it, or its batch, was submitted with; "" if none was named."""
     name = job.configuration.get("profile_name")
     if not name:

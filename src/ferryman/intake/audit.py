@@ -11,13 +11,13 @@ from ferryman.intake.dump import TOPS
 from ferryman.intake.layout import Nodes, Problem, problems
 from ferryman.intake.nodes import parent_of
 from ferryman.intake.store import Conflict
-from ferryman.intake.tree import Tree
+from ferryman.intake.tree import NodeTree
 
 FAIL_AFTER_S: Final = 3600.0
 """What is younger than an hour may be somebody's work of this moment, or of a morning: a warning."""
 
 
-class Finding(NamedTuple):
+class AuditFinding(NamedTuple):
     """A node that is not as the layout says."""
 
     path: str
@@ -28,7 +28,7 @@ class Finding(NamedTuple):
     text: str
 
 
-def audit(tree: Tree, *, repair: bool = False) -> list[Finding]:
+def audit(tree: NodeTree, *, repair: bool = False) -> list[AuditFinding]:
     """All findings, by path. ``repair``: what can be mended is, each in one commit; the text says so."""
     before = problems(_read(tree), tree.clock())
     if not before:
@@ -42,11 +42,11 @@ def audit(tree: Tree, *, repair: bool = False) -> list[Finding]:
     return sorted(found)
 
 
-def _read(tree: Tree) -> Nodes:
+def _read(tree: NodeTree) -> Nodes:
     return {path: node for top in TOPS for path, node in tree.store.walk(top)}
 
 
-def _dated(tree: Tree, problem: Problem, found: Nodes, *, repair: bool) -> Finding:
+def _dated(tree: NodeTree, problem: Problem, found: Nodes, *, repair: bool) -> AuditFinding:
     near = [found.get(path) for path in (problem.path, f"{problem.path}/status")]
     above = found.get(parent_of(problem.path))
     changed = [node.modified_s for node in near if node] or ([above.modified_s] if above else [])
@@ -58,4 +58,4 @@ def _dated(tree: Tree, problem: Problem, found: Nodes, *, repair: bool) -> Findi
             text += " Repaired."
         except Conflict as e:
             text += f" Not repaired: {e}: it changes at this moment. Audit again."
-    return Finding(problem.path, problem.rule, age, "FAIL" if age >= FAIL_AFTER_S else "WARN", text)
+    return AuditFinding(problem.path, problem.rule, age, "FAIL" if age >= FAIL_AFTER_S else "WARN", text)

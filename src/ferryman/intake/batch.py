@@ -8,13 +8,13 @@ from typing import Any, ClassVar, Final
 from ferryman.errors import UsageError
 from ferryman.intake import nodes
 from ferryman.intake.errors import NodeInvalid, StateError
-from ferryman.intake.item import Item, Status
+from ferryman.intake.item import Item, StatusNode
 from ferryman.intake.job import Job, checked_priority, creation
 from ferryman.intake.nodes import BATCH_UUIDS, JOBS, batch_path, encoded, job_path, mapped, submission_uuid
 from ferryman.intake.report import Report
-from ferryman.intake.states import BATCH, BatchState, JobList, JobState, Table, list_of
+from ferryman.intake.states import BATCH, BatchState, JobList, JobState, Transitions, list_of
 from ferryman.intake.store import Check, Create, Delete, Op, Set
-from ferryman.intake.tree import Tree
+from ferryman.intake.tree import NodeTree
 
 OPEN: Final = frozenset({BatchState.PENDING, BatchState.HELD, BatchState.PROCESSING})
 """A batch in one of these may get jobs. Later its report is due, or made."""
@@ -26,9 +26,9 @@ REPORTED: Final = frozenset({BatchState.REPORTING, BatchState.UPDATE_REPORTING})
 class Batch(Item):
     """What a submitter handed in."""
 
-    table: ClassVar[Table[Any]] = BATCH
+    table: ClassVar[Transitions[Any]] = BATCH
 
-    def __init__(self, tree: Tree, id: str) -> None:
+    def __init__(self, tree: NodeTree, id: str) -> None:
         super().__init__(tree, id)
         self._told: Report | None = None
 
@@ -135,7 +135,7 @@ class Batch(Item):
             self._seen = None
         return True
 
-    def _moved(self, now: Status, after: BatchState, message: str, *, starting: bool = False) -> list[Op]:
+    def _moved(self, now: StatusNode, after: BatchState, message: str, *, starting: bool = False) -> list[Op]:
         ops = super()._moved(now, after, message)
         if starting:
             ops += self._tree.missing([batch_path(self.id, "states")])
@@ -202,7 +202,7 @@ class Batch(Item):
                 Job(self._tree, job).remove()
         super().delete()
 
-    def _gone(self, now: Status) -> list[Op]:
+    def _gone(self, now: StatusNode) -> list[Op]:
         inside = [path for path, _ in self._tree.store.walk(self.path)]
         return [
             Check(f"{self.path}/status", now.node.version),

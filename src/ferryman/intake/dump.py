@@ -11,7 +11,7 @@ from ferryman.errors import UsageError
 from ferryman.intake.locks import KINDS
 from ferryman.intake.nodes import ACCESS, BATCH_UUIDS, BATCHES, JOBS, LOCKS, SIZES, skeleton
 from ferryman.intake.store import Create, Delete, Op
-from ferryman.intake.tree import Tree
+from ferryman.intake.tree import NodeTree
 
 FORMAT: Final = 1
 """Of a dump. A newer one is refused."""
@@ -27,7 +27,7 @@ COMMIT_BYTES: Final = 256 << 10
 PAUSE: Final = f"{KINDS['ingest'].folder}/{KINDS['ingest'].node}"
 
 
-def dumped(tree: Tree) -> dict[str, Any]:
+def dumped(tree: NodeTree) -> dict[str, Any]:
     """All nodes that stay, by path: their data as text, or ``{"base64": …}`` where it is none."""
     nodes = {path: node for top in TOPS for path, node in tree.store.walk(top) if not node.owner}
     return {
@@ -38,7 +38,7 @@ def dumped(tree: Tree) -> dict[str, Any]:
     }
 
 
-def restored(tree: Tree, data: Mapping[str, Any]) -> None:
+def restored(tree: NodeTree, data: Mapping[str, Any]) -> None:
     """Make the nodes of a dump. Killed in the middle, it leaves the queue paused, and can be done again.
 
     Raises:
@@ -57,7 +57,7 @@ def restored(tree: Tree, data: Mapping[str, Any]) -> None:
         tree.commit([Delete(PAUSE)])
 
 
-def _commits(tree: Tree, nodes: Mapping[str, bytes]) -> Iterator[list[Op]]:
+def _commits(tree: NodeTree, nodes: Mapping[str, bytes]) -> Iterator[list[Op]]:
     """What makes the nodes that are not there yet, parents first, in commits that a server takes."""
     paths = sorted(nodes, key=lambda path: path.split("/"))
     there = {path for top in TOPS for path, _ in tree.store.walk(top)}
@@ -75,7 +75,7 @@ def _commits(tree: Tree, nodes: Mapping[str, bytes]) -> Iterator[list[Op]]:
         yield ops
 
 
-def _refuse_other(tree: Tree, nodes: Mapping[str, bytes]) -> None:
+def _refuse_other(tree: NodeTree, nodes: Mapping[str, bytes]) -> None:
     """A queue that holds anything but what a restore of this dump made."""
     expected = {*skeleton(), PAUSE}
     for top in TOPS:

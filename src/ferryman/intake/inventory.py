@@ -20,7 +20,7 @@ FILES: Final = "files"
 """The folder beside the list that the files are in."""
 
 
-class Held(msgspec.Struct, frozen=True, omit_defaults=True):
+class StoredFile(msgspec.Struct, frozen=True, omit_defaults=True):
     """A file that is there."""
 
     path: str
@@ -33,14 +33,14 @@ class Held(msgspec.Struct, frozen=True, omit_defaults=True):
     """What the submitter said of it."""
 
 
-def write(folder: Path, held: Iterable[Held]) -> Path:
+def write(folder: Path, held: Iterable[StoredFile]) -> Path:
     """Publish the list of a folder's files; another one is replaced. Returns its path."""
     path = folder / NAME
     files.replace(path, b"".join(msgspec.json.encode(each) + b"\n" for each in held))
     return path
 
 
-def read(path: Path) -> Iterator[Held]:
+def read(path: Path) -> Iterator[StoredFile]:
     """The files of a list.
 
     Raises:
@@ -49,10 +49,10 @@ def read(path: Path) -> Iterator[Held]:
     """
     with path.open("rb") as lines:
         for line in lines:
-            yield msgspec.json.decode(line, type=Held)
+            yield msgspec.json.decode(line, type=StoredFile)
 
 
-def node(path: Path, held: list[Held]) -> dict[str, Any]:
+def node(path: Path, held: list[StoredFile]) -> dict[str, Any]:
     """What the job's ``inventory`` node says of it."""
     return {"url": url_of(path), "files": len(held), "bytes": sum(each.size for each in held)}
 

@@ -9,15 +9,15 @@ from typing import Any, ClassVar, NamedTuple
 from ferryman.errors import words
 from ferryman.intake.errors import NodeInvalid, StateError
 from ferryman.intake.nodes import decoded, encoded
-from ferryman.intake.states import Table
-from ferryman.intake.store import Check, Conflict, Delete, Node, Op, SessionLost, Set, Why
-from ferryman.intake.tree import Hold, Tree, message_text
+from ferryman.intake.states import Transitions
+from ferryman.intake.store import Check, Conflict, Delete, Op, SessionLost, Set, StoredNode, Why
+from ferryman.intake.tree import Hold, NodeTree, message_text
 
 
-class Status(NamedTuple):
+class StatusNode(NamedTuple):
     """A status node as it was read."""
 
-    node: Node
+    node: StoredNode
     values: dict[str, Any]
     state: Any
     """Of the item's own table."""
@@ -30,13 +30,13 @@ class Item:
     takes effect only while it holds it.
     """
 
-    table: ClassVar[Table[Any]]
+    table: ClassVar[Transitions[Any]]
 
-    def __init__(self, tree: Tree, id: str) -> None:
+    def __init__(self, tree: NodeTree, id: str) -> None:
         self._tree = tree
         self.id = id
         self._hold: Hold | None = None
-        self._seen: Status | None = None
+        self._seen: StatusNode | None = None
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.id}>"
@@ -90,7 +90,7 @@ class Item:
         """Move to the state that follows when the work of this one has failed. Raises as ``set_status``."""
         self._move(lambda now: self.table.failed(now.state), message)
 
-    def _named(self, now: Status, status: str) -> Any:
+    def _named(self, now: StatusNode, status: str) -> Any:
         """The state of this name.
 
         Raises:
@@ -104,7 +104,7 @@ class Item:
             raise StateError(now.state, words(status)) from None
         return self.table.move(now.state, after)
 
-    def _move(self, choose: Callable[[Status], Any], message: str, *, unlock: bool = False, **how: Any) -> None:
+    def _move(self, choose: Callable[[StatusNode], Any], message: str, *, unlock: bool = False, **how: Any) -> None:
         """Plan the move from what was seen under the lock; if that is not so any more, look, and plan again.
 
         ``choose`` gives the state after, or raises. ``unlock``: the lock goes in the same commit. ``how`` is for
@@ -132,23 +132,23 @@ class Item:
         if unlock:
             self._hold = None
 
-    def _moved(self, now: Status, after: Any, message: str) -> list[Op]:
+    def _moved(self, now: StatusNode, after: Any, message: str) -> list[Op]:
         """The operations of a move."""
         return [self._set_status(now, self._next(now, after, message))]
 
-    def _next(self, now: Status, after: Any, message: str) -> dict[str, Any]:
+    def _next(self, now: StatusNode, after: Any, message: str) -> dict[str, Any]:
         """The status node's values after a move."""
         modified = now.values.get("last_modified") if after == now.state else self._tree.now()
         return {"status": after.value, "last_modified": modified, "message": message}
 
-    def _set_status(self, now: Status, values: dict[str, Any]) -> Set:
+    def _set_status(self, now: StatusNode, values: dict[str, Any]) -> Set:
         path = f"{self.path}/status"
         return Set(path, encoded(path, values), now.node.version)
 
-    def _status(self) -> Status:
+    def _status(self) -> StatusNode:
         return self._status_of(self._tree.get(f"{self.path}/status"))
 
-    def _status_of(self, node: Node | None) -> Status:
+    def _status_of(self, node: StoredNode | None) -> StatusNode:
         path = f"{self.path}/status"
         if node is None:
             raise NodeInvalid(path, "is not there")
@@ -157,10 +157,10 @@ class Item:
             state = self.table.states(values.get("status"))
         except ValueError:
             raise NodeInvalid(path, f"names no state, but {values.get('status')!r}") from None
-        self._seen = Status(node, values, state)
+        self._seen = StatusNode(node, values, state)
         return self._seen
 
-    def state_of(self, node: Node | None) -> Any:
+    def state_of(self, node: StoredNode | None) -> Any:
         """The state that its status node, read elsewhere, names.
 
         Raises:
@@ -203,7 +203,7 @@ class Item:
         except (Conflict, SessionLost):
             return  # it went before: with the session, or with the item
 
-    def acquire(self, state: Any, *checks: Op, look: Sequence[str] = ()) -> list[Node | None] | None:
+    def acquire(self, state: Any, *checks: Op, look: Sequence[str] = ()) -> list[StoredNode | None] | None:
         """Lock it if nobody holds it and ``checks`` hold, and keep the lock if it is in this state then.
 
         Returns the nodes at ``look``, read under the lock; None if it is not ours.
@@ -224,7 +224,7 @@ class Item:
                 self.unlock()
         return looked if kept else None
 
-    def _refuse_unless_final(self, now: Status) -> None:
+    def _refuse_unless_final(self, now: StatusNode) -> None:
         if now.state not in self.table.final:
             raise StateError(now.state, "removed")
 
@@ -244,7 +244,7 @@ class Item:
         self._tree.change(plan, self._hold)
         self._hold = None
 
-    def _gone(self, now: Status) -> list[Op]:
+    def _gone(self, now: StatusNode) -> list[Op]:
         """What removes its node and all in it, if nobody moves it meanwhile."""
         inside = self._tree.store.children(self.path)
         return [

@@ -8,11 +8,11 @@ from typing import Any, ClassVar, Final
 from ferryman.errors import UsageError
 from ferryman.intake import nodes
 from ferryman.intake.errors import NodeInvalid, StateError
-from ferryman.intake.item import Item, Status
+from ferryman.intake.item import Item, StatusNode
 from ferryman.intake.nodes import batch_path, decoded, encoded, job_path, state_path, text_of, whole_number
-from ferryman.intake.states import JOB, JobState, Table, list_of, resumed_at
-from ferryman.intake.store import Check, Create, Delete, Node, Op, Set
-from ferryman.intake.tree import Tree
+from ferryman.intake.states import JOB, JobState, Transitions, list_of, resumed_at
+from ferryman.intake.store import Check, Create, Delete, Op, Set, StoredNode
+from ferryman.intake.tree import NodeTree
 
 JSON_NODES: Final = ("configuration", "identifiers", "metadata", "inventory", "store")
 """Made only when there is something in them."""
@@ -21,9 +21,9 @@ JSON_NODES: Final = ("configuration", "identifiers", "metadata", "inventory", "s
 class Job(Item):
     """One object of a batch."""
 
-    table: ClassVar[Table[Any]] = JOB
+    table: ClassVar[Transitions[Any]] = JOB
 
-    def __init__(self, tree: Tree, id: str) -> None:
+    def __init__(self, tree: NodeTree, id: str) -> None:
         super().__init__(tree, id)
         self._batch_id = ""
         self._priority: int | None = None
@@ -124,7 +124,7 @@ class Job(Item):
     def requeue(self, message: str = "") -> None:
         """Take a failed job up again: in the state after the last one that succeeded, counted as a retry."""
 
-        def after(now: Status) -> JobState:
+        def after(now: StatusNode) -> JobState:
             resumed = resumed_at(now.values.get("last_successful_status"))
             if now.state is not JobState.FAILED:  # some may follow other states too, but not as a retry
                 raise StateError(now.state, resumed)
@@ -133,7 +133,7 @@ class Job(Item):
         self._move(after, message, retry=True)
 
     def _moved(
-        self, now: Status, after: JobState, message: str, *, priority: int | None = None, retry: bool = False
+        self, now: StatusNode, after: JobState, message: str, *, priority: int | None = None, retry: bool = False
     ) -> list[Op]:
         had, self._priority = self.priority if self._priority is None else self._priority, None
         gets = had if priority is None else priority
@@ -158,7 +158,7 @@ class Job(Item):
             Create(f"{folder}/{self.id}"),
         ]
 
-    def _next(self, now: Status, after: Any, message: str) -> dict[str, Any]:
+    def _next(self, now: StatusNode, after: Any, message: str) -> dict[str, Any]:
         kept = now.values.get("last_successful_status")
         keeps = after in (now.state, JobState.FAILED, JobState.DELETED) or now.state is JobState.FAILED
         plain = super()._next(now, after, message)
@@ -204,7 +204,7 @@ class Job(Item):
         self._tree.change(lambda: self._gone(self._status()))
         self._hold = None
 
-    def _gone(self, now: Status) -> list[Op]:
+    def _gone(self, now: StatusNode) -> list[Op]:
         listed = [
             state_path(now.state, nodes.entry(self.priority, self.id)),
             batch_path(self.batch_id, "states", list_of(now.state), self.id),
@@ -278,11 +278,11 @@ def checked_priority(priority: int) -> int:
     return priority
 
 
-def _data(node: Node | None) -> bytes:
+def _data(node: StoredNode | None) -> bytes:
     return b"" if node is None else node.data
 
 
-def _count(now: Status) -> int:
+def _count(now: StatusNode) -> int:
     """Retries, also where another tool wrote the number as text."""
     found = now.values.get("retry_count") or 0
     return int(found) if str(found).isdigit() else 0

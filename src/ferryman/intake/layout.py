@@ -15,13 +15,13 @@ from ferryman.intake.job import JSON_NODES
 from ferryman.intake.locks import KINDS
 from ferryman.intake.nodes import ACCESS, BATCH_UUIDS, BATCHES, JOB_STATES, JOBS, SIZES, name_of, parent_of
 from ferryman.intake.states import ACCESS as ACCESS_TABLE
-from ferryman.intake.states import BATCH, JOB, JobList, JobState, Table, list_of
-from ferryman.intake.store import Check, Create, Delete, Node, Op
+from ferryman.intake.states import BATCH, JOB, JobList, JobState, Transitions, list_of
+from ferryman.intake.store import Check, Create, Delete, Op, StoredNode
 
 STALE_S: Final = 3600.0
 """A lock that stays, where locks live with a session, is nobody's after an hour."""
 
-Nodes = Mapping[str, Node]
+Nodes = Mapping[str, StoredNode]
 
 
 @dataclass(frozen=True)
@@ -40,12 +40,12 @@ def problems(found: Nodes, now: float) -> list[Problem]:
     below: dict[str, list[str]] = defaultdict(list)
     for path in found:
         below[parent_of(path)].append(name_of(path))
-    tree = _Tree(found, below, now)
+    tree = _LoadedTree(found, below, now)
     return [problem for rule in RULES for problem in rule(tree)]
 
 
 @dataclass(frozen=True)
-class _Tree:
+class _LoadedTree:
     nodes: Nodes
     below: Mapping[str, list[str]]
     now: float
@@ -68,21 +68,21 @@ class _Tree:
         return ""
 
 
-def _folders(tree: _Tree) -> Iterator[Problem]:
+def _folders(tree: _LoadedTree) -> Iterator[Problem]:
     """Every queue has these folders."""
     for path in nodes.skeleton():
         if path not in tree.nodes:
             yield Problem(path, "folder", "A folder of the layout is not there.", (Create(path),))
 
 
-def _known_nodes(tree: _Tree) -> Iterator[Problem]:
+def _known_nodes(tree: _LoadedTree) -> Iterator[Problem]:
     """No nodes but those of the layout."""
     for path in tree.nodes:
         if not _LAYOUT.fullmatch(path):
             yield Problem(path, "unknown node", "The layout has no such node. Remove it, if it is nobody's.")
 
 
-def _batches(tree: _Tree) -> Iterator[Problem]:
+def _batches(tree: _LoadedTree) -> Iterator[Problem]:
     """A batch has a submission and a status; its batchID leads to it."""
     for name in tree.below.get(BATCHES, ()):
         path = nodes.batch_path(name)
@@ -106,7 +106,7 @@ def _batches(tree: _Tree) -> Iterator[Problem]:
             yield Problem(at, "batch uuid", f"{name} has this batchID, but it leads to {other!r}.")
 
 
-def _uuids(tree: _Tree) -> Iterator[Problem]:
+def _uuids(tree: _LoadedTree) -> Iterator[Problem]:
     """A uuid leads to a batch."""
     for name in tree.below.get(BATCH_UUIDS, ()):
         path = f"{BATCH_UUIDS}/{name}"
@@ -115,7 +115,7 @@ def _uuids(tree: _Tree) -> Iterator[Problem]:
             yield Problem(path, "uuid batch", f"It leads to batch {batch!r}, which is not there.", (Delete(path),))
 
 
-def _jobs(tree: _Tree) -> Iterator[Problem]:
+def _jobs(tree: _LoadedTree) -> Iterator[Problem]:
     """A job has its nodes, is in the one list of its batch and in the one state that its status says."""
     listed: dict[str, list[str]] = defaultdict(list)
     for path in tree.nodes:
@@ -132,7 +132,7 @@ def _jobs(tree: _Tree) -> Iterator[Problem]:
             yield Problem(path, "list without job", text, (Delete(path),))
 
 
-def _job(tree: _Tree, job: str, listed: list[str]) -> Iterator[Problem]:
+def _job(tree: _LoadedTree, job: str, listed: list[str]) -> Iterator[Problem]:
     path = nodes.job_path(job)
     bad = list(_status(tree, path, JOB))
     for name, read in (("bid", nodes.text_of), ("priority", nodes.whole_number), ("space_needed", nodes.whole_number)):
@@ -174,7 +174,7 @@ def _entries(
     yield Problem(path, rule, f"It is listed in {where}; its place is {place}.", tuple(mend))
 
 
-def _access(tree: _Tree) -> Iterator[Problem]:
+def _access(tree: _LoadedTree) -> Iterator[Problem]:
     """A request has a token and a status."""
     for size in SIZES:
         for name in tree.below.get(f"{ACCESS}/{size}", ()):
@@ -184,7 +184,7 @@ def _access(tree: _Tree) -> Iterator[Problem]:
                 yield Problem(f"{path}/token", "access token", why)
 
 
-def _status(tree: _Tree, path: str, table: Table[Any]) -> Iterator[Problem]:
+def _status(tree: _LoadedTree, path: str, table: Transitions[Any]) -> Iterator[Problem]:
     at = f"{path}/status"
     if why := tree.why_not(at, nodes.decoded):
         yield Problem(at, "status", why)
@@ -194,7 +194,7 @@ def _status(tree: _Tree, path: str, table: Table[Any]) -> Iterator[Problem]:
         yield Problem(at, "status", f"It names no state, but {named!r}.")
 
 
-def _locks(tree: _Tree) -> Iterator[Problem]:
+def _locks(tree: _LoadedTree) -> Iterator[Problem]:
     """Locks that live with a session do; a lock's node is the one that its name maps to."""
     for path, node in tree.nodes.items():
         if _ITEM_LOCK.fullmatch(path) and not node.owner:

@@ -8,10 +8,10 @@ from typing import Final, NamedTuple
 from ferryman.errors import UsageError
 from ferryman.intake.nodes import COLLECTION_LOCKS, LOCKS, QUEUE_LOCKS, mapped, sized
 from ferryman.intake.store import Conflict, Create, Delete, Op, SessionLost, Set
-from ferryman.intake.tree import Tree
+from ferryman.intake.tree import NodeTree
 
 
-class Kind(NamedTuple):
+class LockKind(NamedTuple):
     """A kind of lock."""
 
     folder: str
@@ -22,13 +22,13 @@ class Kind(NamedTuple):
 
 
 KINDS: Final = {
-    "ingest": Kind(QUEUE_LOCKS, "ingest", True),
-    "access-small": Kind(QUEUE_LOCKS, "accessSmall", True),
-    "access-large": Kind(QUEUE_LOCKS, "accessLarge", True),
-    "collection": Kind(COLLECTION_LOCKS, "", True),
-    "storage": Kind(f"{LOCKS}/storage", "", True),
-    "inventory": Kind(f"{LOCKS}/inventory", "", False),
-    "localid": Kind(f"{LOCKS}/localid", "", False),
+    "ingest": LockKind(QUEUE_LOCKS, "ingest", True),
+    "access-small": LockKind(QUEUE_LOCKS, "accessSmall", True),
+    "access-large": LockKind(QUEUE_LOCKS, "accessLarge", True),
+    "collection": LockKind(COLLECTION_LOCKS, "", True),
+    "storage": LockKind(f"{LOCKS}/storage", "", True),
+    "inventory": LockKind(f"{LOCKS}/inventory", "", False),
+    "localid": LockKind(f"{LOCKS}/localid", "", False),
 }
 
 
@@ -39,7 +39,7 @@ class Locks:
     one that would need a taken node gets ``NODE~2``, then ``NODE~3``, ….
     """
 
-    def __init__(self, tree: Tree) -> None:
+    def __init__(self, tree: NodeTree) -> None:
         self._tree = tree
 
     def lock(self, kind: str, name: str | None = None) -> bool:
@@ -120,7 +120,7 @@ class Locks:
             if kept
         ]
 
-    def _taken(self, what: Kind, name: str | None) -> dict[str, str]:
+    def _taken(self, what: LockKind, name: str | None) -> dict[str, str]:
         """The nodes that a name may have and that are there, with the names they hold; "" is one by another tool."""
         if what.node:
             found = self._tree.find(f"{what.folder}/{what.node}")
@@ -141,7 +141,7 @@ def _free(node: str, taken: set[str]) -> str:
     return found
 
 
-def _kind(kind: str, name: str | None) -> Kind:
+def _kind(kind: str, name: str | None) -> LockKind:
     if kind not in KINDS:
         raise _no_kind(kind)
     what = KINDS[kind]

@@ -11,7 +11,7 @@ from ferryman.errors import UsageError, words
 from ferryman.intake import access
 from ferryman.intake.access import Assembly
 from ferryman.intake.acquire import Acquirer
-from ferryman.intake.audit import Finding, audit
+from ferryman.intake.audit import AuditFinding, audit
 from ferryman.intake.batch import Batch
 from ferryman.intake.dump import dumped, restored
 from ferryman.intake.errors import BatchExists, NodeInvalid
@@ -35,7 +35,7 @@ from ferryman.intake.nodes import (
 )
 from ferryman.intake.states import AccessState, BatchState, JobState
 from ferryman.intake.store import SESSION_TIMEOUT_S, Conflict, Create, Op, Store, Watch, opened
-from ferryman.intake.tree import Tree
+from ferryman.intake.tree import NodeTree
 
 log = logging.getLogger("ferryman.intake")
 
@@ -53,7 +53,7 @@ class Queue:
     """Batches, jobs, access requests and locks, in the store that its URL names. Safe to use from many threads."""
 
     def __init__(self, store: Store, *, clock: Callable[[], float] = time.time) -> None:
-        self._tree = Tree(store, clock)
+        self._tree = NodeTree(store, clock)
         self.locks = Locks(self._tree)
         self._acquirer = Acquirer(self._tree, self.locks, log.warning)
         self._make_skeleton()
@@ -87,7 +87,7 @@ class Queue:
         return self._tree.store.url
 
     @property
-    def tree(self) -> Tree:
+    def tree(self) -> NodeTree:
         """The nodes below: for audits, dumps and tests."""
         return self._tree
 
@@ -331,7 +331,7 @@ class Queue:
 
     # --- the whole ----------------------------------------------------------------------------------------------------
 
-    def audit(self, repair: bool = False) -> list[Finding]:
+    def audit(self, repair: bool = False) -> list[AuditFinding]:
         """Hold every node against the layout; ``repair`` mends what can be mended without a doubt."""
         return audit(self._tree, repair=repair)
 

@@ -58,7 +58,7 @@ class AccessState(enum.StrEnum):
 
 
 @dataclass(frozen=True)
-class Table(Generic[S]):
+class Transitions(Generic[S]):
     """One machine: which state may follow which, and where success and failure lead."""
 
     states: type[S]
@@ -112,7 +112,7 @@ _ONE_BY_ONE = (
     _J.COMPLETED,
 )
 
-JOB: Final[Table[JobState]] = Table(
+JOB: Final[Transitions[JobState]] = Transitions(
     states=JobState,
     moves={
         _J.PENDING: frozenset({_J.HELD, _J.ESTIMATING, _J.FAILED}),
@@ -148,7 +148,7 @@ JOB: Final[Table[JobState]] = Table(
 )
 
 _B = BatchState
-BATCH: Final[Table[BatchState]] = Table(
+BATCH: Final[Transitions[BatchState]] = Transitions(
     states=BatchState,
     moves={
         _B.PENDING: frozenset({_B.HELD, _B.PROCESSING}),
@@ -180,7 +180,7 @@ BATCH: Final[Table[BatchState]] = Table(
 )
 
 _A = AccessState
-ACCESS: Final[Table[AccessState]] = Table(
+ACCESS: Final[Transitions[AccessState]] = Transitions(
     states=AccessState,
     moves={
         _A.PENDING: frozenset({_A.PROCESSING}),

@@ -11,7 +11,7 @@ from typing import Any, Final
 from ferryman.errors import words
 from ferryman.intake.errors import LockLost, NodeInvalid
 from ferryman.intake.nodes import decoded, time_text
-from ferryman.intake.store import Check, Conflict, Create, Node, Op, SessionLost, Store
+from ferryman.intake.store import Check, Conflict, Create, Op, SessionLost, Store, StoredNode
 
 TRIES: Final = 60
 """Plans of one change before it is given up: others may be faster a few times, but not this often by chance."""
@@ -31,7 +31,7 @@ class Hold:
     session: int
 
 
-class Tree:
+class NodeTree:
     """A store, the time, and which folders are known to be there."""
 
     def __init__(self, store: Store, clock: Callable[[], float] = time.time) -> None:
@@ -45,10 +45,10 @@ class Tree:
 
     # --- reading ------------------------------------------------------------------------------------------------------
 
-    def find(self, path: str) -> Node | None:
+    def find(self, path: str) -> StoredNode | None:
         return self.store.read([path])[0]
 
-    def get(self, path: str) -> Node:
+    def get(self, path: str) -> StoredNode:
         """A node.
 
         Raises:
@@ -120,7 +120,7 @@ class Tree:
                 raise LockLost(hold.path) from None
             raise
 
-    def lock(self, path: str, *checks: Op, look: Sequence[str] = ()) -> tuple[Hold, list[Node | None]]:
+    def lock(self, path: str, *checks: Op, look: Sequence[str] = ()) -> tuple[Hold, list[StoredNode | None]]:
         """Make a lock that lives with this session. Returns it, and the nodes at ``look`` as they are under it.
 
         Raises:

@@ -195,7 +195,7 @@ def history(root: Path, document: str, plan: Plan | None = None) -> list[dict[st
     return _reading(root, plan, lambda view: view.rows(query, {"document": document}))
 
 
-class Tables(NamedTuple):
+class StateTables(NamedTuple):
     """The open tables of a state, as they are stored; see the reference of the state directory."""
 
     ledger: pa.Table
@@ -204,9 +204,9 @@ class Tables(NamedTuple):
     """A document a row, in each wave that changed what is known of it: the row of the highest wave counts."""
 
 
-def tables(root: Path, plan: Plan) -> Tables:
+def tables(root: Path, plan: Plan) -> StateTables:
     """All of a state's open tables, of one moment, in memory."""
-    return _reading(root, plan, lambda seen: Tables(seen.ledger(), seen.documents()))
+    return _reading(root, plan, lambda seen: StateTables(seen.ledger(), seen.documents()))
 
 
 @contextlib.contextmanager

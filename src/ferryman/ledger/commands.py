@@ -27,7 +27,7 @@ from ferryman.errors import StateHeld, UsageError
 from ferryman.ledger.account import named_statuses, view
 from ferryman.ledger.commit import commit_wave
 from ferryman.ledger.events import EVENT_OF_ROW, ORDINAL_COMMAND, events, table_of
-from ferryman.ledger.family import Failure, Owed, decode_failures, encode_failures, open_deliveries
+from ferryman.ledger.family import FailedMember, Owed, decode_failures, encode_failures, open_deliveries
 from ferryman.ledger.outbox import OutboxWriter, row_groups
 from ferryman.ledger.schemas import DOCUMENTS
 from ferryman.ledger.settle import settle
@@ -344,10 +344,10 @@ def _documents_again(state: State, chosen: list[dict[str, Any]], number: int, sa
     return [write_part(state.documents.folder, table_of(DOCUMENTS, len(found), **columns), epoch=state.epoch)]
 
 
-def _opened(failure: Failure, wanted: set[tuple[str, str, str]]) -> Failure:
+def _opened(failure: FailedMember, wanted: set[tuple[str, str, str]]) -> FailedMember:
     """The failure with these deliveries, (member, destination, route), owed again from attempt zero."""
     owed = [Owed(*o.end, 0, True) if (failure.member, *o.end) in wanted else o for o in failure.owed]
-    return Failure(failure.member, failure.node, failure.route, failure.branches, owed)
+    return FailedMember(failure.member, failure.node, failure.route, failure.branches, owed)
 
 
 def _who() -> str:

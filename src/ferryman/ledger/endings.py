@@ -16,7 +16,7 @@ FAILED: Final = frozenset({Status.DEAD, Status.ERROR_DOC, Status.INDEXING})
 """Ends that a person has to look at. INDEXING: the outcome is unknown."""
 
 
-class Failure(NamedTuple):
+class FailedDelivery(NamedTuple):
     """A delivery that did not end well."""
 
     document: str
@@ -32,7 +32,7 @@ class Ending(NamedTuple):
     """Of what was taken up last; "" if that could not be read."""
     settled: bool
     """Has every delivery ended, so that none is owed?"""
-    failures: tuple[Failure, ...]
+    failures: tuple[FailedDelivery, ...]
 
     def speaks_of(self, fingerprint: str) -> bool:
         """Is it about this content? What could not be read has no fingerprint, and has failed."""
@@ -66,7 +66,7 @@ def _of(seen: View, source: str, documents: Collection[str]) -> dict[str, Ending
     )
     current = {row["document"]: row["last"] for row in known}
     open_ones = {document for document, last in current.items() if last["owed"]}
-    failures: dict[str, dict[Failure, None]] = defaultdict(dict)
+    failures: dict[str, dict[FailedDelivery, None]] = defaultdict(dict)
     ended = seen.rows(
         f"""
         SELECT origin, revision, arg_max({{document: document, destination: destination, status: status,
@@ -82,7 +82,7 @@ def _of(seen: View, source: str, documents: Collection[str]) -> dict[str, Ending
             continue
         status = Status(last["status"])
         if status in FAILED:
-            found = Failure(last["document"], last["destination"], status.value, last["message"] or "")
+            found = FailedDelivery(last["document"], last["destination"], status.value, last["message"] or "")
             failures[origin][found] = None
         elif status not in TERMINAL:
             open_ones.add(origin)

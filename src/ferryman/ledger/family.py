@@ -55,7 +55,7 @@ class Owed(msgspec.Struct, frozen=True, array_like=True):
         return self.destination, self.route
 
 
-class Failure(msgspec.Struct, frozen=True, array_like=True):
+class FailedMember(msgspec.Struct, frozen=True, array_like=True):
     """A member came to a node, which failed: what is missing below it.
 
     Attributes:
@@ -201,18 +201,18 @@ _encode_few = lru_cache(maxsize=1024)(_encode)
 _decode_short = lru_cache(maxsize=1024)(_decode)
 
 
-def encode_failures(failures: Iterable[Failure]) -> str | None:
+def encode_failures(failures: Iterable[FailedMember]) -> str | None:
     """As text for ``documents``; None if there are none."""
     failures = list(failures)
     return msgspec.json.encode(failures).decode() if failures else None
 
 
-def decode_failures(text: str | None) -> list[Failure]:
+def decode_failures(text: str | None) -> list[FailedMember]:
     """From ``documents``."""
-    return msgspec.json.decode(text, type=list[Failure]) if text else []
+    return msgspec.json.decode(text, type=list[FailedMember]) if text else []
 
 
-def open_deliveries(failures: Sequence[Failure]) -> int:
+def open_deliveries(failures: Sequence[FailedMember]) -> int:
     """How many deliveries are tried again."""
     return sum(o.open for failure in failures for o in failure.owed)
 

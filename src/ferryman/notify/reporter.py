@@ -29,7 +29,7 @@ from ferryman.storage import files
 from ferryman.testing import crash
 
 
-class Told(msgspec.Struct, frozen=True):
+class Notified(msgspec.Struct, frozen=True):
     """What one target knows: all up to this wave, and that these nodes are stopped."""
 
     wave: int = 0
@@ -48,7 +48,7 @@ class Reporter:
         self._targets = list(dict.fromkeys(targets))
         self._tell = tell
         self._told_at = -inf
-        self._known: dict[str, Told] | None = None
+        self._known: dict[str, Notified] | None = None
         self._said: dict[str, str] = {}
         """Target -> the trouble with it that was told last: a run for months says it once."""
 
@@ -73,12 +73,12 @@ class Reporter:
         news: dict[int, tuple[dict[str, int], list[Example]]] = {}
         for target in self._targets:
             key = _key(target)
-            known = before.get(key, Told())
+            known = before.get(key, Notified())
             since = known.wave if known.wave <= self._state.settled else 0  # else it is another state's
             if since not in news:  # 1
                 news[since] = news_since(self._state, since) if self._state.settled > since else ({}, [])
             fresh = [s for s in stopped if s.node not in known.stopped]
-            told = Told(self._state.settled, [s.node for s in stopped])
+            told = Notified(self._state.settled, [s.node for s in stopped])
             if any(news[since][0].values()) or fresh:
                 ordered = [*fresh, *(s for s in stopped if s not in fresh)]
                 self._told_at = time.monotonic()
@@ -119,17 +119,17 @@ class Reporter:
 
     # -- what was told before ----------------------------------------------------------------------
 
-    def _read(self) -> dict[str, Told]:
+    def _read(self) -> dict[str, Notified]:
         path = self._state.root / NOTIFIED
         if not path.exists():
             return {}
         try:
-            return msgspec.convert(files.unseal(path), dict[str, Told])
+            return msgspec.convert(files.unseal(path), dict[str, Notified])
         except (StateDamaged, msgspec.ValidationError) as e:
             self._complain("", f"{path} is not what was written: all that is failed is told again ({e})")
             return {}
 
-    def _keep(self, told: dict[str, Told]) -> None:
+    def _keep(self, told: dict[str, Notified]) -> None:
         newest: dict[str, Any] = dict(list(told.items())[-limits.NOTIFY_TARGETS :])
         files.replace(self._state.root / NOTIFIED, files.sealed(newest))
         crash.point("notify.kept")

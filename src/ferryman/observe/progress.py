@@ -60,7 +60,7 @@ class Silent:
     def message(self, text: str) -> None: ...
 
 
-class Lines:
+class LineProgress:
     """One line a settled wave and a message; with ``verbose`` also one a phase. For pipes and log files."""
 
     def __init__(self, stream: TextIO, verbose: bool = False) -> None:
@@ -128,7 +128,7 @@ class Bar:
 def watching(stream: TextIO, verbose: bool = False) -> Iterator[Observer]:
     """The observer that suits the stream, for as long as the run takes."""
     if not stream.isatty():
-        yield Lines(stream, verbose)
+        yield LineProgress(stream, verbose)
         return
     from rich.console import Console
     from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from ferryman.errors import FerrymanError, UsageError, told
 from ferryman.intake import Assembly, Job, LockLost, NodeInvalid, Queue, StateError, inventory
-from ferryman.intake.inventory import FILES, Held
+from ferryman.intake.inventory import FILES, StoredFile
 from ferryman.intake.nodes import decoded, job_path, time_text
 from ferryman.limits import MIB
 from ferryman.service.errors import Stopping
@@ -186,7 +186,7 @@ class Bundles:
         request.success(f"{path.stat().st_size} bytes")
         self._say(f"{request.id}: {path}")
 
-    def _contents(self, token: dict[str, Any]) -> Iterator[tuple[str, Path, Held]]:
+    def _contents(self, token: dict[str, Any]) -> Iterator[tuple[str, Path, StoredFile]]:
         """(name in the zip, file, what it was when it was delivered)"""
         for job_id in token.get("jobs") or []:
             job = self._queue.load_job(str(job_id))
@@ -195,7 +195,7 @@ class Bundles:
                 yield f"{job.id}/{held.path}", place.parent / FILES / held.path, held
 
 
-def _add(bundle: zipfile.ZipFile, name: str, source: Path, held: Held, stopping: Callable[[], None]) -> None:
+def _add(bundle: zipfile.ZipFile, name: str, source: Path, held: StoredFile, stopping: Callable[[], None]) -> None:
     """One original, if it still is what was delivered."""
     from hashlib import sha256
 

@@ -58,7 +58,7 @@ def unpack(
     shown = f"container {name or path.name}"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    budget = _Budget(path.stat().st_size, members, unpacked_bytes, ratio)
+    budget = _ContainerBudget(path.stat().st_size, members, unpacked_bytes, ratio)
     seen: set[str] = set()
     try:
         for member, content in _members(path):
@@ -112,7 +112,7 @@ def _members(path: Path) -> Iterator[tuple[str, IO[bytes]]]:
                 yield member.name, found
 
 
-def _write(path: Path, content: IO[bytes], budget: _Budget, stopping: Callable[[], None]) -> None:
+def _write(path: Path, content: IO[bytes], budget: _ContainerBudget, stopping: Callable[[], None]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("xb") as out:
         while piece := content.read(_PIECE):
@@ -130,7 +130,7 @@ def synced(folder: Path) -> None:
             files.fsync_folder(at)
 
 
-class _Budget:
+class _ContainerBudget:
     """What may still be unpacked."""
 
     def __init__(self, packed: int, members: int, unpacked_bytes: int, ratio: float) -> None:

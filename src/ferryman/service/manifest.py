@@ -45,7 +45,7 @@ class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
     """Whatever else the manifest says of it."""
 
 
-class Row(NamedTuple):
+class ManifestRow(NamedTuple):
     """A line of a manifest."""
 
     line: int
@@ -61,10 +61,10 @@ class Object(NamedTuple):
 
     key: str
     """The same each time the manifest is read."""
-    rows: list[Row]
+    rows: list[ManifestRow]
 
 
-def rows_of(text: bytes, base: str) -> list[Row]:
+def rows_of(text: bytes, base: str) -> list[ManifestRow]:
     """The lines of a manifest. URLs may be relative to ``base``, its own.
 
     Raises:
@@ -81,13 +81,13 @@ def rows_of(text: bytes, base: str) -> list[Row]:
     return found
 
 
-def objects_of(rows: Iterable[Row]) -> list[Object]:
+def objects_of(rows: Iterable[ManifestRow]) -> list[Object]:
     """Lines by object, in the order in which the objects are first named.
 
     Raises:
         Corrupt: two files of one object would be in one place.
     """
-    found: dict[tuple[str, str], list[Row]] = {}
+    found: dict[tuple[str, str], list[ManifestRow]] = {}
     for row in rows:
         key = (row.collection, row.local_id) if row.local_id else ("", f"\0{row.line}")
         found.setdefault(key, []).append(row)
@@ -139,7 +139,7 @@ def _column(name: str) -> str:
     return _ALIASES.get(plain, plain)
 
 
-def _row(line: int, values: Mapping[str, Any], base: str) -> Row:
+def _row(line: int, values: Mapping[str, Any], base: str) -> ManifestRow:
     try:
         given = {name: "" if values.get(name) is None else str(values[name]).strip() for name in _OWN}
         url = checked_url(urljoin(base, given["url"]) if given["url"] else "")
@@ -150,7 +150,7 @@ def _row(line: int, values: Mapping[str, Any], base: str) -> Row:
             _whole("size", given["size"]),
             {name: value for name, value in values.items() if name not in _OWN and name and value not in ("", None)},
         )
-        return Row(
+        return ManifestRow(
             line,
             entry,
             given["local_id"],
@@ -170,7 +170,7 @@ def _whole(name: str, text: str) -> int | None:
     return int(text)
 
 
-def _placed(rows: list[Row]) -> list[Row]:
+def _placed(rows: list[ManifestRow]) -> list[ManifestRow]:
     """The lines of an object, each file in a place of its own."""
     given = {row.entry.path: row.line for row in rows if row.entry.path}
     taken: dict[str, int] = {}

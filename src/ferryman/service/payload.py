@@ -16,8 +16,8 @@ from ferryman.service.fetch import Fetcher
 from ferryman.service.manifest import (
     MANIFEST_BYTES,
     Entry,
+    ManifestRow,
     Object,
-    Row,
     checked_digest,
     checked_path,
     checked_url,
@@ -29,7 +29,7 @@ from ferryman.service.workspace import Workspace, read_entries, write_entries
 from ferryman.storage import files
 
 
-class Kind(enum.StrEnum):
+class PayloadKind(enum.StrEnum):
     """What a payload is."""
 
     FILE = "file"
@@ -45,12 +45,12 @@ class Kind(enum.StrEnum):
 
 
 _OTHER_NAMES: Final = {
-    "manifests": Kind.MANIFESTS,
-    "batch-manifest": Kind.MANIFESTS,
-    "single-file-batch-manifest": Kind.MANIFEST,
-    "container-batch-manifest": Kind.CONTAINERS,
-    "zip": Kind.CONTAINER,
-    "tar": Kind.CONTAINER,
+    "manifests": PayloadKind.MANIFESTS,
+    "batch-manifest": PayloadKind.MANIFESTS,
+    "single-file-batch-manifest": PayloadKind.MANIFEST,
+    "container-batch-manifest": PayloadKind.CONTAINERS,
+    "zip": PayloadKind.CONTAINER,
+    "tar": PayloadKind.CONTAINER,
 }
 """What other tools call them."""
 
@@ -77,7 +77,7 @@ def has_payload(submission: Mapping[str, Any]) -> bool:
     return bool(submission.get("payload_url") or submission.get("manifest_url"))
 
 
-def kind_of(submission: Mapping[str, Any]) -> Kind:
+def kind_of(submission: Mapping[str, Any]) -> PayloadKind:
     """What a submission, or a job, holds.
 
     Raises:
@@ -86,15 +86,15 @@ def kind_of(submission: Mapping[str, Any]) -> Kind:
     named = str(submission.get("payload_type") or "").strip().lower().replace("_", "-").replace(" ", "-")
     if not named:
         if submission.get("manifest_url"):
-            return Kind.MANIFEST
+            return PayloadKind.MANIFEST
         path = urlsplit(str(submission.get("payload_url") or "")).path.lower()
-        return Kind.CONTAINER if path.endswith(SUFFIXES) else Kind.FILE
+        return PayloadKind.CONTAINER if path.endswith(SUFFIXES) else PayloadKind.FILE
     if named in _OTHER_NAMES:
         return _OTHER_NAMES[named]
     try:
-        return Kind(named)
+        return PayloadKind(named)
     except ValueError:
-        raise Corrupt(f"payload_type {named!r} is not known. Choose one of {', '.join(Kind)}.") from None
+        raise Corrupt(f"payload_type {named!r} is not known. Choose one of {', '.join(PayloadKind)}.") from None
 
 
 def planned(submission: Mapping[str, Any], batch_id: str, work: Workspace, fetcher: Fetcher) -> Iterator[Planned]:
@@ -106,13 +106,13 @@ def planned(submission: Mapping[str, Any], batch_id: str, work: Workspace, fetch
         Stopping.
     """
     kind = kind_of(submission)
-    if kind not in (Kind.MANIFEST, Kind.MANIFESTS, Kind.CONTAINERS):
+    if kind not in (PayloadKind.MANIFEST, PayloadKind.MANIFESTS, PayloadKind.CONTAINERS):
         yield _single(submission, kind)
         return
     folder = work.batch(batch_id) / "objects"
     objects = objects_of(_rows(submission, work.batch(batch_id) / "manifest", fetcher))
     for number, one in enumerate(objects):
-        if kind is not Kind.MANIFEST:
+        if kind is not PayloadKind.MANIFEST:
             for row in one.rows:
                 yield _of_row(submission, kind, Object(f"line {row.line}", [row]))
             continue
@@ -121,7 +121,7 @@ def planned(submission: Mapping[str, Any], batch_id: str, work: Workspace, fetch
         yield _of_lines(submission, one, path)
 
 
-def _rows(submission: Mapping[str, Any], kept: Path, fetcher: Fetcher) -> list[Row]:
+def _rows(submission: Mapping[str, Any], kept: Path, fetcher: Fetcher) -> list[ManifestRow]:
     """The lines of a batch's manifest. It is fetched once: what becomes of its URL later makes no other jobs."""
     url = _url(submission)
     if not kept.exists():
@@ -135,7 +135,7 @@ def _url(values: Mapping[str, Any]) -> str:
     return checked_url(str(values.get("manifest_url") or values.get("payload_url") or ""))
 
 
-def _single(submission: Mapping[str, Any], kind: Kind) -> Planned:
+def _single(submission: Mapping[str, Any], kind: PayloadKind) -> Planned:
     """A file, a container or the manifest of one object: the whole batch is one job."""
     configuration = {**_inherited(submission), "jobID": "1", "payload_type": kind.value}
     for name in ("payload_url", "manifest_url", "payload_file_name", "digest", "size"):
@@ -144,11 +144,11 @@ def _single(submission: Mapping[str, Any], kind: Kind) -> Planned:
     return Planned(configuration, _priority(submission), _identifiers(submission), _metadata(submission))
 
 
-def _of_row(submission: Mapping[str, Any], kind: Kind, one: Object) -> Planned:
+def _of_row(submission: Mapping[str, Any], kind: PayloadKind, one: Object) -> Planned:
     """A line that leads to a manifest or a container."""
     (row,) = one.rows
-    inner = Kind.OBJECT if kind is Kind.MANIFESTS else Kind.CONTAINER
-    where = "manifest_url" if inner is Kind.OBJECT else "payload_url"
+    inner = PayloadKind.OBJECT if kind is PayloadKind.MANIFESTS else PayloadKind.CONTAINER
+    where = "manifest_url" if inner is PayloadKind.OBJECT else "payload_url"
     configuration = {
         **_inherited(submission),
         "jobID": one.key,
@@ -228,7 +228,7 @@ def listed(job: Job, work: Workspace, fetcher: Fetcher) -> list[Entry]:
 def is_container(job: Job) -> bool:
     """Is what is fetched of a job a container, whose files are the documents?"""
     configuration = job.configuration
-    return configuration.get("payload_type") != _OBJECT_FILE and kind_of(configuration) is Kind.CONTAINER
+    return configuration.get("payload_type") != _OBJECT_FILE and kind_of(configuration) is PayloadKind.CONTAINER
 
 
 def _entries(configuration: Mapping[str, Any], fetcher: Fetcher) -> list[Entry]:
@@ -237,13 +237,13 @@ def _entries(configuration: Mapping[str, Any], fetcher: Fetcher) -> list[Entry]:
     if configuration.get("payload_type") == _OBJECT_FILE:
         return read_entries(fetcher.content(url, MANIFEST_BYTES))
     match kind_of(configuration):
-        case Kind.FILE | Kind.CONTAINER:
+        case PayloadKind.FILE | PayloadKind.CONTAINER:
             size = configuration.get("size")
             if size is not None and not str(size).isdigit():
                 raise Corrupt(f"size {size!r} is no whole number.")
             name = str(configuration.get("payload_file_name") or "") or name_in(url)
             return [Entry(url, checked_path(name), digest, None if size is None else int(size))]
-        case Kind.OBJECT:
+        case PayloadKind.OBJECT:
             rows = rows_of(fetcher.content(url, MANIFEST_BYTES, digest), url)
             alone = [row._replace(local_id="1", collection="") for row in rows]
             return [row.entry for row in objects_of(alone)[0].rows]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from ferryman.errors import UsageError, words
 from ferryman.intake import Job, JobState, LockLost, NodeInvalid, Queue, StateError
 from ferryman.ledger import commands
-from ferryman.ledger.endings import Ending, Failure, endings
+from ferryman.ledger.endings import Ending, FailedDelivery, endings
 from ferryman.plan import Plan, SourceNode
 from ferryman.sources import Jobs, Listed
 from ferryman.sources.jobs import collection_of, local_id_of, piece_of
@@ -285,7 +285,7 @@ def _verdict(expected: Expected, found: Found) -> list[str] | None:
     return [why for ending in all_of_it for why in _reasons(ending.failures)]
 
 
-def _reasons(failures: Iterable[Failure]) -> list[str]:
+def _reasons(failures: Iterable[FailedDelivery]) -> list[str]:
     """Each once, though several destinations may have it."""
     found: dict[str, None] = {}
     for one in failures:

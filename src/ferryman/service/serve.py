@@ -26,11 +26,11 @@ from ferryman.service.reporting import Reporting
 from ferryman.service.stations import (
     Downloading,
     Estimating,
+    JobStage,
     Notify,
     Pending,
     Provisioning,
     Recording,
-    Station,
     Storing,
 )
 from ferryman.service.worker import LOST_PAUSE_S, POLL_S, Loop, Worker
@@ -143,7 +143,7 @@ def _process(
     """Run the plan for jobs in Processing."""
     from ferryman.engine.wave import Run
 
-    run = Run(state, runner, _Heeding(observer, stop), wait=0)
+    run = Run(state, runner, _StopBetweenWaves(observer, stop), wait=0)
     processing = Processing(queue, run, state, consumers.say, stop)
     try:
         run.recover()
@@ -190,7 +190,7 @@ class Consumers:
             Loop("sweep", stop, self._sweep, self.say, wait=stop.wait),
         ]
         self._swept_at = -SWEEP_S
-        stations: list[Station] = [
+        stations: list[JobStage] = [
             Pending(work, fetcher),
             Estimating(work, fetcher),
             Provisioning(queue, work, self.say, serving.full),
@@ -270,7 +270,7 @@ class Consumers:
         return True
 
 
-class _Heeding:
+class _StopBetweenWaves:
     """The same observer, which ends the run between two waves once it is to stop."""
 
     def __init__(self, observer: Observer, stop: threading.Event) -> None:

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Final, NamedTuple
 
 from ferryman.errors import PermanentError
 from ferryman.intake import Job, JobState, NodeInvalid, Queue, inventory
-from ferryman.intake.inventory import Held
+from ferryman.intake.inventory import StoredFile
 from ferryman.intake.nodes import PRIORITY_NAMED_MAX
 from ferryman.service import container
 from ferryman.service.callback import Callback
@@ -51,7 +51,7 @@ class Done(NamedTuple):
     """Another one, from now on."""
 
 
-class Station:
+class JobStage:
     """The work of one state."""
 
     state: ClassVar[JobState]
@@ -72,7 +72,7 @@ class Station:
         raise NotImplementedError
 
 
-class Pending(Station):
+class Pending(JobStage):
     """Its manifest is read, and laid into the working space. One that is corrupt fails the job for good."""
 
     state: ClassVar[JobState] = JobState.PENDING
@@ -86,7 +86,7 @@ class Pending(Station):
         return Done(f"{found} {'file' if found == 1 else 'files'}")
 
 
-class Estimating(Station):
+class Estimating(JobStage):
     """The sizes of its files are asked for. What nobody knows lowers its priority, and never fails it."""
 
     state: ClassVar[JobState] = JobState.ESTIMATING
@@ -107,7 +107,7 @@ class Estimating(Station):
         return Done(f"the size of {unknown} of {len(sizes)} files is not known", lowered)
 
 
-class Provisioning(Station):
+class Provisioning(JobStage):
     """It waits until there is working space. Who does not fit holds nobody up: every job in the state is looked at."""
 
     state: ClassVar[JobState] = JobState.PROVISIONING
@@ -163,7 +163,7 @@ class Provisioning(Station):
             return 0  # it went, or is for the audit
 
 
-class Downloading(Station):
+class Downloading(JobStage):
     """Its files are fetched, some at once, and their digests checked; a container is unpacked.
 
     1. Every file that is not there is fetched; a part that came before a kill is gone on with.
@@ -188,7 +188,7 @@ class Downloading(Station):
         size = sum(each.size for each in held)
         return Done(f"{len(held)} {'file' if len(held) == 1 else 'files'}, {size} bytes")
 
-    def _fetched(self, job: Job, entries: list[Entry]) -> list[Held]:
+    def _fetched(self, job: Job, entries: list[Entry]) -> list[StoredFile]:
         folder = self._work.files(job.id)
 
         def fetch(entry: Entry) -> Fetched:
@@ -198,11 +198,11 @@ class Downloading(Station):
 
         found = _side_by_side(fetch, entries, self._fetches)
         return [
-            Held(entry.path, one.size, one.sha256, entry.url, entry.fields)
+            StoredFile(entry.path, one.size, one.sha256, entry.url, entry.fields)
             for entry, one in zip(entries, found, strict=True)
         ]
 
-    def _unpacked(self, job: Job, entries: list[Entry]) -> list[Held]:
+    def _unpacked(self, job: Job, entries: list[Entry]) -> list[StoredFile]:
         (entry,) = entries
         packed = self._work.job(job.id) / PACKED
         self._fetcher.file(entry.url, packed, entry.digest, entry.size)
@@ -212,7 +212,7 @@ class Downloading(Station):
         held = []
         for path in sorted(p for p in folder.rglob("*") if p.is_file()):
             found = checked(entry.url, path, "", None)
-            held.append(Held(path.relative_to(folder).as_posix(), *found, entry.url, entry.fields))
+            held.append(StoredFile(path.relative_to(folder).as_posix(), *found, entry.url, entry.fields))
         return held
 
     def _stopping(self) -> None:
@@ -220,7 +220,7 @@ class Downloading(Station):
             raise Stopping
 
 
-class Storing(Station):
+class Storing(JobStage):
     """Its documents are delivered: the originals are kept, or dropped. A lock of a person's on the object holds it."""
 
     state: ClassVar[JobState] = JobState.STORING
@@ -248,7 +248,7 @@ class Storing(Station):
         return Done(f"{len(held)} originals are kept")
 
 
-class Recording(Station):
+class Recording(JobStage):
     """What was delivered is noted with the job."""
 
     state: ClassVar[JobState] = JobState.RECORDING
@@ -270,7 +270,7 @@ class Recording(Station):
         return Done()
 
 
-class Notify(Station):
+class Notify(JobStage):
     """Its submitter is told, if there is a URL to tell it to."""
 
     state: ClassVar[JobState] = JobState.NOTIFY

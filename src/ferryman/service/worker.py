@@ -27,7 +27,7 @@ from typing import Final
 from ferryman.errors import DeliveryError, FerrymanError, named
 from ferryman.intake import Job, JobState, LockLost, NodeInvalid, Queue, QueueLost, StateError
 from ferryman.service.errors import Later, Stopping
-from ferryman.service.stations import Done, Station
+from ferryman.service.stations import Done, JobStage
 
 POLL_S: Final = 0.5
 """A thread looks so often whether it is to stop, and whether what waits is due; a watch tells it of new jobs."""
@@ -109,7 +109,7 @@ class Loop:
 class Worker:
     """Takes jobs of a station's state, one after the other. Each thread has its own."""
 
-    def __init__(self, queue: Queue, station: Station, say: Say, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, queue: Queue, station: JobStage, say: Say, clock: Callable[[], float] = time.monotonic) -> None:
         self._queue, self._station, self._say, self._clock = queue, station, say, clock
         self._waiting: list[tuple[float, Job]] = []
         """(when to try again, job), each locked."""

@@ -10,7 +10,7 @@ from typing import Any, Final
 from ferryman.errors import UsageError
 from ferryman.sources.folder import Folder
 from ferryman.sources.globs import Globs
-from ferryman.sources.tree import Tree
+from ferryman.sources.tree import FileTree
 
 _URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*(?:://|::.*://)")  # fsspec chains them: zip::s3://bucket/a.zip
 
@@ -22,7 +22,7 @@ def tree_of(
     exclude: str | Sequence[str] | None,
     max_bytes: int | None,
     storage_options: Mapping[str, Any] | None,
-) -> Tree:
+) -> FileTree:
     """The tree of a source's arguments.
 
     Raises:

@@ -12,7 +12,7 @@ from ferryman import limits
 from ferryman.errors import UsageError
 from ferryman.sources.base import Detect
 from ferryman.sources.physical import Physical
-from ferryman.sources.records import Records, Row, Unreadable, bad_id
+from ferryman.sources.records import RecordRow, Records, UnreadableRecords, bad_id
 
 
 class Csv(Records):
@@ -110,7 +110,7 @@ class Csv(Records):
         if self.columns is not None and (why := self._wrong(self.columns)):
             raise UsageError(f"Csv(columns={columns!r}): {why}.")
 
-    def rows(self, lines: Iterator[Physical]) -> Iterator[Row]:
+    def rows(self, lines: Iterator[Physical]) -> Iterator[RecordRow]:
         csv.field_size_limit(max(csv.field_size_limit(), self.max_bytes))  # Python's own, for all: ours is the feed's
         feed = _Feed(lines, self.max_bytes)
         reader = csv.reader(feed, **self._format)
@@ -126,11 +126,11 @@ class Csv(Records):
                 return
             number += 1
             if columns is None and feed.wrong:
-                raise Unreadable(f"line {feed.first}: the header cannot be read: {feed.wrong}")
+                raise UnreadableRecords(f"line {feed.first}: the header cannot be read: {feed.wrong}")
             if feed.wrong:
-                yield Row(f"row={number}", feed.first, {}, refused=feed.wrong)
+                yield RecordRow(f"row={number}", feed.first, {}, refused=feed.wrong)
                 if feed.lost:
-                    raise Unreadable(f"line {feed.first}: {feed.wrong}. Where the next row begins is not known")
+                    raise UnreadableRecords(f"line {feed.first}: {feed.wrong}. Where the next row begins is not known")
             elif columns is None:
                 columns = self._header(feed.first, cells)
             elif cells:
@@ -142,7 +142,7 @@ class Csv(Records):
             return None
         columns = [name or f"column_{at}" for at, name in enumerate(cells, 1)]
         if why := self._wrong(columns):
-            raise Unreadable(f"line {line}: {why}")
+            raise UnreadableRecords(f"line {line}: {why}")
         return columns
 
     def _wrong(self, columns: list[str]) -> str:
@@ -157,16 +157,16 @@ class Csv(Records):
                 return f"there is no column {name!r} for {option}=. There are: {', '.join(columns)}"
         return ""
 
-    def _row(self, name: str, line: int, columns: list[str], cells: list[str]) -> Row:
+    def _row(self, name: str, line: int, columns: list[str], cells: list[str]) -> RecordRow:
         if len(cells) != len(columns):
             why = f"{len(cells)} cells, but there are {len(columns)} columns. Correct the row"
-            return Row(name, line, {}, refused=why)
+            return RecordRow(name, line, {}, refused=why)
         fields: dict[str, Any] = dict(zip(columns, cells, strict=True))
         id = None if self.id is None else fields[self.id]
         if id is not None and (refused := bad_id(id)):
-            return Row(name, line, {}, refused=f"{refused} (in column {self.id!r})")
+            return RecordRow(name, line, {}, refused=f"{refused} (in column {self.id!r})")
         raw = None if self.content is None else fields.pop(self.content).encode()
-        return Row(name, line, fields, raw, id)
+        return RecordRow(name, line, fields, raw, id)
 
 
 class _Feed:

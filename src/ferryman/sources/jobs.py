@@ -17,14 +17,14 @@ from ferryman import limits
 from ferryman.document import Document, encode_fields
 from ferryman.errors import BadDocument, TransientError, UsageError, words
 from ferryman.intake import Job, NodeInvalid, Queue, inventory
-from ferryman.intake.inventory import FILES, Held
+from ferryman.intake.inventory import FILES, StoredFile
 from ferryman.sources.base import Detect, Listed, Source
 
 PLAIN: Final = "!$&'()+,;=:@~ "
 """Characters that stay as they are in a part of an id. A slash parts the parts, # parts a child's key."""
 
 
-class Piece(NamedTuple):
+class JobPiece(NamedTuple):
     """One job's part of a listing."""
 
     job: str
@@ -125,7 +125,7 @@ class Jobs(Source):
             self._queue = Queue.open(self.url)
         return self._queue
 
-    def partitions(self) -> list[Piece]:
+    def partitions(self) -> list[JobPiece]:
         """A piece for each job in Processing, most urgent first."""
         queue = self._opened()
         pieces, seen = [], set()
@@ -142,7 +142,7 @@ class Jobs(Source):
                 pieces.append(piece)
         return pieces
 
-    def listing(self, partition: Piece) -> Iterator[Listed | Document]:
+    def listing(self, partition: JobPiece) -> Iterator[Listed | Document]:
         """The files of a job. A list that cannot be read is refused, as a document that has the object's name."""
         given: dict[str, Any] = json.loads(partition.fields)
         try:
@@ -193,7 +193,7 @@ class Jobs(Source):
         return Document.of(listed.id, where["fields"], raw)
 
 
-def piece_of(job: Job) -> Piece:
+def piece_of(job: Job) -> JobPiece:
     """What is listed of a job.
 
     Raises:
@@ -209,7 +209,7 @@ def piece_of(job: Job) -> Piece:
         "collection": collection,
         **job.metadata,
     }
-    return Piece(job.id, str(path), name, json.dumps({k: v for k, v in fields.items() if v}), job.batch_id)
+    return JobPiece(job.id, str(path), name, json.dumps({k: v for k, v in fields.items() if v}), job.batch_id)
 
 
 def collection_of(job: Job) -> str:
@@ -225,7 +225,7 @@ def local_id_of(identifiers: dict[str, Any]) -> str:
     return str(found or "")
 
 
-def print_of(held: Held, fields: dict[str, Any]) -> str:
+def print_of(held: StoredFile, fields: dict[str, Any]) -> str:
     """What changes when the document does, and never else: the digest of its bytes and of its fields."""
     return f"{held.sha256}:{blake2b(encode_fields(fields), digest_size=16).hexdigest()}"
 

@@ -13,7 +13,7 @@ from ferryman.errors import UsageError
 from ferryman.sources.base import Detect
 from ferryman.sources.physical import Physical
 from ferryman.sources.pointer import Pointer
-from ferryman.sources.records import Records, Row, bad_id
+from ferryman.sources.records import RecordRow, Records, bad_id
 
 _KINDS: Final = {list: "an array", str: "text", bool: "a boolean", type(None): "null"}
 
@@ -84,36 +84,36 @@ class JsonLines(Records):
         self.content = _pointer("content", content)
         self.ids_in_rows = self.id is not None
 
-    def rows(self, lines: Iterator[Physical]) -> Iterator[Row]:
+    def rows(self, lines: Iterator[Physical]) -> Iterator[RecordRow]:
         for number, line, wrong in lines:
             if wrong:
-                yield Row(f"line={number}", number, {}, refused=wrong)
+                yield RecordRow(f"line={number}", number, {}, refused=wrong)
             elif not line.isspace():
                 yield self._row(number, line)
 
-    def _row(self, number: int, line: bytes) -> Row:
+    def _row(self, number: int, line: bytes) -> RecordRow:
         name = f"line={number}"
         try:
             value = _decode(line)
         except (ValueError, RecursionError) as e:
-            return Row(name, number, {}, refused=f"no JSON: {e}")
+            return RecordRow(name, number, {}, refused=f"no JSON: {e}")
         if not isinstance(value, dict):
-            return Row(name, number, {}, refused=f"{_KINDS.get(type(value), 'a number')}, not a JSON object")
+            return RecordRow(name, number, {}, refused=f"{_KINDS.get(type(value), 'a number')}, not a JSON object")
         id = None
         if self.id is not None:
             id = self.id.of(value)
             if id is not None and (isinstance(id, bool) or not isinstance(id, str | int | float)):
-                return Row(name, number, {}, refused=f"its id, at {self.id}, is neither text nor a number")
+                return RecordRow(name, number, {}, refused=f"its id, at {self.id}, is neither text nor a number")
             id = "" if id is None else str(id)
             if refused := bad_id(id):
-                return Row(name, number, {}, refused=f"{refused} (at {self.id})")
+                return RecordRow(name, number, {}, refused=f"{refused} (at {self.id})")
         raw = None
         if self.content is not None:
             text = self.content.take(value)
             if not isinstance(text, str | None):
-                return Row(name, number, {}, id=id, refused=f"its content, at {self.content}, is no text")
+                return RecordRow(name, number, {}, id=id, refused=f"its content, at {self.content}, is no text")
             raw = None if text is None else text.encode()
-        return Row(name, number, value, raw, id)
+        return RecordRow(name, number, value, raw, id)
 
 
 def _pointer(option: str, text: str | None) -> Pointer | None:

@@ -11,7 +11,7 @@ from ferryman import limits
 from ferryman.errors import UsageError
 from ferryman.sources.base import Detect
 from ferryman.sources.physical import Physical
-from ferryman.sources.records import Records, Row
+from ferryman.sources.records import RecordRow, Records
 
 LineId = Literal["line", "content"]
 Blank = Literal["skip", "keep"]
@@ -87,12 +87,12 @@ class Lines(Records):
         self.id = id
         self.blank = blank
 
-    def rows(self, lines: Iterator[Physical]) -> Iterator[Row]:
+    def rows(self, lines: Iterator[Physical]) -> Iterator[RecordRow]:
         keep, by_content = self.blank == "keep", self.id == "content"
         for number, line, wrong in lines:
             if wrong:
-                yield Row(f"line={number}", number, {}, refused=wrong)
+                yield RecordRow(f"line={number}", number, {}, refused=wrong)
             elif keep or not line.isspace():
                 text = line[:-2] if line.endswith(b"\r\n") else line.removesuffix(b"\n")
                 name = f"content={blake2b(text, digest_size=16).hexdigest()}" if by_content else f"line={number}"
-                yield Row(name, number, {}, text)
+                yield RecordRow(name, number, {}, text)

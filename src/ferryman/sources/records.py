@@ -17,7 +17,7 @@ from ferryman.sources.paths import id_of_text
 from ferryman.sources.physical import Physical, checked_encoding, physical_lines
 
 
-class Row(NamedTuple):
+class RecordRow(NamedTuple):
     """What a file has at one place: a document, or why it is none."""
 
     name: str
@@ -52,7 +52,7 @@ class Gap(NamedTuple):
     away: bool
 
 
-class Unreadable(Exception):
+class UnreadableRecords(Exception):
     """Why the rest of a file is no rows, beginning with the line."""
 
 
@@ -96,11 +96,11 @@ class Records(Source):
         left_out = "" if self.exclude is None else f", exclude={self.exclude!r}"
         return f"{type(self).__name__}({self.root!r}, include={self.include!r}{left_out})"
 
-    def rows(self, lines: Iterator[Physical]) -> Iterator[Row]:
+    def rows(self, lines: Iterator[Physical]) -> Iterator[RecordRow]:
         """The rows of a file.
 
         Raises:
-            Unreadable: of the rest of the file no rows can be made.
+            UnreadableRecords: of the rest of the file no rows can be made.
         """
         raise NotImplementedError
 
@@ -170,7 +170,7 @@ class Records(Source):
                 yield Listed(id, 0, refused=why)
         except BadDocument as e:
             raise TransientError(f"{str(e).removesuffix('.')}. {_REST}") from e
-        except Unreadable as e:
+        except UnreadableRecords as e:
             raise TransientError(f"{path}, {e}. {_REST}") from e
         if nameless and self.ids_in_rows:
             raise TransientError(f"{path} has rows ({nameless}) whose id cannot be known; the first: {first}")

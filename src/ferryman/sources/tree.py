@@ -42,7 +42,7 @@ class OneFile(Protocol):
     """A root that is itself a file. A person named it, so a link may lead anywhere."""
 
     def shown(self, id: str) -> str:
-        """See ``Tree``."""
+        """See ``FileTree``."""
 
     def listed(self) -> Listed:
         """Its entry: the id is its name.
@@ -52,10 +52,10 @@ class OneFile(Protocol):
         """
 
     def open(self, listed: Listed) -> io.RawIOBase:
-        """See ``Tree``."""
+        """See ``FileTree``."""
 
 
-class Tree(Protocol):
+class FileTree(Protocol):
     """Files below a root, by ids relative to it. Travels to the workers; opens nothing before it is asked."""
 
     @property
@@ -114,7 +114,7 @@ class Tree(Protocol):
 
 
 def pieces(folders: Callable[[str], list[str]], id_of: Callable[[str], str]) -> list[Piece]:
-    """See ``Tree.pieces``; ``folders`` says the names of the folders in a folder, and may raise."""
+    """See ``FileTree.pieces``; ``folders`` says the names of the folders in a folder, and may raise."""
     walked: list[tuple[str, list[str]]] = []  # their folders are pieces of their own, so they bring only their files
     whole: list[str] = []
     waiting = deque([""])
@@ -166,7 +166,7 @@ def walked(
     id_of: Callable[[str], str],
     remedy: str,
 ) -> Iterator[Listed | Doubt]:
-    """See ``Tree.listing``.
+    """See ``FileTree.listing``.
 
     Args:
         folder: lists the folder of a name, and notes what it finds.

@@ -13,8 +13,8 @@ from urllib.parse import unquote
 from ferryman import limits
 from ferryman.document import Document
 from ferryman.errors import BadDocument, DeliveryError, Dropped, Unsupported, UsageError, named
-from ferryman.steps.formats.content import Content, Part, Unreadable, cleaned
-from ferryman.steps.formats.kinds import MAIL, Kind, kind_of
+from ferryman.steps.formats.content import Attachment, Content, Unreadable, cleaned
+from ferryman.steps.formats.kinds import MAIL, ContentKind, kind_of
 from ferryman.steps.values import Plain, keys_of
 
 Unknown = Literal["refuse", "drop", "pass"]
@@ -95,7 +95,7 @@ class extract_text(Plain):
         children = list(self._attached(doc, parts, self.depth))
         return [doc, *children] if children else doc
 
-    def _read(self, doc: Document, raw: bytes, kind: Kind) -> list[Part]:
+    def _read(self, doc: Document, raw: bytes, kind: ContentKind) -> list[Attachment]:
         """Put text and fields into the document; what is attached to it.
 
         Raises:
@@ -128,7 +128,7 @@ class extract_text(Plain):
         self._fill(doc, kind, content)
         return content.parts
 
-    def _fill(self, doc: Document, kind: Kind, content: Content) -> None:
+    def _fill(self, doc: Document, kind: ContentKind, content: Content) -> None:
         text = cleaned(content.text, content.verbatim)
         encoded = text.encode()
         if len(encoded) > self.max_text_bytes:
@@ -144,7 +144,7 @@ class extract_text(Plain):
             if doc.get(self.prefix + name) is None:
                 doc[self.prefix + name] = value
 
-    def _attached(self, doc: Document, parts: list[Part], depth: int) -> Iterator[Document]:
+    def _attached(self, doc: Document, parts: list[Attachment], depth: int) -> Iterator[Document]:
         """What is attached, read; what is attached to that follows it."""
         if not depth:
             return
@@ -155,7 +155,7 @@ class extract_text(Plain):
             child = doc.child(key, raw=part.raw)
             if part.name:
                 child[f"{self.prefix}file_name"] = part.name
-            below: list[Part] = []
+            below: list[Attachment] = []
             if kind.reader or not part.raw or self.unknown == "refuse":
                 try:
                     below = self._read(child, part.raw, kind)

@@ -108,7 +108,7 @@ class RowGroups(Groups):
             raise damaged(Path(self.path), e) from e
 
 
-class Batches(Groups):
+class ArrowBatches(Groups):
     """Of an Arrow IPC file: there is nothing to encode and decode. Its first column is small: it tells the rows."""
 
     def __init__(self, path: str, columns: list[str]) -> None:

@@ -3,7 +3,7 @@
     with Proxy("127.0.0.1", 9200) as proxy:
         destination = MyDestination(f"http://127.0.0.1:{proxy.port}")
         ...
-        proxy.break_next(Fault.SWALLOW_ANSWER)
+        proxy.break_next(ProxyFault.SWALLOW_ANSWER)
         destination.write(chunk)      # raises; the server has done it
         assert proxy.broken == 1
 
@@ -26,7 +26,7 @@ _RESET_ON_CLOSE: Final = struct.pack("ii", 1, 0)
 """SO_LINGER of no time: ``close`` resets the connection, as a machine that is gone would."""
 
 
-class Fault(enum.Enum):
+class ProxyFault(enum.Enum):
     """What happens to one request."""
 
     DROP_REQUEST = "drop request"
@@ -48,7 +48,7 @@ class Proxy:
         port: where clients connect.
         broken: how many faults have happened.
         connections: how many clients have connected.
-        delay_s: see ``Fault.DELAY_ANSWER``.
+        delay_s: see ``ProxyFault.DELAY_ANSWER``.
     """
 
     def __init__(self, host: str, port: int, *, delay_s: float = 1.0) -> None:
@@ -57,13 +57,13 @@ class Proxy:
         self.broken = 0
         self.connections = 0
         self._lock = threading.Lock()
-        self._armed: list[tuple[Fault, bytes]] = []
+        self._armed: list[tuple[ProxyFault, bytes]] = []
         self._open: set[socket.socket] = set()
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
         threading.Thread(target=self._accept, daemon=True).start()
 
-    def break_next(self, fault: Fault, containing: bytes = b"") -> None:
+    def break_next(self, fault: ProxyFault, containing: bytes = b"") -> None:
         """The next request, on any connection, meets this fault; with ``containing``, the next one with these bytes
         in it (``b"COMMIT"``, ``b"/_bulk"``). Several of them are met one after the other."""
         with self._lock:
@@ -115,10 +115,10 @@ class Proxy:
         with contextlib.suppress(OSError):
             while data := pair.client.recv(_READ_BYTES):
                 match self._fault(data):
-                    case Fault.DROP_REQUEST:
+                    case ProxyFault.DROP_REQUEST:
                         pair.reset()
                         return
-                    case Fault.HALF_REQUEST:
+                    case ProxyFault.HALF_REQUEST:
                         pair.server.sendall(data[: len(data) // 2])
                         pair.reset()
                         return
@@ -134,19 +134,19 @@ class Proxy:
             while data := pair.server.recv(_READ_BYTES):
                 fault, pair.fault = pair.fault, None
                 match fault:
-                    case Fault.SWALLOW_ANSWER:
+                    case ProxyFault.SWALLOW_ANSWER:
                         pair.reset()
                         return
-                    case Fault.HALF_ANSWER:
+                    case ProxyFault.HALF_ANSWER:
                         pair.client.sendall(data[: len(data) // 2])
                         pair.end()
                         return
-                    case Fault.DELAY_ANSWER:
+                    case ProxyFault.DELAY_ANSWER:
                         time.sleep(self.delay_s)
                 pair.client.sendall(data)
             pair.client.shutdown(socket.SHUT_WR)
 
-    def _fault(self, data: bytes) -> Fault | None:
+    def _fault(self, data: bytes) -> ProxyFault | None:
         with self._lock:
             if self._armed and self._armed[0][1] in data:
                 self.broken += 1
@@ -160,7 +160,7 @@ class _Pair:
     def __init__(self, client: socket.socket, server: socket.socket) -> None:
         self.client = client
         self.server = server
-        self.fault: Fault | None = None
+        self.fault: ProxyFault | None = None
 
     def reset(self) -> None:
         _reset(self.client)

@@ -37,7 +37,7 @@ from unittest import SkipTest
 from ferryman.destinations.base import Delivery, Destination, Outcome
 from ferryman.errors import PermanentError, TransientError
 from ferryman.testing.destinations import DestinationSuite, delete, delivery
-from ferryman.testing.proxy import Fault, Proxy
+from ferryman.testing.proxy import Proxy, ProxyFault
 
 _AGAIN_S: Final = 0.05
 """Between two tries, while a server is away."""
@@ -101,10 +101,10 @@ class ServerSuite(DestinationSuite):
 
     def test_a_request_that_is_lost_had_no_effect(self, tmp_path: Path) -> None:
         """The connection breaks before the server has seen the chunk: nothing is there, and it can be sent again."""
-        for number, fault in enumerate((Fault.DROP_REQUEST, Fault.HALF_REQUEST)):
+        for number, fault in enumerate((ProxyFault.DROP_REQUEST, ProxyFault.HALF_REQUEST)):
             chunk = [delivery(f"doc-{number}-{i}", 100 * number + i) for i in range(1, 21)]
             self._breaks(tmp_path, chunk, fault)
-            if not (self.streams and fault is Fault.HALF_REQUEST):
+            if not (self.streams and fault is ProxyFault.HALF_REQUEST):
                 before = [delivery(f"doc-{n}-{i}", 100 * n + i) for n in range(number) for i in range(1, 21)]
                 self._holds(tmp_path, before)
             self._again(tmp_path, chunk)
@@ -115,7 +115,7 @@ class ServerSuite(DestinationSuite):
     def test_an_answer_that_is_lost_is_no_answer(self, tmp_path: Path) -> None:
         """The server has done it, and the connection breaks before or within its answer: the chunk is not taken for
         done, nor for refused; sent again, everything is there once."""
-        for number, fault in enumerate((Fault.SWALLOW_ANSWER, Fault.HALF_ANSWER)):
+        for number, fault in enumerate((ProxyFault.SWALLOW_ANSWER, ProxyFault.HALF_ANSWER)):
             chunk = [delivery(f"doc-{i}", 100 * number + i) for i in range(1, 21)] + [delete("gone", 100 * number + 50)]
             self._breaks(tmp_path, chunk, fault)
             self._again(tmp_path, chunk)
@@ -126,7 +126,7 @@ class ServerSuite(DestinationSuite):
         self._needs_comparing(tmp_path)
         chunk = [delivery(f"doc-{i}", i) for i in range(1, 11)]
         newer = [delivery(f"doc-{i}", 100 + i) if i % 2 else delete(f"doc-{i}", 100 + i) for i in range(1, 11)]
-        self._breaks(tmp_path, chunk, Fault.SWALLOW_ANSWER)
+        self._breaks(tmp_path, chunk, ProxyFault.SWALLOW_ANSWER)
         assert {o.kind for o in self._write(self.destination(tmp_path), tmp_path, newer)} == {"ok"}
         assert {o.kind for o in self._write(self.destination(tmp_path), tmp_path, chunk)} == {"stale"}
         self._holds(tmp_path, newer)
@@ -191,7 +191,7 @@ class ServerSuite(DestinationSuite):
             yield proxy, destination
             destination.close()
 
-    def _breaks(self, folder: Path, chunk: list[Delivery], fault: Fault) -> None:
+    def _breaks(self, folder: Path, chunk: list[Delivery], fault: ProxyFault) -> None:
         """Write a chunk whose connection breaks; the destination has to say that it is down, or nothing at all."""
         self._needs_repeating()
         with self._through(folder) as (proxy, destination):

@@ -13,7 +13,7 @@ import sqlalchemy as sa
 
 from ferryman.destinations.base import Delivery
 from ferryman.destinations.directory.names import below, key, plain, unlike
-from ferryman.destinations.sequences import Known
+from ferryman.destinations.sequences import LastDelivery
 from ferryman.storage import files
 
 INDEX: Final = ".ferryman"
@@ -61,11 +61,11 @@ class Shelf:
         self._new = folder / INDEX / "new"
         self._connection = connection
 
-    def known(self, ids: Iterable[str]) -> dict[str, Known]:
+    def known(self, ids: Iterable[str]) -> dict[str, LastDelivery]:
         """The last delivery of each id."""
         d = DOCUMENTS.c
         rows = self._rows(ids, d.id, d.sequence, d.delivery_hash, d.operation)
-        return {row.id: Known(row.sequence, row.delivery_hash) for row in rows if row.operation != "new"}
+        return {row.id: LastDelivery(row.sequence, row.delivery_hash) for row in rows if row.operation != "new"}
 
     def reserve(self, wanted: Mapping[str, Body]) -> dict[str, str]:
         """Give each id a name that is its alone; which ids cannot have one, with the reason."""

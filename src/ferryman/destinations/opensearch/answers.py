@@ -11,7 +11,7 @@ import msgspec
 from ferryman.destinations.base import Outcome
 
 
-class Meaning(NamedTuple):
+class ErrorMeaning(NamedTuple):
     """What becomes of a delivery: ``kind`` of its outcome, whether that is about all, and what to do."""
 
     kind: str
@@ -19,51 +19,51 @@ class Meaning(NamedTuple):
     remedy: str = ""
 
 
-ITEM: Final[dict[int, Meaning]] = {
-    200: Meaning("ok"),
-    201: Meaning("ok"),
-    404: Meaning("ok"),  # a delete of what is not there; an index that is not there has an error with it
-    409: Meaning("stale"),
-    400: Meaning("permanent", remedy="Correct the field in a step, or the mappings"),
-    413: Meaning("permanent", remedy="Make it smaller in a step, or split it"),
-    401: Meaning("permanent", True, "Correct auth="),
-    403: Meaning("permanent", True, "Give the user the right to write to the index"),
-    429: Meaning("transient", True, "It is sent again when the server has room"),
-    503: Meaning("transient", True, "It is sent again when the shard is there"),
+ITEM: Final[dict[int, ErrorMeaning]] = {
+    200: ErrorMeaning("ok"),
+    201: ErrorMeaning("ok"),
+    404: ErrorMeaning("ok"),  # a delete of what is not there; an index that is not there has an error with it
+    409: ErrorMeaning("stale"),
+    400: ErrorMeaning("permanent", remedy="Correct the field in a step, or the mappings"),
+    413: ErrorMeaning("permanent", remedy="Make it smaller in a step, or split it"),
+    401: ErrorMeaning("permanent", True, "Correct auth="),
+    403: ErrorMeaning("permanent", True, "Give the user the right to write to the index"),
+    429: ErrorMeaning("transient", True, "It is sent again when the server has room"),
+    503: ErrorMeaning("transient", True, "It is sent again when the shard is there"),
 }
 """Status of an item -> its meaning. One that is not here (500) is a transient outcome of its delivery."""
 
-TYPES: Final[dict[str, Meaning]] = {
-    "index_not_found_exception": Meaning("permanent", True, "Run again: the index is made anew"),
-    "index_closed_exception": Meaning("permanent", True, "Open the index"),
-    "cluster_block_exception": Meaning("transient", True, "Lift the block: often the disk is full"),
-    "circuit_breaking_exception": Meaning("transient", True, "It is sent again when the server has memory"),
+TYPES: Final[dict[str, ErrorMeaning]] = {
+    "index_not_found_exception": ErrorMeaning("permanent", True, "Run again: the index is made anew"),
+    "index_closed_exception": ErrorMeaning("permanent", True, "Open the index"),
+    "cluster_block_exception": ErrorMeaning("transient", True, "Lift the block: often the disk is full"),
+    "circuit_breaking_exception": ErrorMeaning("transient", True, "It is sent again when the server has memory"),
 }
 """Type of an item's error -> its meaning, whatever the status."""
 
-REQUEST: Final[dict[int, Meaning]] = {
-    400: Meaning("halve", remedy="Correct the document in a step"),
-    413: Meaning("halve", remedy="Make it smaller in a step, split it, or raise http.max_content_length"),
-    401: Meaning("permanent", True, "Correct auth="),
-    403: Meaning("permanent", True, "Give the user the right to write to the index"),
-    404: Meaning("permanent", True, "Correct the url"),
-    405: Meaning("permanent", True, "Correct the url"),
-    429: Meaning("transient", True, "It is sent again when the server has room"),
-    502: Meaning("unknown", True),
-    503: Meaning("transient", True, "It is sent again when the server is there"),
-    504: Meaning("unknown", True),
+REQUEST: Final[dict[int, ErrorMeaning]] = {
+    400: ErrorMeaning("halve", remedy="Correct the document in a step"),
+    413: ErrorMeaning("halve", remedy="Make it smaller in a step, split it, or raise http.max_content_length"),
+    401: ErrorMeaning("permanent", True, "Correct auth="),
+    403: ErrorMeaning("permanent", True, "Give the user the right to write to the index"),
+    404: ErrorMeaning("permanent", True, "Correct the url"),
+    405: ErrorMeaning("permanent", True, "Correct the url"),
+    429: ErrorMeaning("transient", True, "It is sent again when the server has room"),
+    502: ErrorMeaning("unknown", True),
+    503: ErrorMeaning("transient", True, "It is sent again when the server is there"),
+    504: ErrorMeaning("unknown", True),
 }
 """Status of a whole answer -> its meaning. ``halve``: the request is sent in halves, until the one document that is
 meant stands alone: for that one it is permanent. ``unknown``: it may have taken effect."""
 
 
-def of_request(status: int) -> Meaning:
+def of_request(status: int) -> ErrorMeaning:
     """The meaning of an answer that is no 200."""
     if status in REQUEST:
         return REQUEST[status]
     if status >= 500:
-        return Meaning("unknown")
-    return Meaning("permanent", True, "Correct the url: no redirect is followed")
+        return ErrorMeaning("unknown")
+    return ErrorMeaning("permanent", True, "Correct the url: no redirect is followed")
 
 
 def told() -> Iterator[tuple[str, str]]:
@@ -84,7 +84,7 @@ class _Cause(msgspec.Struct):
     reason: str | None = None
 
 
-class Fault(msgspec.Struct):
+class ErrorCause(msgspec.Struct):
     """Why an item, or a whole request, was refused."""
 
     type: str = ""
@@ -99,11 +99,11 @@ class Fault(msgspec.Struct):
         return f"{said} ({self.type})" if said else self.type
 
 
-class Item(msgspec.Struct):
+class BulkItem(msgspec.Struct):
     """The answer to one line of a request."""
 
     status: int
-    error: Fault | None = None
+    error: ErrorCause | None = None
 
     def outcome(self, target: str) -> Outcome:
         meaning = ITEM.get(self.status, _UNCLEAR)
@@ -117,16 +117,16 @@ class Item(msgspec.Struct):
         return Outcome(meaning.kind, f"{why}. {meaning.remedy}." if meaning.remedy else why, meaning.universal)
 
 
-_UNCLEAR: Final = Meaning("transient")
+_UNCLEAR: Final = ErrorMeaning("transient")
 
 
 class _Bulk(msgspec.Struct):
     errors: bool
-    items: list[dict[str, Item]]
+    items: list[dict[str, BulkItem]]
 
 
 class _Refusal(msgspec.Struct):
-    error: Fault | str = ""
+    error: ErrorCause | str = ""
 
 
 FILTER: Final = "errors,items.*.status,items.*.error.type,items.*.error.reason,items.*.error.caused_by"
@@ -136,7 +136,7 @@ _decode_bulk = msgspec.json.Decoder(_Bulk).decode
 _decode_refusal = msgspec.json.Decoder(_Refusal).decode
 
 
-def items(body: bytes) -> list[Item]:
+def items(body: bytes) -> list[BulkItem]:
     """Of each line of a request, in their order.
 
     Raises:

@@ -28,7 +28,7 @@ _SHOWN_CHARACTERS: Final = 80
 _encode = msgspec.json.Encoder().encode
 
 
-class Row(NamedTuple):
+class BulkRow(NamedTuple):
     """A delivery's lines in a request."""
 
     position: int
@@ -36,7 +36,7 @@ class Row(NamedTuple):
     lines: bytes
 
 
-class Writer:
+class BulkWriter:
     """Makes rows of deliveries.
 
     Args:
@@ -48,7 +48,7 @@ class Writer:
         self._text_key = b"" if text is None else _encode(text) + b":"
         self._own_key = _encode(OBJECT) + b":"
 
-    def rows(self, chunk: list[Delivery], outcomes: list[Outcome | None]) -> Iterator[Row]:
+    def rows(self, chunk: list[Delivery], outcomes: list[Outcome | None]) -> Iterator[BulkRow]:
         """A row for each delivery that fits a request; the others have their outcome noted."""
         for position, delivery in enumerate(chunk):
             try:
@@ -56,9 +56,11 @@ class Writer:
                 if refused := _refused(delivery.id):
                     outcomes[position] = Outcome.permanent(refused)
                 elif delivery.operation == "delete":
-                    yield Row(position, _action(b"delete", id, delivery.sequence))
+                    yield BulkRow(position, _action(b"delete", id, delivery.sequence))
                 else:
-                    yield Row(position, _action(b"index", id, delivery.sequence) + self._source(delivery, id) + b"\n")
+                    yield BulkRow(
+                        position, _action(b"index", id, delivery.sequence) + self._source(delivery, id) + b"\n"
+                    )
             except (BadDocument, ValueError, TypeError) as e:
                 shown = delivery.id.encode(errors="replace").decode()  # the reason must be text, if the id is none
                 outcomes[position] = Outcome.permanent(f"{shown}: {e}")
@@ -79,9 +81,9 @@ class Writer:
         return self._text_key in fields and self._text in delivery.fields
 
 
-def pieces(rows: Iterator[Row], most: int = REQUEST_BYTES) -> Iterator[list[Row]]:
+def pieces(rows: Iterator[BulkRow], most: int = REQUEST_BYTES) -> Iterator[list[BulkRow]]:
     """Rows cut into requests of this size."""
-    piece: list[Row] = []
+    piece: list[BulkRow] = []
     size = 0
     for row in rows:
         if piece and size + len(row.lines) > most:

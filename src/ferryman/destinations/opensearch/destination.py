@@ -15,7 +15,7 @@ from ferryman.destinations.base import Delivery, Destination, DestinationContext
 from ferryman.destinations.environment import shown_url
 from ferryman.destinations.http import Answer, Auth, Http, NotSent, Unanswered
 from ferryman.destinations.opensearch import answers
-from ferryman.destinations.opensearch.body import ID_BYTES, OBJECT, REQUEST_BYTES, Row, Writer, pieces
+from ferryman.destinations.opensearch.body import ID_BYTES, OBJECT, REQUEST_BYTES, BulkRow, BulkWriter, pieces
 from ferryman.destinations.opensearch.index import GC_DELETES_S, Index
 from ferryman.errors import Misconfigured, PermanentError, PlanError, Unavailable
 
@@ -113,7 +113,7 @@ class OpenSearch(Destination):
         self.settings = dict(settings or {})
         self.ca = None if ca is None else str(Path(ca).expanduser().absolute())
         self._http: Http | None = None
-        self._writer = Writer(text)
+        self._writer = BulkWriter(text)
         self._once = False
         if findings := list(self._findings()):
             raise PlanError([f"OpenSearch({shown_url(url)!r}, {index!r}): {finding}" for finding in findings])
@@ -206,7 +206,7 @@ class OpenSearch(Destination):
 
     # --- one request --------------------------------------------------------------------------------------------------
 
-    def _send(self, piece: list[Row], outcomes: list[Outcome | None], give_up: float) -> Outcome | None:
+    def _send(self, piece: list[BulkRow], outcomes: list[Outcome | None], give_up: float) -> Outcome | None:
         """Note what becomes of these rows; an outcome that is about all others too."""
         left_s = give_up - time.monotonic()
         if left_s <= 0:
@@ -225,7 +225,7 @@ class OpenSearch(Destination):
             return self._judge(piece, outcomes, answer)
         return self._refused(piece, outcomes, answer, give_up)
 
-    def _judge(self, piece: list[Row], outcomes: list[Outcome | None], answer: Answer) -> Outcome | None:
+    def _judge(self, piece: list[BulkRow], outcomes: list[Outcome | None], answer: Answer) -> Outcome | None:
         try:
             items = answers.items(answer.body)
         except ValueError:  # broken off in its headers, or from somebody else: then `check` says so
@@ -241,7 +241,7 @@ class OpenSearch(Destination):
         return stop
 
     def _refused(
-        self, piece: list[Row], outcomes: list[Outcome | None], answer: Answer, give_up: float
+        self, piece: list[BulkRow], outcomes: list[Outcome | None], answer: Answer, give_up: float
     ) -> Outcome | None:
         assert self._http is not None
         meaning = answers.of_request(answer.status)
@@ -258,7 +258,7 @@ class OpenSearch(Destination):
         stop = _note(piece, outcomes, Outcome(kind, f"{why}. {meaning.remedy}.", meaning.universal))
         return stop if meaning.universal else None
 
-    def _unknown(self, piece: list[Row], outcomes: list[Outcome | None], error: Exception) -> Outcome | None:
+    def _unknown(self, piece: list[BulkRow], outcomes: list[Outcome | None], error: Exception) -> Outcome | None:
         """Under at-most-once what other requests have said stays said; else all of it may be sent again."""
         if not self._once:
             raise error
@@ -311,7 +311,7 @@ class ServerFault(Exception):
     """The server failed over a request; it may have taken effect."""
 
 
-def _note(piece: list[Row], outcomes: list[Outcome | None], outcome: Outcome) -> Outcome:
+def _note(piece: list[BulkRow], outcomes: list[Outcome | None], outcome: Outcome) -> Outcome:
     for row in piece:
         outcomes[row.position] = outcome
     return outcome

@@ -57,7 +57,7 @@ def told() -> Iterator[tuple[str, str]]:
     yield "any other, no connection, no answer", "transient, about all; it may have taken effect, and is sent again"
 
 
-class Known(NamedTuple):
+class StoredVersion(NamedTuple):
     """What the collection has of an id. A tombstone has no hash."""
 
     sequence: int
@@ -110,17 +110,19 @@ class Collection:
             if CHAIN.encode() not in config:
                 raise self._unfit(f"no update chain of it has a {CHAIN}: add one, or leave versions= out")
 
-    def known(self, ids: Iterable[str]) -> dict[str, Known]:
+    def known(self, ids: Iterable[str]) -> dict[str, StoredVersion]:
         """What is there of these ids now, committed or not (a real-time get)."""
         self._awake()
-        found: dict[str, Known] = {}
+        found: dict[str, StoredVersion] = {}
         names = self._names
         for form in self._forms(ids):
             told = self._json(self._ask("POST", "/get", form, _FORM))
             # Of one id Solr answers {"doc": …}, of several {"response": …}.
             for doc in told["response"]["docs"] if "response" in told else filter(None, [told.get("doc")]):
                 sequence, digest = _one(doc.get(names.sequence)), _one(doc.get(names.hash))
-                found[doc["id"]] = Known(-1 if sequence is None else int(sequence), digest, int(doc["_version_"]))
+                found[doc["id"]] = StoredVersion(
+                    -1 if sequence is None else int(sequence), digest, int(doc["_version_"])
+                )
         return found
 
     def update(self, body: bytes, **parameters: str) -> Reply:

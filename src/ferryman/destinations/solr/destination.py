@@ -14,7 +14,7 @@ from ferryman.destinations.base import Delivery, Destination, DestinationContext
 from ferryman.destinations.environment import shown_url
 from ferryman.destinations.http import Auth, Http
 from ferryman.destinations.payload import shown_id
-from ferryman.destinations.solr.client import CONFLICT, Collection, Known, Reply, told
+from ferryman.destinations.solr.client import CONFLICT, Collection, Reply, StoredVersion, told
 from ferryman.destinations.solr.document import Names, document, encoded
 from ferryman.errors import BadDocument, Misconfigured, PlanError
 
@@ -172,9 +172,9 @@ class Solr(Destination):
             writing.settle(layer)
         return [outcomes[position] for position in range(len(chunk))]
 
-    def _layers(self, chunk: list[Delivery], outcomes: dict[int, Outcome]) -> list[list[Row]]:
+    def _layers(self, chunk: list[Delivery], outcomes: dict[int, Outcome]) -> list[list[UpdateRow]]:
         """Each id once in a layer; of several deliveries of one id, the older ones in earlier layers."""
-        layers: list[list[Row]] = []
+        layers: list[list[UpdateRow]] = []
         seen: dict[str, int] = defaultdict(int)
         for position in sorted(range(len(chunk)), key=lambda i: chunk[i].sequence):
             delivery = chunk[position]
@@ -189,7 +189,7 @@ class Solr(Destination):
             seen[delivery.id] += 1
             if depth == len(layers):
                 layers.append([])
-            layers[depth].append(Row(position, delivery, body))
+            layers[depth].append(UpdateRow(position, delivery, body))
         return layers
 
     def _parameters(self) -> dict[str, str]:
@@ -199,7 +199,7 @@ class Solr(Destination):
         return Http(self.url, shown=self.target(), auth=self.auth, ca=self.ca)
 
 
-class Row(NamedTuple):
+class UpdateRow(NamedTuple):
     """A delivery of a chunk, with its place in it and the document that is made of it ({} of a delete)."""
 
     position: int
@@ -224,7 +224,7 @@ class _Writing:
         self._outcomes = outcomes
         self._until = time.monotonic() + WRITE_S
 
-    def settle(self, rows: list[Row]) -> None:
+    def settle(self, rows: list[UpdateRow]) -> None:
         """1. What has the collection? 2. Judge. 3. Send what is newer, naming what was seen. 4. What is not confirmed
         was seen by somebody else too: again from 1."""
         for _ in range(ROUNDS):
@@ -238,7 +238,7 @@ class _Writing:
         for row in rows:
             self._outcomes[row.position] = Outcome.transient("others write this document at the same time")
 
-    def _judged(self, row: Row, known: Known | None) -> bool:
+    def _judged(self, row: UpdateRow, known: StoredVersion | None) -> bool:
         """Needs this row not be sent?"""
         if known is None:
             if row.body or self._versions is not None:
@@ -252,9 +252,9 @@ class _Writing:
             return False
         return True
 
-    def _upserts(self, rows: list[Row], known: dict[str, Known]) -> list[Row]:
+    def _upserts(self, rows: list[UpdateRow], known: dict[str, StoredVersion]) -> list[UpdateRow]:
         """Send documents; those that are still open."""
-        waiting: list[Row] = []
+        waiting: list[UpdateRow] = []
         groups = [rows] if rows else []
         while groups:
             group = groups.pop(0)
@@ -273,7 +273,7 @@ class _Writing:
                 groups = [part for part in (rest[:1], rest[1:]) if part] + groups
         return waiting
 
-    def _deletes(self, rows: list[Row], known: dict[str, Known]) -> list[Row]:
+    def _deletes(self, rows: list[UpdateRow], known: dict[str, StoredVersion]) -> list[UpdateRow]:
         """Send deletes; those that are still open."""
         if not rows:
             return []
@@ -281,7 +281,7 @@ class _Writing:
             orders = [{"id": row.delivery.id, "_version_": known[row.delivery.id].version} for row in rows]
             body = b"{" + b",".join(b'"delete":' + msgspec.json.encode(order) for order in orders) + b"}"
             return self._answered(rows, self._collection.update(body, **self._parameters))
-        waiting: list[Row] = []
+        waiting: list[UpdateRow] = []
         for row in rows:
             if time.monotonic() > self._until:
                 self._too_late([row])
@@ -291,7 +291,7 @@ class _Writing:
             waiting += self._answered([row], reply)
         return waiting
 
-    def _answered(self, rows: list[Row], reply: Reply) -> list[Row]:
+    def _answered(self, rows: list[UpdateRow], reply: Reply) -> list[UpdateRow]:
         """Deletes after their answer; those that are still open."""
         rest = self._confirmed(rows, reply)
         if reply.status in (200, CONFLICT):
@@ -300,12 +300,12 @@ class _Writing:
             self._refused(row, reply)
         return []
 
-    def _conditional(self, row: Row, known: dict[str, Known]) -> dict[str, Any]:
+    def _conditional(self, row: UpdateRow, known: dict[str, StoredVersion]) -> dict[str, Any]:
         """The document, to be taken only if what is there is what we have seen (-1: nothing)."""
         seen = known.get(row.delivery.id)
         return row.body | {"_version_": -1 if seen is None else seen.version}
 
-    def _confirmed(self, rows: list[Row], reply: Reply) -> list[Row]:
+    def _confirmed(self, rows: list[UpdateRow], reply: Reply) -> list[UpdateRow]:
         """Note what was taken; the rest."""
         rest = []
         for row in rows:
@@ -315,14 +315,14 @@ class _Writing:
                 rest.append(row)
         return rest
 
-    def _refused(self, row: Row, reply: Reply) -> None:
+    def _refused(self, row: UpdateRow, reply: Reply) -> None:
         id = row.delivery.id
         # Of the same trouble the same words: many of them in a row are the collection's trouble, not the documents'.
         said = reply.why.replace(f"[doc={id}] ", "").replace(f"document id {id} ", "document ")
         why = f"Solr refuses it ({reply.status}): {said}"
         self._outcomes[row.position] = Outcome.transient(why) if reply.status == 500 else Outcome.permanent(why)
 
-    def _too_late(self, rows: list[Row]) -> None:
+    def _too_late(self, rows: list[UpdateRow]) -> None:
         for row in rows:
             self._outcomes[row.position] = Outcome.unavailable(
                 f"the chunk was not done within {WRITE_S:g} s",

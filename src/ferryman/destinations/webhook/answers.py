@@ -12,7 +12,7 @@ import msgspec
 from ferryman.destinations.base import Delivery, Outcome
 
 
-class Meaning(NamedTuple):
+class StatusMeaning(NamedTuple):
     """What a status says.
 
     Attributes:
@@ -27,17 +27,21 @@ class Meaning(NamedTuple):
     remedy: str
 
 
-_LATER: Final = Meaning("later", True, "it is sent again")
-_CREDENTIALS: Final = Meaning("refused", True, "correct secret=, headers= or the receiver's rights, then run again")
-_WRONG_URL: Final = Meaning("refused", True, "correct the URL or the receiver, then run again")
-_MOVED: Final = Meaning("refused", True, "a body is not sent after a redirect: give the new URL, then run again")
-_THESE: Final = Meaning("refused", False, "change the document in a step, or the receiver")
-_TOO_LARGE: Final = Meaning("refused", False, "send fewer at once (batch=, batch_bytes=), or shorten it in a step")
-_CONFLICT: Final = Meaning("unsure", False, "the receiver may be at work on it already")
-_FAILED: Final = Meaning("unsure", False, "look into the receiver's log")
-_GATEWAY: Final = Meaning("unsure", True, "look whether the receiver behind the gateway runs")
+_LATER: Final = StatusMeaning("later", True, "it is sent again")
+_CREDENTIALS: Final = StatusMeaning(
+    "refused", True, "correct secret=, headers= or the receiver's rights, then run again"
+)
+_WRONG_URL: Final = StatusMeaning("refused", True, "correct the URL or the receiver, then run again")
+_MOVED: Final = StatusMeaning("refused", True, "a body is not sent after a redirect: give the new URL, then run again")
+_THESE: Final = StatusMeaning("refused", False, "change the document in a step, or the receiver")
+_TOO_LARGE: Final = StatusMeaning(
+    "refused", False, "send fewer at once (batch=, batch_bytes=), or shorten it in a step"
+)
+_CONFLICT: Final = StatusMeaning("unsure", False, "the receiver may be at work on it already")
+_FAILED: Final = StatusMeaning("unsure", False, "look into the receiver's log")
+_GATEWAY: Final = StatusMeaning("unsure", True, "look whether the receiver behind the gateway runs")
 
-STATUSES: Final[dict[int, Meaning]] = {
+STATUSES: Final[dict[int, StatusMeaning]] = {
     # "later" only where the status itself says that the request was not handled (RFC 9110, RFC 6585, RFC 8470)
     408: _LATER,
     425: _LATER,
@@ -67,11 +71,11 @@ STATUSES: Final[dict[int, Meaning]] = {
     500: _FAILED,
 }
 
-CLASSES: Final[dict[int, Meaning]] = {3: _MOVED, 4: _THESE, 5: _GATEWAY}
+CLASSES: Final[dict[int, StatusMeaning]] = {3: _MOVED, 4: _THESE, 5: _GATEWAY}
 """Statuses that are not named above, by their first digit."""
 
 
-def meaning(status: int) -> Meaning:
+def meaning(status: int) -> StatusMeaning:
     """What a status that is no success says; one that HTTP does not know is the receiver's fault."""
     return STATUSES.get(status) or CLASSES.get(status // 100, _WRONG_URL)
 
@@ -79,7 +83,7 @@ def meaning(status: int) -> Meaning:
 def told() -> Iterator[tuple[str, str]]:
     """(Answer, what becomes of the deliveries), for the reference."""
     yield "2xx", "ok, or what its `outcomes` say"
-    by_meaning: dict[Meaning, list[str]] = {}
+    by_meaning: dict[StatusMeaning, list[str]] = {}
     for status, meant in [*STATUSES.items(), *((f"other {digit}xx", meant) for digit, meant in CLASSES.items())]:
         by_meaning.setdefault(meant, []).append(str(status))
     kinds = {

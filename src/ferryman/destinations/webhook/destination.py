@@ -15,7 +15,7 @@ from ferryman.destinations.base import Delivery, Destination, DestinationContext
 from ferryman.destinations.environment import shown_url
 from ferryman.destinations.http import ANSWER_BYTES, Answer, Http, NotSent, Unanswered
 from ferryman.destinations.payload import payloads
-from ferryman.destinations.webhook.answers import Meaning, meaning, outcomes, retry_after_s, told
+from ferryman.destinations.webhook.answers import StatusMeaning, meaning, outcomes, retry_after_s, told
 from ferryman.destinations.webhook.signing import signature_headers, signing_key
 from ferryman.errors import Misconfigured, PermanentError, PlanError, Unavailable
 
@@ -211,7 +211,7 @@ class Webhook(Destination):
             headers = {**headers, **signature_headers(self._key, headers["idempotency-key"], body)}
         return self._http.request("POST", self._http.path, body, timeout_s=timeout_s, headers=headers)
 
-    def _refused(self, answer: Answer, meant: Meaning, wait_s: float | None, rows: int) -> list[Outcome]:
+    def _refused(self, answer: Answer, meant: StatusMeaning, wait_s: float | None, rows: int) -> list[Outcome]:
         """What becomes of deliveries that were answered with no success. What is not sure is raised."""
         assert self._http is not None
         said = self._http.shown(answer.body)

@@ -21,7 +21,7 @@ from ferryman.storage.query import connect
 Numbers = np.ndarray[Any, Any]
 
 
-class Order(NamedTuple):
+class SendOrder(NamedTuple):
     """What the order of documents says about rows of one outbox file, by their ``row``."""
 
     first: Numbers
@@ -46,7 +46,7 @@ class _Pending(NamedTuple):
 
 def order_of(
     files: Mapping[int, Path], pending: int, spill: Path, share_rows: int = limits.CONTEST_ROWS
-) -> dict[int, Order]:
+) -> dict[int, SendOrder]:
     """Key of each outbox file with contested rows -> what is said about them.
 
     Args:
@@ -56,14 +56,14 @@ def order_of(
         share_rows: rows that are compared at once; more are taken in shares, by a hash of their documents.
     """
     shares = max(1, -(-pending // share_rows))
-    found: dict[int, list[Order]] = {}
+    found: dict[int, list[SendOrder]] = {}
     with connect(spill) as db:
         for share in range(shares):
             columns = list(zip(*_read(db, files, share, shares), strict=True))
             if columns:
                 for key, order in _compare(_Pending(*map(np.concatenate, columns))):
                     found.setdefault(key, []).append(order)
-    return {key: Order(*map(np.concatenate, zip(*orders, strict=True))) for key, orders in found.items()}
+    return {key: SendOrder(*map(np.concatenate, zip(*orders, strict=True))) for key, orders in found.items()}
 
 
 def _read(db: duckdb.DuckDBPyConnection, files: Mapping[int, Path], share: int, shares: int) -> Iterator[_Pending]:
@@ -78,7 +78,7 @@ def _read(db: duckdb.DuckDBPyConnection, files: Mapping[int, Path], share: int, 
         yield _Pending(np.full(len(row), key), row, document, route, revision, row + key)
 
 
-def _compare(rows: _Pending) -> Iterator[tuple[int, Order]]:
+def _compare(rows: _Pending) -> Iterator[tuple[int, SendOrder]]:
     rows = rows.take(np.lexsort((rows.sequence, rows.revision, rows.document)))
     document = _groups(rows.document)
     oldest = rows.revision[np.searchsorted(document, document)]
@@ -92,7 +92,7 @@ def _compare(rows: _Pending) -> Iterator[tuple[int, Order]]:
     first = contested[document] & ~held
     for key in np.unique(rows.file[first | held]):
         of_file = rows.file == key
-        yield int(key), Order(rows.row[of_file & first], rows.row[of_file & held])
+        yield int(key), SendOrder(rows.row[of_file & first], rows.row[of_file & held])
 
 
 def _groups(*sorted_columns: Numbers) -> Numbers:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from ferryman.destinations.base import Destination
-from ferryman.engine.deliver.contest import Order, order_of
+from ferryman.engine.deliver.contest import SendOrder, order_of
 from ferryman.engine.deliver.lane import Lane, LaneReport, Pass
 from ferryman.engine.deliver.sender import Hung, Sender
 from ferryman.engine.deliver.sending import OutboxFile
@@ -136,7 +136,7 @@ class Dispatcher:
             min(dealt, key=len).extend(OutboxFile(path, key, order.get(key)) for path, key in keys)
         return [Lane(node.name, each, node.name in self._deadly) for each in dealt]
 
-    def _order(self, files: list[DataFile]) -> dict[int, Order]:
+    def _order(self, files: list[DataFile]) -> dict[int, SendOrder]:
         paths = {first_sequence(f): self._state.outbox.folder / f.path for f in files}
         return order_of(paths, sum(map(owed_rows, files)), self._state.staging)
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from ferryman import limits
 from ferryman.destinations.base import DestinationContext
 from ferryman.engine.deliver.sender import Hung
-from ferryman.engine.deliver.sending import FileDelivery, OutboxFile, Stop, Turn
+from ferryman.engine.deliver.sending import FileDelivery, LaneStop, OutboxFile, Turn
 from ferryman.engine.runner import Shipped
 from ferryman.errors import PermanentError, named
 from ferryman.ledger.journal import Journal
@@ -77,13 +77,13 @@ class Pass:
             careful=lane.careful,
         )
         context = DestinationContext(plan.name, plan.version, node.name, self.number, node.policy.guarantee)
-        stopped = Stop()
+        stopped = LaneStop()
         try:
             _speak(turn, node.destination.open, context)
             for file in lane.files:
                 FileDelivery(turn, file).deliver()
             _speak(turn, node.destination.close)
-        except Stop as stop:
+        except LaneStop as stop:
             stopped = stop
         turn.end()
         if turn.left_behind and (socket.gethostname(), os.getpid()) != self.driver:
@@ -98,6 +98,6 @@ def _speak(turn: Turn, function: Any, *args: Any) -> None:
     try:
         turn.call(function, *args)
     except Hung as e:
-        raise Stop(f"{function.__name__}: {e}", hung=True) from e
+        raise LaneStop(f"{function.__name__}: {e}", hung=True) from e
     except Exception as e:
-        raise Stop(named(e), isinstance(e, PermanentError)) from e
+        raise LaneStop(named(e), isinstance(e, PermanentError)) from e

@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 
 from ferryman import limits
 from ferryman.destinations.base import Delivery, Guarantee, Outcome
-from ferryman.engine.deliver.contest import Order
+from ferryman.engine.deliver.contest import SendOrder
 from ferryman.engine.deliver.outcomes import Tries, row_result
 from ferryman.engine.deliver.sender import Caller, ChildSender, Hung, Killed, Sender, universal
 from ferryman.errors import PermanentError, TransientError, named, words
@@ -62,11 +62,11 @@ class OutboxFile(NamedTuple):
     path: str
     key: int
     """Its first sequence."""
-    order: Order | None = None
+    order: SendOrder | None = None
     """What is said about rows of documents of which several rows are pending."""
 
 
-class Stop(Exception):
+class LaneStop(Exception):
     """The lane ends here; the rest stays pending. ``hung``: a call was given up."""
 
     def __init__(self, why: str = "", permanent: bool = False, *, hung: bool = False) -> None:
@@ -126,7 +126,7 @@ class Turn:
         """2. Is the pass open, and is there time?"""
         return self.journal.open_for(self.number) and time.monotonic() <= self.until
 
-    def all_alike(self, outcomes: list[Outcome] | None) -> Stop | None:
+    def all_alike(self, outcomes: list[Outcome] | None) -> LaneStop | None:
         """Has every row of many chunks in a row failed with the same words? Then it is the destination's trouble."""
         said = {(o.kind, words(o.why)) for o in outcomes or ()}
         if len(said) != 1 or next(iter(said))[0] not in ("permanent", "transient", "unforeseen"):
@@ -138,7 +138,7 @@ class Turn:
         if chunks + 1 < limits.ALIKE_CHUNKS or rows + len(outcomes or ()) < limits.ALIKE_ROWS:
             return None
         again = "once it is mended, `ferryman retry` sends again what it refused"
-        return Stop(f"it refused every row of {chunks + 1} chunks in a row: {why} ({again})", kind == "permanent")
+        return LaneStop(f"it refused every row of {chunks + 1} chunks in a row: {why} ({again})", kind == "permanent")
 
     def end(self) -> None:
         """No more calls. Another's live claim: do not return before its result is there, at most a send's time."""
@@ -228,21 +228,21 @@ class FileDelivery:
     def _send_once(self, rows: Rows, start: int, end: int) -> None:
         turn = self.turn
         if not turn.may_send():
-            raise Stop  # claim nothing that would not be sent
+            raise LaneStop  # claim nothing that would not be sent
         if not turn.journal.claim(turn.number, rows, self._meant(rows, start, end)):  # 1
             turn.met.append(rows)
             return
         crash.point("deliver.claimed")
         if not turn.journal.open_for(turn.number):  # 2
-            raise Stop
+            raise LaneStop
         chunk = self._deliveries(start, end)
-        stop: Stop | None = None
+        stop: LaneStop | None = None
         try:
             outcomes = self._write(chunk)  # 3
         except Hung as e:
-            raise Stop(f"write: {e}", hung=True) from e
+            raise LaneStop(f"write: {e}", hung=True) from e
         except Exception as e:
-            stop = Stop(named(e), isinstance(e, PermanentError)) if universal(e) else None
+            stop = LaneStop(named(e), isinstance(e, PermanentError)) if universal(e) else None
             outcomes = [Outcome("unknown", named(e))] * len(chunk)
         crash.point("deliver.sent")
         self._note(rows, start, end, outcomes)  # 4
@@ -254,12 +254,12 @@ class FileDelivery:
 
     def _send(self, rows: Rows, start: int, end: int) -> None:
         if not self.turn.may_send():  # 2
-            raise Stop
+            raise LaneStop
         chunk = self._deliveries(start, end)
         try:
             outcomes = self._write_or_split(chunk)  # 3
         except Hung as e:
-            raise Stop(f"write: {e}", hung=True) from e
+            raise LaneStop(f"write: {e}", hung=True) from e
         crash.point("deliver.sent")
         if self.turn.exactly:
             self.pending.append((start, end, self._noted(start, end, outcomes)))
@@ -399,8 +399,8 @@ def _sizes(content: pa.Table) -> np.ndarray[Any, Any]:
     return np.asarray(sum(columns), dtype=np.int64)
 
 
-def _universal(outcomes: list[Outcome] | None) -> Stop | None:
+def _universal(outcomes: list[Outcome] | None) -> LaneStop | None:
     for outcome in outcomes or ():
         if outcome.universal:
-            return Stop(words(outcome.why), outcome.kind == "permanent")
+            return LaneStop(words(outcome.why), outcome.kind == "permanent")
     return None

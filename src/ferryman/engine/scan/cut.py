@@ -63,7 +63,7 @@ LISTED: Final = ["row", "id", "size", "fingerprint", "location", "refused", "ver
 _Numbers = np.ndarray[Any, Any]
 
 
-class Piece(NamedTuple):
+class RowRange(NamedTuple):
     """Rows ``first`` ≤ n < ``end`` of a file."""
 
     path: str
@@ -75,7 +75,7 @@ class TaskCut(NamedTuple):
     """What one transform task takes."""
 
     source: str
-    pieces: list[Piece]
+    pieces: list[RowRange]
     judged: bool
     """Pieces of a slice's file; else of the listing itself, where all is new."""
     number: int = 0
@@ -92,7 +92,7 @@ class TaskCut(NamedTuple):
             passed = min(rows, end - first)
             rows -= passed
             if first + passed < end:
-                pieces.append(Piece(path, first + passed, end))
+                pieces.append(RowRange(path, first + passed, end))
         return self._replace(pieces=pieces)
 
     def reasons(self) -> Counter[str]:
@@ -166,7 +166,7 @@ class Cutter:
         """All rows of a listing file, all of them new."""
         with RowGroups(path, ["size"]) as file:
             sizes = np.concatenate([rows["size"].to_numpy() for rows in file.all()])
-        self._add(source, sizes, np.zeros_like(sizes), lambda start, end: Piece(path, start, end))
+        self._add(source, sizes, np.zeros_like(sizes), lambda start, end: RowRange(path, start, end))
 
     def finish(self) -> list[Slice]:
         """All waves."""
@@ -204,14 +204,14 @@ class Cutter:
             return
         if self._tasks and self._bytes + self._pending_bytes > self._wave_bytes:
             self._end_wave()
-        judged = not isinstance(self._pending[0], Piece)
+        judged = not isinstance(self._pending[0], RowRange)
         pieces = [self._write(self._pending)] if judged else self._pending
         self._tasks.append(TaskCut(self._source, pieces, judged, len(self._tasks)))
         self._bytes += self._pending_bytes
         self._pending = []
         self._pending_rows = self._pending_bytes = self._pending_known = 0
 
-    def _write(self, tables: list[pa.Table]) -> Piece:
+    def _write(self, tables: list[pa.Table]) -> RowRange:
         if self._writer is None:
             self._path = str(self._folder / f"slice-{len(self._slices):06d}.parquet")
             constant = ["part", "reason", "known_file"]  # nearly
@@ -220,7 +220,7 @@ class Cutter:
         table = pa.concat_tables(tables)
         self._writer.write_table(table, row_group_size=table.num_rows)
         self._written += table.num_rows
-        return Piece(self._path, self._written - table.num_rows, self._written)
+        return RowRange(self._path, self._written - table.num_rows, self._written)
 
     def _end_wave(self) -> None:
         if self._writer is not None:

@@ -26,7 +26,7 @@ Allowed = bool | Collection[str]
 
 
 @dataclass
-class Held:
+class HeldDeletes:
     """What of a source is not deleted in this scan.
 
     Attributes:
@@ -53,14 +53,14 @@ class Held:
         return rows.filter(pc.invert(pc.is_in(folders, pa.array(sorted(self._folders), pa.string()))))
 
 
-def hold_back(judge: SourceJudge, listing: Listing, allowed: Allowed) -> Held:
+def hold_back(judge: SourceJudge, listing: Listing, allowed: Allowed) -> HeldDeletes:
     """What must not be deleted of what the judge found missing."""
     source: Source = listing.source.source
     if not judge.gone:
-        return Held()
+        return HeldDeletes()
     contradicted = _contradiction(judge, source, listing)
     if contradicted or allowed is True:
-        return Held(contradicted)
+        return HeldDeletes(contradicted)
     trim = len(source.prefix)
     words = frozenset(word.rstrip("/") for word in allowed) if allowed else frozenset()
     names = words | {word.removeprefix(source.prefix) for word in words}
@@ -69,8 +69,8 @@ def hold_back(judge: SourceJudge, listing: Listing, allowed: Allowed) -> Held:
     share = source.max_deleted
     if judge.gone - spoken_for > share * judge.known:
         why = too_many(judge.name, "", judge.gone, judge.known, share, "")
-        return Held(too_many=[why], _all=True, _allowed=names & gone.keys(), _trim=trim)
-    held = Held(_trim=trim)
+        return HeldDeletes(too_many=[why], _all=True, _allowed=names & gone.keys(), _trim=trim)
+    held = HeldDeletes(_trim=trim)
     known = _known(judge, gone, trim) if share < 1 else Counter[str]()
     for folder in sorted(known.keys() - names):
         if known[folder] >= limits.GUARDED_DOCUMENTS and gone[folder] > share * known[folder]:

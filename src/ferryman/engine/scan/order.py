@@ -14,7 +14,7 @@ from ferryman.ledger.events import table_of
 from ferryman.storage.groups import RowGroups
 
 
-class Order:
+class SliceOrder:
     """Makes slice rows of a verdict's.
 
     Args:

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from ferryman import limits
 from ferryman.engine.scan.cut import Cutter
 from ferryman.engine.scan.listing import Listing
-from ferryman.engine.scan.order import Order
+from ferryman.engine.scan.order import SliceOrder
 from ferryman.engine.scan.suspects import LIVE, SETTLED, WAITING, Queries, find_suspects
 from ferryman.engine.scan.undone import UNCONFIRMED, unconfirmed, undone
 from ferryman.ledger.due import is_due_sql
@@ -140,7 +140,7 @@ class SourceJudge:
             f"its id is taken: source {' or '.join(rivals)} brings a document of this id to the same destination: "
             "give each source a prefix="
         )
-        self._order = Order(self.paths, self._starts, files, why)
+        self._order = SliceOrder(self.paths, self._starts, files, why)
         known_rows = sum(f.rows for f in documents.files.values())
         self._suspects = find_suspects(
             self._hashes(),

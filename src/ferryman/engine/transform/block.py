@@ -6,7 +6,7 @@ from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
-from ferryman.ledger.family import Failure, decode_failures, decode_held
+from ferryman.ledger.family import FailedMember, decode_failures, decode_held
 from ferryman.storage.groups import values
 
 KNOWN: Final = [
@@ -22,7 +22,7 @@ KNOWN: Final = [
 ]
 
 
-class Known(NamedTuple):
+class KnownDocument(NamedTuple):
     """What ``documents`` says of a document."""
 
     version: str
@@ -36,7 +36,7 @@ class Known(NamedTuple):
     again: int | None
 
     @property
-    def failures(self) -> list[Failure]:
+    def failures(self) -> list[FailedMember]:
         """Where its steps failed."""
         return decode_failures(self.failed)
 
@@ -65,11 +65,11 @@ class Block:
     def __len__(self) -> int:
         return len(self.ids)
 
-    def known(self, i: int) -> Known | None:
+    def known(self, i: int) -> KnownDocument | None:
         """The document's last row in ``documents``; None if it was never seen."""
         if self.first_seen or self._known[0][i] is None:
             return None
-        return Known(*(column[i] for column in self._known))
+        return KnownDocument(*(column[i] for column in self._known))
 
     def is_known_as(self, i: int, version: str) -> bool:
         """Does ``documents`` have this very version of it?"""
@@ -88,11 +88,11 @@ class Block:
         known = self.known(i)
         return decode_held(known.held) if known is not None else []
 
-    def to_retry(self, i: int) -> list[Failure] | None:
+    def to_retry(self, i: int) -> list[FailedMember] | None:
         """Where a retry of this very version goes on; None: it is no retry."""
         known = self.known(i)
         return known.failures if known is not None and self.is_retry(i, known) else None
 
-    def is_retry(self, i: int, known: Known) -> bool:
+    def is_retry(self, i: int, known: KnownDocument) -> bool:
         """Is it taken up for what failed, and is it what it was?"""
         return self.reasons[i] == "retry" and known.version == self.versions[i]

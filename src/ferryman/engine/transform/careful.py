@@ -33,7 +33,7 @@ from ferryman.engine.transform.staging import Stager
 from ferryman.engine.transform.stations import End
 from ferryman.engine.transform.walk import Met
 from ferryman.errors import EngineError, PermanentError
-from ferryman.ledger.family import Failure, Owed
+from ferryman.ledger.family import FailedMember, Owed
 from ferryman.plan import DestinationNode, Plan, StepNode
 
 Call = tuple[str, tuple[Any, ...]]
@@ -50,12 +50,12 @@ class Walked(NamedTuple):
     """What is left of a walk."""
 
     met: list[Met]
-    failures: list[Failure]
-    reached: list[Failure]
+    failures: list[FailedMember]
+    reached: list[FailedMember]
     kept: list[str]
 
 
-class Told(NamedTuple):
+class ChildReport(NamedTuple):
     """What a child says of a document."""
 
     taken: Taken
@@ -121,12 +121,12 @@ class CarefulFeed:
         self._stager.end()
         return taken_up, pulses
 
-    def _ask(self, child: Child, reader: _Reader, i: int, pulses: dict[str, Pulse]) -> Told:
+    def _ask(self, child: Child, reader: _Reader, i: int, pulses: dict[str, Pulse]) -> ChildReport:
         """What the child says of row ``i``; after a death another child is asked."""
         while True:
             reader.children = self._children
             try:
-                told: Told = child.ask((i, self._row, pulses, self._killers))
+                told: ChildReport = child.ask((i, self._row, pulses, self._killers))
                 return told
             except Died as e:
                 if not e.place:
@@ -167,7 +167,7 @@ class _Reader:
 
     def read(
         self, request: tuple[int, int, dict[str, Pulse], dict[_Place, str]]
-    ) -> Told:  # pragma: no cover - the child
+    ) -> ChildReport:  # pragma: no cover - the child
         i, self._feed.walk.row, pulses, self._killers = request
         self._feed.take_over(pulses)
         block, (fields, raws) = self.block, self._contents
@@ -184,7 +184,7 @@ class _Reader:
             walked = Walked(walk.met, walk.failures, walk.reached, walk.kept)
         fault = self._feed.fault if taken is Taken.UNREAD else None
         recorder = self._recorder
-        return Told(
+        return ChildReport(
             taken,
             block.versions[i],
             block.fingerprints[i],

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ferryman.engine.scan.listing import content_path
-from ferryman.storage.groups import Batches, values
+from ferryman.storage.groups import ArrowBatches, values
 
 _COLUMNS = ["fields", "raw"]
 
@@ -15,7 +15,7 @@ class Contents:
     """Reads the listing's files back. What is taken up comes in their order, so every batch is read once."""
 
     def __init__(self) -> None:
-        self._file: Batches | None = None
+        self._file: ArrowBatches | None = None
 
     def of(self, judged: pa.Table) -> tuple[list[bytes | None], list[bytes | None]]:
         """Fields and raw bytes of each judged row; None where they were not staged."""
@@ -40,8 +40,8 @@ class Contents:
             self._file.close()
             self._file = None
 
-    def _open(self, path: str) -> Batches:
+    def _open(self, path: str) -> ArrowBatches:
         if self._file is None or self._file.path != content_path(path):
             self.close()
-            self._file = Batches(content_path(path), _COLUMNS)
+            self._file = ArrowBatches(content_path(path), _COLUMNS)
         return self._file

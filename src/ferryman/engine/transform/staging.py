@@ -12,17 +12,17 @@ import pyarrow as pa
 
 from ferryman import limits
 from ferryman.document import Again, Document, Operation
-from ferryman.engine.transform.block import Block, Known
+from ferryman.engine.transform.block import Block, KnownDocument
 from ferryman.engine.transform.faults import TRANSIENT, Fault, FaultKind
 from ferryman.engine.transform.outgoing import Outgoing, picked
 from ferryman.engine.transform.pulse import NodeReport, Pulse
-from ferryman.engine.transform.succession import Outcome, succession
+from ferryman.engine.transform.succession import WalkOutcome, succession
 from ferryman.engine.transform.unchanged import Unchanged
 from ferryman.engine.transform.walk import Met, Walk
 from ferryman.ledger.delivery import DeliveryHash, hasher
 from ferryman.ledger.events import ORDINAL_STEPS, table_of
 from ferryman.ledger.family import (
-    Failure,
+    FailedMember,
     Given,
     GivenLines,
     Owed,
@@ -68,8 +68,8 @@ class Undecided(NamedTuple):
 
     i: int
     met: list[Met]
-    failures: list[Failure]
-    reached: list[Failure]
+    failures: list[FailedMember]
+    reached: list[FailedMember]
     kept: list[str]
     given: list[Given] | GivenLines
     retry: bool
@@ -82,7 +82,7 @@ class Unread(NamedTuple):
     fault: Fault
 
 
-class Trail(Outcome, Protocol):
+class Trail(WalkOutcome, Protocol):
     """What a walk came to, before it is known whose fault its failures are; see ``Walk``."""
 
     @property
@@ -113,10 +113,10 @@ class Mark(NamedTuple):
 
 
 class Left(NamedTuple):
-    """What a walk has left; see ``Outcome``."""
+    """What a walk has left; see ``WalkOutcome``."""
 
-    failures: list[Failure]
-    reached: list[Failure]
+    failures: list[FailedMember]
+    reached: list[FailedMember]
     kept: list[str]
 
 
@@ -342,7 +342,7 @@ class Stager:
                 self._hold([(met.doc, o, met) for o in owed if (met.member, o.end) not in told])
             else:
                 owed = [self._spent(met, o) for o in met.owed]
-            failures.append(Failure(met.member, met.node, met.route, met.branches, owed))
+            failures.append(FailedMember(met.member, met.node, met.route, met.branches, owed))
             if not any(o.open for o in owed):
                 continue
             if held is not None and pulse is not None and (pulse.gives_back(met.fault) or pulse.holds(met.fault)):
@@ -394,7 +394,7 @@ class Stager:
         return True
 
     def _family(
-        self, i: int, walk: Outcome, made: list[Given] | GivenLines, retry: bool, held: Collection[str] = ()
+        self, i: int, walk: WalkOutcome, made: list[Given] | GivenLines, retry: bool, held: Collection[str] = ()
     ) -> None:
         """The row of ``documents``; deletes of what is not made any more."""
         if not retry:
@@ -518,7 +518,7 @@ class Stager:
         *,
         given: str,
         due: int | None = None,
-        failures: list[Failure] | None = None,
+        failures: list[FailedMember] | None = None,
         held: str | None = None,
         again: int | None = None,
     ) -> None:
@@ -688,7 +688,7 @@ _EVENT: Final = (
 """Columns of an event that its document and delivery say."""
 
 
-def _row(id: str, known: Known) -> dict[str, Any]:
+def _row(id: str, known: KnownDocument) -> dict[str, Any]:
     """A row of ``documents`` that says the same again."""
     return {
         "document": id,
@@ -710,7 +710,7 @@ def _same(one: dict[str, Any], other: dict[str, Any]) -> bool:
     return all(one[name] == other[name] for name in one if name != "due")
 
 
-def _places(failures: list[Failure]) -> set[tuple[str, _End]]:
+def _places(failures: list[FailedMember]) -> set[tuple[str, _End]]:
     """(member, end) of deliveries of which the ledger has events."""
     return {(f.member, o.end) for f in failures for o in f.owed}
 

@@ -17,7 +17,7 @@ End = tuple[str, str]
 
 
 @dataclass(slots=True)
-class Station:
+class CompiledNode:
     """A node, ready to be walked."""
 
     name: str
@@ -25,9 +25,9 @@ class Station:
     """(destination, rest of the route from here)."""
     step: Callable[[Document], Any] | None = None
     router: Router | None = None
-    branches: dict[str, Station] = field(default_factory=dict)
+    branches: dict[str, CompiledNode] = field(default_factory=dict)
     delivers: bool = False
-    next: Station | None = None
+    next: CompiledNode | None = None
     where: str = ""
     """How a message names it."""
     pulse: Pulse | None = None
@@ -42,7 +42,9 @@ class Station:
         return found
 
 
-def stations(nodes: Sequence[Node], task: int, guarded: Callable[[StepNode], Callable[..., Any]]) -> dict[str, Station]:
+def stations(
+    nodes: Sequence[Node], task: int, guarded: Callable[[StepNode], Callable[..., Any]]
+) -> dict[str, CompiledNode]:
     """Name -> station; routers are open.
 
     Args:
@@ -50,7 +52,9 @@ def stations(nodes: Sequence[Node], task: int, guarded: Callable[[StepNode], Cal
         guarded: a step's function as it is to be called.
     """
     below, following = ends(nodes), successors(nodes)
-    found = {n.name: Station(n.name, tuple((e.destination, "/".join(e.route)) for e in below[n.name])) for n in nodes}
+    found = {
+        n.name: CompiledNode(n.name, tuple((e.destination, "/".join(e.route)) for e in below[n.name])) for n in nodes
+    }
     for node in nodes:
         station = found[node.name]
         after = {n.name: found[n.name] for n in following[node.name]}

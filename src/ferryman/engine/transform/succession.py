@@ -7,16 +7,16 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable
 from typing import NamedTuple, Protocol
 
-from ferryman.ledger.family import Failure, Given, GivenLines, Owed, ancestry
+from ferryman.ledger.family import FailedMember, Given, GivenLines, Owed, ancestry
 
 
-class Outcome(Protocol):
+class WalkOutcome(Protocol):
     """What a walk leaves, beside what it said; see ``Walk``. ``failures`` are all of the family's by now."""
 
     @property
-    def failures(self) -> list[Failure]: ...
+    def failures(self) -> list[FailedMember]: ...
     @property
-    def reached(self) -> list[Failure]: ...
+    def reached(self) -> list[FailedMember]: ...
     @property
     def kept(self) -> list[str]: ...
 
@@ -33,7 +33,7 @@ class Succession(NamedTuple):
 
 
 def succession(
-    old: Iterable[Given], made: Collection[Given], walk: Outcome, target: Callable[[str], str], *, retry: bool
+    old: Iterable[Given], made: Collection[Given], walk: WalkOutcome, target: Callable[[str], str], *, retry: bool
 ) -> Succession:
     """Compare what was given with what a walk has made.
 
@@ -82,7 +82,7 @@ have the same is as likely as 1 in 10⁷."""
 class _Below:
     """What lies below failures, by the member that failed: a family may be large."""
 
-    def __init__(self, failures: Iterable[Failure]) -> None:
+    def __init__(self, failures: Iterable[FailedMember]) -> None:
         self._owed: dict[str, list[Owed]] = defaultdict(list)
         for failure in failures:
             self._owed[failure.member] += failure.owed

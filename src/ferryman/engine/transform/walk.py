@@ -20,9 +20,9 @@ from ferryman.document import Again, Document, check_size, encode_fields
 from ferryman.engine.transform.faults import OF_NODE, Fault, FaultKind, fault_of
 from ferryman.engine.transform.pulse import Pulse
 from ferryman.engine.transform.returned import Many, Returned
-from ferryman.engine.transform.stations import End, Station, joined, stations
+from ferryman.engine.transform.stations import CompiledNode, End, joined, stations
 from ferryman.errors import BadDocument, Dropped, PermanentError, Unsupported, of_code, words
-from ferryman.ledger.family import Failure, Owed, ancestry, parent_of
+from ferryman.ledger.family import FailedMember, Owed, ancestry, parent_of
 from ferryman.plan import Plan, SourceNode, StepNode
 
 _Wanted = dict[End, Owed] | None
@@ -105,8 +105,8 @@ class Walk:
         """(id, end) of what is owed in a retry, as long as nothing is said of it."""
         self._retrying = False
         self.met: list[Met] = []
-        self.failures: list[Failure] = []
-        self.reached: list[Failure] = []
+        self.failures: list[FailedMember] = []
+        self.reached: list[FailedMember] = []
         self.kept: list[str] = []
 
     # -- what a worker asks for --------------------------------------------------------------------
@@ -121,13 +121,13 @@ class Walk:
         self._begin(doc.id, retrying=False)
         self._go(doc, self._source.next, "", "", None)
 
-    def again(self, doc: Document, failures: Sequence[Failure]) -> None:
+    def again(self, doc: Document, failures: Sequence[FailedMember]) -> None:
         """Only the ways to what is owed."""
         owed = self._begin_again(doc.id, failures)
         self._replay(doc, self._source, "", "", owed)
         self._supersede(doc, owed)
 
-    def unread(self, doc: Document, fault: Fault, failures: Sequence[Failure] | None) -> None:
+    def unread(self, doc: Document, fault: Fault, failures: Sequence[FailedMember] | None) -> None:
         """It could not be read; ``failures``: those of the same version, if this is a retry."""
         if failures is None:
             self._begin(doc.id, retrying=False)
@@ -144,14 +144,14 @@ class Walk:
             self.met, self.failures, self.reached, self.kept = [], [], [], []
         self._returned.clear()
 
-    def _begin_again(self, id: str, failures: Sequence[Failure]) -> list[Failure]:
+    def _begin_again(self, id: str, failures: Sequence[FailedMember]) -> list[FailedMember]:
         """Those that are open; what of them has ended is kept."""
         self._begin(id, retrying=True)
         self.failures += [_closed(f) for f in failures if not all(o.open for o in f.owed)]
         self._silent = {(id + f.member, o.end) for f in failures for o in f.owed if o.open}
         return [f for f in failures if f.open]
 
-    def _go(self, doc: Document, station: Station | None, route: str, branches: str, wanted: _Wanted) -> None:
+    def _go(self, doc: Document, station: CompiledNode | None, route: str, branches: str, wanted: _Wanted) -> None:
         """From this node on, as for the first time."""
         while station is not None:
             if wanted is not None and wanted.keys().isdisjoint(station.ends_by(route)):
@@ -201,7 +201,7 @@ class Walk:
         self,
         doc: Document,
         out: Sequence[Document] | Many,
-        station: Station,
+        station: CompiledNode,
         route: str,
         branches: str,
         wanted: _Wanted,
@@ -213,14 +213,16 @@ class Walk:
             self._go_each(doc, out, station, route, branches, wanted)
 
     def _go_each(
-        self, doc: Document, out: Iterable[Document], station: Station, route: str, branches: str, wanted: _Wanted
+        self, doc: Document, out: Iterable[Document], station: CompiledNode, route: str, branches: str, wanted: _Wanted
     ) -> None:
         """The document and children of it; a child's deliveries have had no attempt yet."""
         for each in out:
             own = each.id == doc.id or wanted is None
             self._go(each, station.next, route, branches, wanted if own else {e: Owed(*e, 0) for e in wanted or ()})
 
-    def _go_many(self, doc: Document, many: Many, station: Station, route: str, branches: str, wanted: _Wanted) -> None:
+    def _go_many(
+        self, doc: Document, many: Many, station: CompiledNode, route: str, branches: str, wanted: _Wanted
+    ) -> None:
         """The same, of more documents than are held at once: each goes on while the step makes others. If the step
         fails after all, what has been said of them is taken back: nothing of the call counts, however far it came."""
         mark, met = self._stage.mark(), len(self.met)
@@ -257,7 +259,7 @@ class Walk:
             assert error is not None
             self._fail(doc, station, route, branches, wanted, error)
 
-    def _called(self, station: Station, doc: Document, route: str) -> Sequence[Document] | Many:
+    def _called(self, station: CompiledNode, doc: Document, route: str) -> Sequence[Document] | Many:
         """What the step makes of it: documents of this family, at least one."""
         assert station.step is not None
         assert station.pulse is not None
@@ -275,7 +277,7 @@ class Walk:
             station.pulse.succeeded()
         return found
 
-    def _next(self, many: Many, station: Station) -> Document | None:
+    def _next(self, many: Many, station: CompiledNode) -> Document | None:
         """The next document that the step makes; None: it has made all."""
         assert station.pulse is not None
         try:
@@ -290,7 +292,7 @@ class Walk:
         if (wish := doc.asked_again) is not None:
             self._stage.again(doc, wish)
 
-    def _choose(self, doc: Document, station: Station) -> list[str]:
+    def _choose(self, doc: Document, station: CompiledNode) -> list[str]:
         """The branches that the router takes."""
         assert station.router is not None
         answer = station.router.choose(doc)
@@ -307,7 +309,7 @@ class Walk:
             station.pulse.succeeded()
         return chosen
 
-    def _deliver(self, doc: Document, station: Station, route: str, branches: str, wanted: _Wanted) -> None:
+    def _deliver(self, doc: Document, station: CompiledNode, route: str, branches: str, wanted: _Wanted) -> None:
         end = (station.name, route)
         before = None
         if wanted is not None:
@@ -329,7 +331,7 @@ class Walk:
 
     # -- ends --------------------------------------------------------------------------------------
 
-    def _refuse(self, doc: Document, station: Station, route: str, branches: str, wanted: _Wanted) -> None:
+    def _refuse(self, doc: Document, station: CompiledNode, route: str, branches: str, wanted: _Wanted) -> None:
         """A step could not make this child."""
         error = doc.refused if isinstance(doc.refused, Unsupported) else BadDocument(doc.refused or "")
         if isinstance(error, Unsupported) and self._skips:
@@ -345,7 +347,7 @@ class Walk:
         return error if isinstance(error, Dropped) else Dropped(words(error))
 
     def _drop_by(
-        self, error: Dropped, doc: Document, station: Station, route: str, branches: str, wanted: _Wanted
+        self, error: Dropped, doc: Document, station: CompiledNode, route: str, branches: str, wanted: _Wanted
     ) -> None:
         """A step lets it go."""
         self._drop(doc, station.ends_by(route), branches, wanted, words(error) or f"dropped by {station.where}")
@@ -358,7 +360,7 @@ class Walk:
                 self._stage.dropped(doc, end, branches, why, 1 + (wanted[end].attempt if wanted else 0))
 
     def _drop_untaken(
-        self, doc: Document, station: Station, chosen: list[str], route: str, branches: str, wanted: _Wanted
+        self, doc: Document, station: CompiledNode, chosen: list[str], route: str, branches: str, wanted: _Wanted
     ) -> None:
         """Destinations that are reached only by branches which the document does not take."""
         assert station.router is not None
@@ -374,24 +376,26 @@ class Walk:
                 doc, untaken, branches, wanted, f"not its branch: {station.where} sent it to {', '.join(chosen)}"
             )
 
-    def _is_closed(self, station: Station) -> bool:
+    def _is_closed(self, station: CompiledNode) -> bool:
         """Is this node in trouble, and not to be called for this family?"""
         pulse = station.pulse
         return pulse is not None and pulse.closed and not pulse.lets(self._origin, self.row)
 
     def _fail(
-        self, doc: Document, station: Station, route: str, branches: str, wanted: _Wanted, error: BaseException
+        self, doc: Document, station: CompiledNode, route: str, branches: str, wanted: _Wanted, error: BaseException
     ) -> None:
         """A call failed."""
         self._meet(doc, station, route, branches, wanted, self._fault(station, error))
 
-    def _fault(self, station: Station, error: BaseException) -> Fault:
+    def _fault(self, station: CompiledNode, error: BaseException) -> Fault:
         fault = fault_of(error, station.name, station.where)
         if station.pulse is not None:
             station.pulse.failed(fault, self._origin, self.row, self.batch)
         return fault
 
-    def _meet(self, doc: Document, station: Station, route: str, branches: str, wanted: _Wanted, fault: Fault) -> None:
+    def _meet(
+        self, doc: Document, station: CompiledNode, route: str, branches: str, wanted: _Wanted, fault: Fault
+    ) -> None:
         """Nothing goes on from here, for now."""
         ends = station.ends_by(route)
         owed = [Owed(*end, 0) for end in ends] if wanted is None else [wanted[e] for e in ends if e in wanted]
@@ -401,7 +405,9 @@ class Walk:
 
     # -- back to what failed -----------------------------------------------------------------------
 
-    def _replay(self, doc: Document, station: Station | None, route: str, branches: str, owed: list[Failure]) -> None:
+    def _replay(
+        self, doc: Document, station: CompiledNode | None, route: str, branches: str, owed: list[FailedMember]
+    ) -> None:
         """Down to the nodes at which this member or what is made from it failed."""
         member = self._member(doc.id)
         while station is not None and owed:
@@ -444,7 +450,9 @@ class Walk:
                 continue
             station = station.next
 
-    def _on_the_way(self, out: Sequence[Document] | Many, station: Station, owed: list[Failure]) -> dict[str, Document]:
+    def _on_the_way(
+        self, out: Sequence[Document] | Many, station: CompiledNode, owed: list[FailedMember]
+    ) -> dict[str, Document]:
         """Of what a step has made, the members that failures descend from; the others are let go as they come."""
         wanted = {member for failure in owed for member in ancestry(failure.member)}
         found, kept = {}, []
@@ -458,10 +466,15 @@ class Walk:
         return found
 
     def _replay_each(
-        self, members: Mapping[str, Document], station: Station, route: str, branches: str, owed: list[Failure]
+        self,
+        members: Mapping[str, Document],
+        station: CompiledNode,
+        route: str,
+        branches: str,
+        owed: list[FailedMember],
     ) -> None:
         """Each member that a failure descends from goes on; of two, the younger."""
-        ways: dict[str, list[Failure]] = {}
+        ways: dict[str, list[FailedMember]] = {}
         for failure in owed:
             nearest = next((m for m in ancestry(failure.member) if m in members), None)
             if nearest is not None:
@@ -472,7 +485,7 @@ class Walk:
             else:
                 self.kept.append(member)
 
-    def _meet_again(self, owed: list[Failure], doc: Document, fault: Fault) -> None:
+    def _meet_again(self, owed: list[FailedMember], doc: Document, fault: Fault) -> None:
         """The way back failed: the next retry goes to the same places."""
         for failure in owed:
             member = self._relative(doc, failure.member)
@@ -480,7 +493,7 @@ class Walk:
             self._silent.difference_update((member.id, o.end) for o in still)
             self.met.append(Met(failure.member, member, failure.node, failure.route, failure.branches, still, fault))
 
-    def _supersede(self, doc: Document, owed: list[Failure]) -> None:
+    def _supersede(self, doc: Document, owed: list[FailedMember]) -> None:
         """What was owed and is not made any more."""
         for failure in owed:
             member = self._relative(doc, failure.member)
@@ -500,13 +513,13 @@ class Walk:
         return found
 
 
-def _closed(failure: Failure) -> Failure:
+def _closed(failure: FailedMember) -> FailedMember:
     """What of it has ended: kept, so that a person may open it again."""
     ended = [o for o in failure.owed if not o.open]
-    return Failure(failure.member, failure.node, failure.route, failure.branches, ended)
+    return FailedMember(failure.member, failure.node, failure.route, failure.branches, ended)
 
 
-def _branch_taken(branches: str, station: Station) -> Station:
+def _branch_taken(branches: str, station: CompiledNode) -> CompiledNode:
     """The branch that was taken at a router before."""
     assert station.router is not None
     taken = dict(choice.partition("=")[::2] for choice in branches.split("/"))
@@ -522,7 +535,7 @@ def _itself(out: Sequence[Document] | Many, doc: Document) -> Document | None:
     return out[0] if not isinstance(out, Many) and len(out) == 1 and out[0].id == doc.id else None
 
 
-def _held(station: Station) -> Fault:
+def _held(station: CompiledNode) -> Fault:
     assert station.pulse is not None
     return Fault(FaultKind.HELD, station.name, f"waits for {station.where}, which {station.pulse.why}")
 

@@ -29,7 +29,7 @@ from typing import NamedTuple, Protocol
 from ferryman.errors import FerrymanError
 
 
-class Node(NamedTuple):
+class StoredNode(NamedTuple):
     """A node as it was read."""
 
     data: bytes
@@ -129,7 +129,9 @@ class Store(Protocol):
     def alive(self, session: int) -> bool:
         """Does this session live, for all that is known here without asking?"""
 
-    def commit(self, ops: Sequence[Op], *, session: int | None = None, look: Sequence[str] = ()) -> list[Node | None]:
+    def commit(
+        self, ops: Sequence[Op], *, session: int | None = None, look: Sequence[str] = ()
+    ) -> list[StoredNode | None]:
         """Do all of it, or nothing. ``session`` is needed to make ephemeral nodes; they belong to it.
 
         Returns the nodes at ``look``, as they are after it: in the time that the change takes alone.
@@ -141,7 +143,7 @@ class Store(Protocol):
                 nodes; anything else is asked again until it is known.
         """
 
-    def read(self, paths: Sequence[str]) -> list[Node | None]:
+    def read(self, paths: Sequence[str]) -> list[StoredNode | None]:
         """The nodes at these paths, in one go; None for what is not there."""
 
     def children(self, path: str) -> list[str]:
@@ -158,7 +160,7 @@ class Store(Protocol):
     def watch(self, path: str) -> Watch:
         """Look at the children of a node from now on."""
 
-    def walk(self, path: str) -> Iterator[tuple[str, Node]]:
+    def walk(self, path: str) -> Iterator[tuple[str, StoredNode]]:
         """A node and all below, parents first, sorted."""
 
     def advance(self, path: str, number: int) -> None:

@@ -22,7 +22,7 @@ ASKED_MAX: Final = 256
 """Names that are asked for together at most."""
 
 
-class Listing:
+class FolderListing:
     """The children of a folder, each given once, for a second. Those that were held lately are left out of the next."""
 
     def __init__(self) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from ferryman.intake.nodes import lock_of, name_of, parent_of
-from ferryman.intake.store.base import Check, Conflict, Create, Delete, Node, Op, SessionLost, Set, Why
+from ferryman.intake.store.base import Check, Conflict, Create, Delete, Op, SessionLost, Set, StoredNode, Why
 
 
 @dataclass
@@ -24,13 +24,13 @@ class _Kept:
     numbered: int = 0
     names: list[str] = field(default_factory=list)
 
-    def node(self) -> Node:
-        return Node(
+    def node(self) -> StoredNode:
+        return StoredNode(
             self.data, self.version, len(self.names), self.numbered, self.owner, self.created_s, self.modified_s
         )
 
 
-class _Tree:
+class _SharedTree:
     """What several handles share."""
 
     def __init__(self) -> None:
@@ -40,7 +40,7 @@ class _Tree:
         self.next_session = itertools.count(1)
 
 
-_SHARED: Final[dict[str, _Tree]] = {}
+_SHARED: Final[dict[str, _SharedTree]] = {}
 """Trees with a name, for the life of the process."""
 
 
@@ -49,7 +49,7 @@ class MemoryStore:
 
     def __init__(self, name: str = "", *, clock: Callable[[], float] = time.time) -> None:
         self.url = f"memory:{name}"
-        self._tree = _SHARED.setdefault(name, _Tree()) if name else _Tree()
+        self._tree = _SHARED.setdefault(name, _SharedTree()) if name else _SharedTree()
         self._clock = clock
         self._session = 0
 
@@ -63,7 +63,9 @@ class MemoryStore:
     def alive(self, session: int) -> bool:
         return session == self._session and session in self._tree.sessions
 
-    def commit(self, ops: Sequence[Op], *, session: int | None = None, look: Sequence[str] = ()) -> list[Node | None]:
+    def commit(
+        self, ops: Sequence[Op], *, session: int | None = None, look: Sequence[str] = ()
+    ) -> list[StoredNode | None]:
         undo: list[Callable[[], object]] = []
         with self._tree.changed:
             if session is not None and session not in self._tree.sessions:
@@ -124,7 +126,7 @@ class MemoryStore:
         names = self._tree.nodes[parent_of(path)].names
         del names[bisect_right(names, name_of(path)) - 1]
 
-    def read(self, paths: Sequence[str]) -> list[Node | None]:
+    def read(self, paths: Sequence[str]) -> list[StoredNode | None]:
         with self._tree.changed:
             found = [self._tree.nodes.get(path) for path in paths]
             return [kept.node() if kept else None for kept in found]
@@ -139,10 +141,10 @@ class MemoryStore:
             if lock_of(items, name) not in self._tree.nodes:
                 yield name
 
-    def watch(self, path: str) -> _Watch:
-        return _Watch(self._tree, path)
+    def watch(self, path: str) -> _MemoryWatch:
+        return _MemoryWatch(self._tree, path)
 
-    def walk(self, path: str) -> Iterator[tuple[str, Node]]:
+    def walk(self, path: str) -> Iterator[tuple[str, StoredNode]]:
         with self._tree.changed:
             found = sorted((p.split("/"), p, kept.node()) for p, kept in self._tree.nodes.items())
         for _, p, node in found:
@@ -165,8 +167,8 @@ class MemoryStore:
                 self._tree.changed.notify_all()
 
 
-class _Watch:
-    def __init__(self, tree: _Tree, path: str) -> None:
+class _MemoryWatch:
+    def __init__(self, tree: _SharedTree, path: str) -> None:
         self._tree, self._path = tree, path
         self._before = self._names()
 

@@ -17,7 +17,7 @@ from typing import Final
 
 from ferryman.intake.errors import QueueLost, QueueRefused
 from ferryman.intake.nodes import name_of, parent_of
-from ferryman.intake.store.base import Check, Conflict, Create, Delete, Node, Op, SessionLost, Set, Why
+from ferryman.intake.store.base import Check, Conflict, Create, Delete, Op, SessionLost, Set, StoredNode, Why
 from ferryman.intake.store.lease import Lease, boot_id
 
 MARK: Final = 0x46725179
@@ -89,7 +89,9 @@ class SqliteStore:
 
     # --- changes ------------------------------------------------------------------------------------------------------
 
-    def commit(self, ops: Sequence[Op], *, session: int | None = None, look: Sequence[str] = ()) -> list[Node | None]:
+    def commit(
+        self, ops: Sequence[Op], *, session: int | None = None, look: Sequence[str] = ()
+    ) -> list[StoredNode | None]:
         now = self._monotonic()
         if now >= self._reap_at:
             self._reap_dead()
@@ -100,7 +102,7 @@ class SqliteStore:
                 raise
             return self._commit(ops, session, look)  # what was in the way was a dead session's
 
-    def _commit(self, ops: Sequence[Op], session: int | None, look: Sequence[str]) -> list[Node | None]:
+    def _commit(self, ops: Sequence[Op], session: int | None, look: Sequence[str]) -> list[StoredNode | None]:
         with self._changing():
             if session is not None and not self._lives(session):
                 self._lease.lost(session)
@@ -201,16 +203,16 @@ class SqliteStore:
 
     # --- reading ------------------------------------------------------------------------------------------------------
 
-    def _at(self, path: str) -> Node | None:
+    def _at(self, path: str) -> StoredNode | None:
         asked = f"SELECT {_NODE} FROM node WHERE parent = ? AND name = ?"
         row = self._connection.execute(asked, (parent_of(path), name_of(path))).fetchone()
-        return Node(*row) if row else None
+        return StoredNode(*row) if row else None
 
-    def read(self, paths: Sequence[str]) -> list[Node | None]:
+    def read(self, paths: Sequence[str]) -> list[StoredNode | None]:
         with self._reading():
             return [self._seen(path) for path in paths]
 
-    def _seen(self, path: str) -> Node | None:
+    def _seen(self, path: str) -> StoredNode | None:
         """The node, unless its session is dead."""
         found = self._at(path)
         return None if found and found.owner and not self._lives(found.owner) else found
@@ -235,7 +237,7 @@ class SqliteStore:
             (after,) = found
             yield after
 
-    def walk(self, path: str) -> Iterator[tuple[str, Node]]:
+    def walk(self, path: str) -> Iterator[tuple[str, StoredNode]]:
         """All of it as it was at one instant."""
         asked = (
             f"SELECT parent, name, {_NODE} FROM node WHERE (owner = 0 OR {_LIVES})"
@@ -244,11 +246,13 @@ class SqliteStore:
         at = (path, path, f"{path}/", f"{path}0", parent_of(path), name_of(path))
         with self._reading():
             rows = self._connection.execute(asked, (self._boot, self._monotonic(), *at)).fetchall()
-        found = [((parent.rstrip("/") + "/" + name) if name else "/", Node(*node)) for parent, name, *node in rows]
+        found = [
+            ((parent.rstrip("/") + "/" + name) if name else "/", StoredNode(*node)) for parent, name, *node in rows
+        ]
         yield from sorted(found, key=lambda one: one[0].split("/"))
 
-    def watch(self, path: str) -> _Watch:
-        return _Watch(self, path)
+    def watch(self, path: str) -> _SqliteWatch:
+        return _SqliteWatch(self, path)
 
     def foreign_changes(self) -> int:
         """A number that is another one after another connection has changed the file."""
@@ -295,7 +299,7 @@ class _Transaction:
             raise plain(self._path, raised) from raised
 
 
-class _Watch:
+class _SqliteWatch:
     def __init__(self, store: SqliteStore, path: str) -> None:
         self._store, self._path = store, path
         self._seen = store.foreign_changes()

@@ -18,8 +18,8 @@ from typing import Any, Final
 from ferryman.intake.errors import QueueLost, QueueRefused
 from ferryman.intake.nodes import DIGITS, lock_of, name_of, parent_of
 from ferryman.intake.store.address import address
-from ferryman.intake.store.base import Conflict, Create, Delete, Node, Op, SessionLost, Set, Why
-from ferryman.intake.store.listing import Listing
+from ferryman.intake.store.base import Conflict, Create, Delete, Op, SessionLost, Set, StoredNode, Why
+from ferryman.intake.store.listing import FolderListing
 
 log = logging.getLogger("ferryman.intake")
 
@@ -70,7 +70,7 @@ class ZooKeeperStore:
         self._turn = threading.Lock()
         """Between asking whether a session lives and sending what names it, it cannot be lost and another begun."""
         self._lost = 0
-        self._listings: dict[str, Listing] = {}
+        self._listings: dict[str, FolderListing] = {}
         self._held: set[str] = set()
         self._client.add_listener(self._listen)
         self._start(at.chroot, may_make)
@@ -116,7 +116,9 @@ class ZooKeeperStore:
 
     # --- changes ------------------------------------------------------------------------------------------------------
 
-    def commit(self, ops: Sequence[Op], *, session: int | None = None, look: Sequence[str] = ()) -> list[Node | None]:
+    def commit(
+        self, ops: Sequence[Op], *, session: int | None = None, look: Sequence[str] = ()
+    ) -> list[StoredNode | None]:
         from kazoo import exceptions
 
         if not ops:
@@ -274,17 +276,17 @@ class ZooKeeperStore:
             except exceptions.KazooException as e:
                 raise self._plain(e) from e
 
-    def read(self, paths: Sequence[str]) -> list[Node | None]:
+    def read(self, paths: Sequence[str]) -> list[StoredNode | None]:
         return [node for at in range(0, len(paths), READ_AT_ONCE) for node in self._read(paths[at : at + READ_AT_ONCE])]
 
-    def _read(self, paths: Sequence[str]) -> list[Node | None]:
+    def _read(self, paths: Sequence[str]) -> list[StoredNode | None]:
         return list(self._again(lambda: self._got([self._client.get_async(path) for path in paths])))
 
-    def _got(self, asked: Sequence[Any]) -> list[Node | None]:
+    def _got(self, asked: Sequence[Any]) -> list[StoredNode | None]:
         """The answers to what was asked."""
         from kazoo import exceptions
 
-        found: list[Node | None] = []
+        found: list[StoredNode | None] = []
         for one in asked:
             try:
                 found.append(_node(*one.get()))
@@ -302,7 +304,7 @@ class ZooKeeperStore:
 
     def free(self, folder: str, items: str) -> Iterator[str]:
         """Each name is given once a listing: who gets it tries its lock, and need not try it again within a second."""
-        listing = self._listings.setdefault(folder, Listing())
+        listing = self._listings.setdefault(folder, FolderListing())
         if listing.is_old():
             listing.renew(self.children(folder))
         given = 0
@@ -324,9 +326,9 @@ class ZooKeeperStore:
     def _are_held(self, items: str, names: Sequence[str]) -> list[bool]:
         return [node is not None for node in self.read([lock_of(items, name) for name in names])]
 
-    def walk(self, path: str) -> Iterator[tuple[str, Node]]:
+    def walk(self, path: str) -> Iterator[tuple[str, StoredNode]]:
         level = [path]
-        found: dict[str, Node] = {}
+        found: dict[str, StoredNode] = {}
         while level:
             nodes = self.read(level)
             there = [(at, node) for at, node in zip(level, nodes, strict=True) if node is not None]
@@ -340,8 +342,8 @@ class ZooKeeperStore:
             ]
         yield from sorted(found.items(), key=lambda one: one[0].split("/"))
 
-    def watch(self, path: str) -> _Watch:
-        return _Watch(self, path)
+    def watch(self, path: str) -> _ZooKeeperWatch:
+        return _ZooKeeperWatch(self, path)
 
     def _plain(self, error: Exception) -> Exception:
         """kazoo's errors as ours."""
@@ -351,7 +353,7 @@ class ZooKeeperStore:
         return QueueLost(f"{self.url}: {name}: {str(error) or 'no server answers'}. Is ZooKeeper running there?")
 
 
-class _Watch:
+class _ZooKeeperWatch:
     def __init__(self, store: ZooKeeperStore, path: str) -> None:
         self._store, self._path = store, path
         self._event = threading.Event()
@@ -376,10 +378,10 @@ class _Watch:
         """A watch of ZooKeeper's ends when it has told."""
 
 
-def _node(data: bytes, stat: Any) -> Node:
+def _node(data: bytes, stat: Any) -> StoredNode:
     # The servers tell changes of a node's children, comings and goings; its comings are what numbers are made of.
     numbered = (stat.cversion + stat.numChildren) // 2
-    return Node(
+    return StoredNode(
         data or b"",
         stat.version,
         stat.numChildren,

@@ -12,7 +12,7 @@ from itertools import pairwise
 from xml.sax.saxutils import escape
 
 from ferryman.plan.picture import lettering
-from ferryman.plan.picture.layout import Arrow, Laid, Rect, Size, Stop, Way, laid
+from ferryman.plan.picture.layout import Arrow, Laid, Rect, Size, VerticalSegment, Way, laid
 from ferryman.plan.picture.sketch import MISSING, Box, Edge, Sketch, sketch
 from ferryman.plan.plan import Plan
 
@@ -170,9 +170,9 @@ def _edges(edges: Sequence[Edge], place: Laid) -> Iterator[str]:
 
 def _path(way: Way) -> str:
     """Straight at each stop, and from one to the next in a curve that begins and ends straight."""
-    stops = [Stop(s.x, s.bottom, s.top) for s in reversed(way.stops)] if way.turned else way.stops
+    stops = [VerticalSegment(s.x, s.bottom, s.top) for s in reversed(way.stops)] if way.turned else way.stops
     path = [f"M{_n(stops[0].x)},{_n(stops[0].top)}"]
-    for before, stop in pairwise([Stop(stops[0].x, stops[0].top, stops[0].top), *stops]):
+    for before, stop in pairwise([VerticalSegment(stops[0].x, stops[0].top, stops[0].top), *stops]):
         middle = _n((before.bottom + stop.top) / 2)
         if abs(before.x - stop.x) >= 0.5:
             path.append(f"C{_n(before.x)},{middle} {_n(stop.x)},{middle} {_n(stop.x)},{_n(stop.top)}")

@@ -56,7 +56,7 @@ class Rect(NamedTuple):
         return self.x + self.width / 2
 
 
-class Stop(NamedTuple):
+class VerticalSegment(NamedTuple):
     """A piece of an edge that goes straight down. To the next one it bends."""
 
     x: float
@@ -67,7 +67,7 @@ class Stop(NamedTuple):
 class Way(NamedTuple):
     """An edge as it was laid, from top to bottom; no stops: from a box to itself."""
 
-    stops: list[Stop]
+    stops: list[VerticalSegment]
     turned: bool
     """It leads upwards: its arrow is at the top."""
     label: Rect | None
@@ -218,11 +218,11 @@ class _Sheet:
                 top, bottom = self.rows[self.row_of[cell]]
                 box_top, box_bottom = self.top[cell], self.top[cell] + self.height[cell]
                 if cell == chain[0]:
-                    stops.append(Stop(out[cell, number], box_bottom, bottom))
+                    stops.append(VerticalSegment(out[cell, number], box_bottom, bottom))
                 elif cell == chain[-1]:
-                    stops.append(Stop(into[cell, number], top, box_top))
+                    stops.append(VerticalSegment(into[cell, number], top, box_top))
                 else:
-                    stops.append(Stop(self.x[cell], top, bottom))
+                    stops.append(VerticalSegment(self.x[cell], top, bottom))
             if number in self.label_cell:
                 cell = self.label_cell[number]
                 x = self.x[cell] - self.width[cell] / 2

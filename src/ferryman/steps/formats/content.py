@@ -21,7 +21,7 @@ class Unreadable(Exception):
     """It cannot be read: why, and what to do, in words."""
 
 
-class Part(NamedTuple):
+class Attachment(NamedTuple):
     """Something inside that is a document of its own, an attachment."""
 
     name: str
@@ -42,7 +42,7 @@ class Content:
 
     text: str
     fields: dict[str, Any] = field(default_factory=dict)
-    parts: list[Part] = field(default_factory=list)
+    parts: list[Attachment] = field(default_factory=list)
     verbatim: bool = False
 
 

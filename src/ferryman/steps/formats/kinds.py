@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 from ferryman.errors import DeliveryError
 
 
-class Kind(NamedTuple):
+class ContentKind(NamedTuple):
     """A kind of content.
 
     Attributes:
@@ -31,36 +31,36 @@ class Kind(NamedTuple):
 _OFFICE: Final = "application/vnd.openxmlformats-officedocument."
 _ODF: Final = "application/vnd.oasis.opendocument."
 
-PDF: Final = Kind("application/pdf", "PDF", "pdf.pdf")
-DOCX: Final = Kind(_OFFICE + "wordprocessingml.document", "DOCX", "office.docx")
-PPTX: Final = Kind(_OFFICE + "presentationml.presentation", "PPTX", "office.pptx")
-XLSX: Final = Kind(_OFFICE + "spreadsheetml.sheet", "XLSX", "sheets.xlsx")
-XLSB: Final = Kind("application/vnd.ms-excel.sheet.binary.macroenabled.12", "XLSB", "sheets.xls")
-XLS: Final = Kind("application/vnd.ms-excel", "XLS", "sheets.xls")
-ODT: Final = Kind(_ODF + "text", "ODT", "office.odf")
-ODP: Final = Kind(_ODF + "presentation", "ODP", "office.odf")
-ODS: Final = Kind(_ODF + "spreadsheet", "ODS", "office.odf")
-EPUB: Final = Kind("application/epub+zip", "EPUB", "markup.epub")
-HTML: Final = Kind("text/html", "HTML", "markup.html")
-XML: Final = Kind("application/xml", "XML", "markup.xml")
-RTF: Final = Kind("application/rtf", "RTF", "plain.rtf")
-MARKDOWN: Final = Kind("text/markdown", "Markdown", "plain.markdown")
-MAIL: Final = Kind("message/rfc822", "e-mail", "mail.mail")
-PLAIN: Final = Kind("text/plain", "plain text", "plain.plain")
+PDF: Final = ContentKind("application/pdf", "PDF", "pdf.pdf")
+DOCX: Final = ContentKind(_OFFICE + "wordprocessingml.document", "DOCX", "office.docx")
+PPTX: Final = ContentKind(_OFFICE + "presentationml.presentation", "PPTX", "office.pptx")
+XLSX: Final = ContentKind(_OFFICE + "spreadsheetml.sheet", "XLSX", "sheets.xlsx")
+XLSB: Final = ContentKind("application/vnd.ms-excel.sheet.binary.macroenabled.12", "XLSB", "sheets.xls")
+XLS: Final = ContentKind("application/vnd.ms-excel", "XLS", "sheets.xls")
+ODT: Final = ContentKind(_ODF + "text", "ODT", "office.odf")
+ODP: Final = ContentKind(_ODF + "presentation", "ODP", "office.odf")
+ODS: Final = ContentKind(_ODF + "spreadsheet", "ODS", "office.odf")
+EPUB: Final = ContentKind("application/epub+zip", "EPUB", "markup.epub")
+HTML: Final = ContentKind("text/html", "HTML", "markup.html")
+XML: Final = ContentKind("application/xml", "XML", "markup.xml")
+RTF: Final = ContentKind("application/rtf", "RTF", "plain.rtf")
+MARKDOWN: Final = ContentKind("text/markdown", "Markdown", "plain.markdown")
+MAIL: Final = ContentKind("message/rfc822", "e-mail", "mail.mail")
+PLAIN: Final = ContentKind("text/plain", "plain text", "plain.plain")
 
 READ: Final = (PDF, DOCX, PPTX, XLSX, XLSB, XLS, ODT, ODP, ODS, EPUB, HTML, XML, RTF, MARKDOWN, MAIL, PLAIN)
 """All that is read."""
 
-ZIP: Final = Kind("application/zip", "a zip archive", advice="Unpack it with steps.unpack() before")
-TAR: Final = Kind("application/x-tar", "a tar archive", advice="Unpack it with steps.unpack() before")
-UNKNOWN: Final = Kind("application/octet-stream", "binary data of an unknown kind")
-_LOCKED: Final = Kind(
+ZIP: Final = ContentKind("application/zip", "a zip archive", advice="Unpack it with steps.unpack() before")
+TAR: Final = ContentKind("application/x-tar", "a tar archive", advice="Unpack it with steps.unpack() before")
+UNKNOWN: Final = ContentKind("application/octet-stream", "binary data of an unknown kind")
+_LOCKED: Final = ContentKind(
     "application/x-ole-storage", "an encrypted Office file", advice="Save it without a password", locked=True
 )
 _OLD: Final = "Save it in the newer format (DOCX, PPTX)"
-_DOC: Final = Kind("application/msword", "a Word file of before 2007", advice=_OLD)
-_PPT: Final = Kind("application/vnd.ms-powerpoint", "a PowerPoint file of before 2007", advice=_OLD)
-_OLE: Final = Kind("application/x-ole-storage", "a file of an older Office program", advice=_OLD)
+_DOC: Final = ContentKind("application/msword", "a Word file of before 2007", advice=_OLD)
+_PPT: Final = ContentKind("application/vnd.ms-powerpoint", "a PowerPoint file of before 2007", advice=_OLD)
+_OLE: Final = ContentKind("application/x-ole-storage", "a file of an older Office program", advice=_OLD)
 
 _ZIP_MAGIC: Final = (b"PK\x03\x04", b"PK\x05\x06", b"PK\x07\x08")
 """Of one with members, of an empty one, of a part of several."""
@@ -78,24 +78,24 @@ _STREAMS: Final = (
 
 _PACKAGES: Final = (DOCX, PPTX, XLSX, XLSB, ODT, ODP, ODS, EPUB)
 _MAGIC: Final = (
-    (b"\x89PNG\r\n\x1a\n", Kind("image/png", "a PNG picture")),
-    (b"\xff\xd8\xff", Kind("image/jpeg", "a JPEG picture")),
-    (b"GIF8", Kind("image/gif", "a GIF picture")),
-    (b"II*\0", Kind("image/tiff", "a TIFF picture")),
-    (b"MM\0*", Kind("image/tiff", "a TIFF picture")),
-    (b"\x1f\x8b", Kind("application/gzip", "gzip-compressed data")),
-    (b"BZh", Kind("application/x-bzip2", "bzip2-compressed data")),
-    (b"\xfd7zXZ\0", Kind("application/x-xz", "xz-compressed data")),
-    (b"\x28\xb5\x2f\xfd", Kind("application/zstd", "zstd-compressed data")),
-    (b"7z\xbc\xaf\x27\x1c", Kind("application/x-7z-compressed", "a 7z archive")),
-    (b"Rar!\x1a\x07", Kind("application/vnd.rar", "a rar archive")),
-    (b"\x7fELF", Kind("application/x-elf", "a program")),
-    (b"MZ", Kind("application/vnd.microsoft.portable-executable", "a Windows program")),
-    (b"ID3", Kind("audio/mpeg", "an MP3 recording")),
-    (b"OggS", Kind("audio/ogg", "an Ogg recording")),
-    (b"fLaC", Kind("audio/flac", "a FLAC recording")),
-    (b"SQLite format 3\0", Kind("application/vnd.sqlite3", "an SQLite database")),
-    (b"PAR1", Kind("application/vnd.apache.parquet", "a Parquet file")),
+    (b"\x89PNG\r\n\x1a\n", ContentKind("image/png", "a PNG picture")),
+    (b"\xff\xd8\xff", ContentKind("image/jpeg", "a JPEG picture")),
+    (b"GIF8", ContentKind("image/gif", "a GIF picture")),
+    (b"II*\0", ContentKind("image/tiff", "a TIFF picture")),
+    (b"MM\0*", ContentKind("image/tiff", "a TIFF picture")),
+    (b"\x1f\x8b", ContentKind("application/gzip", "gzip-compressed data")),
+    (b"BZh", ContentKind("application/x-bzip2", "bzip2-compressed data")),
+    (b"\xfd7zXZ\0", ContentKind("application/x-xz", "xz-compressed data")),
+    (b"\x28\xb5\x2f\xfd", ContentKind("application/zstd", "zstd-compressed data")),
+    (b"7z\xbc\xaf\x27\x1c", ContentKind("application/x-7z-compressed", "a 7z archive")),
+    (b"Rar!\x1a\x07", ContentKind("application/vnd.rar", "a rar archive")),
+    (b"\x7fELF", ContentKind("application/x-elf", "a program")),
+    (b"MZ", ContentKind("application/vnd.microsoft.portable-executable", "a Windows program")),
+    (b"ID3", ContentKind("audio/mpeg", "an MP3 recording")),
+    (b"OggS", ContentKind("audio/ogg", "an Ogg recording")),
+    (b"fLaC", ContentKind("audio/flac", "a FLAC recording")),
+    (b"SQLite format 3\0", ContentKind("application/vnd.sqlite3", "an SQLite database")),
+    (b"PAR1", ContentKind("application/vnd.apache.parquet", "a Parquet file")),
 )
 """What is no document, so that a message can name it."""
 
@@ -132,7 +132,7 @@ _HEADERS: Final = 3
 _TEXT_BOMS: Final = (b"\xff\xfe", b"\xfe\xff", b"\xef\xbb\xbf")
 
 
-def kind_of(raw: bytes, name: str = "") -> Kind:
+def kind_of(raw: bytes, name: str = "") -> ContentKind:
     """What it is.
 
     Args:
@@ -155,7 +155,7 @@ def kind_of(raw: bytes, name: str = "") -> Kind:
     return _textual(head, ending)
 
 
-def _textual(head: bytes, ending: str) -> Kind:
+def _textual(head: bytes, ending: str) -> ContentKind:
     if b"\0" in head and not head.startswith(_TEXT_BOMS):
         return UNKNOWN
     hint = _BY_ENDING.get(ending)
@@ -171,7 +171,7 @@ def _textual(head: bytes, ending: str) -> Kind:
     return PLAIN
 
 
-def _zipped(raw: bytes, ending: str) -> Kind:
+def _zipped(raw: bytes, ending: str) -> ContentKind:
     """By what is in it: a package says its type, or has the parts of one."""
     try:
         archive = zipfile.ZipFile(BytesIO(raw))
@@ -193,7 +193,7 @@ def _zipped(raw: bytes, ending: str) -> Kind:
     return ZIP
 
 
-def _torn(raw: bytes, ending: str) -> Kind:
+def _torn(raw: bytes, ending: str) -> ContentKind:
     """A zip archive that broke off has no table of contents, but often its first members; else its name tells."""
     for kind in (ODT, ODP, ODS, EPUB):
         if f"mimetype{kind.type}".encode() in raw[:_HEAD_BYTES]:
@@ -204,7 +204,7 @@ def _torn(raw: bytes, ending: str) -> Kind:
     return next((kind for kind in _PACKAGES if kind.label.lower() == ending), ZIP)
 
 
-def _compound(raw: bytes, ending: str) -> Kind:
+def _compound(raw: bytes, ending: str) -> ContentKind:
     """By the names of its streams, which are UTF-16; where there are several, for one may hold others, by its name."""
     found = [kind for stream, kind in _STREAMS if stream.encode("utf-16-le") in raw]
     if not found:

@@ -9,7 +9,7 @@ from email.policy import default
 from typing import Any
 
 from ferryman.errors import DeliveryError
-from ferryman.steps.formats.content import Content, Part, cleaned, line, written
+from ferryman.steps.formats.content import Attachment, Content, cleaned, line, written
 from ferryman.steps.formats.markup import html
 
 
@@ -94,8 +94,8 @@ def _is_inline(part: Any) -> bool:
     return bool(part["content-id"]) and part.get_content_disposition() != "attachment" and not part.get_filename()
 
 
-def _part(part: EmailMessage) -> Part:
-    return Part(str(_tried(part.get_filename) or ""), _bytes(part), part.get_content_type())
+def _part(part: EmailMessage) -> Attachment:
+    return Attachment(str(_tried(part.get_filename) or ""), _bytes(part), part.get_content_type())
 
 
 def _bytes(part: Any) -> bytes:

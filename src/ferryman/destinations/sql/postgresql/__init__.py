@@ -12,7 +12,7 @@ from ferryman.destinations.sql.dialect import Dialect, other_columns
 from ferryman.destinations.sql.layout import Layout
 from ferryman.destinations.sql.postgresql import faults, full_text
 from ferryman.destinations.sql.postgresql.connection import engine
-from ferryman.destinations.sql.postgresql.writer import LOCKS, Writer
+from ferryman.destinations.sql.postgresql.writer import LOCKS, PostgresWriter
 from ferryman.destinations.sql.searching import Hit, Term
 from ferryman.errors import DeliveryError, Misconfigured
 
@@ -62,8 +62,8 @@ class PostgreSQL(Dialect):
         elif indexed != columns:
             raise other_columns(where, indexed, columns, f"ALTER TABLE {table} DROP COLUMN {full_text.COLUMN}")
 
-    def writer(self, url: sa.URL, layout: Layout) -> Writer:
-        return Writer(url, layout)
+    def writer(self, url: sa.URL, layout: Layout) -> PostgresWriter:
+        return PostgresWriter(url, layout)
 
     def explain(self, error: BaseException, where: str) -> DeliveryError | None:
         return faults.explain(error, where)

@@ -26,7 +26,7 @@ import sqlalchemy as sa
 from psycopg.errors import UniqueViolation
 
 from ferryman.destinations.base import Delivery, Outcome
-from ferryman.destinations.sequences import Known, judge
+from ferryman.destinations.sequences import LastDelivery, judge
 from ferryman.destinations.sql import dialect
 from ferryman.destinations.sql.layout import Layout
 from ferryman.destinations.sql.postgresql import faults, nul
@@ -44,7 +44,7 @@ class _Overtaken(Exception):
     """Another writer has put in, meanwhile, an id that was not there."""
 
 
-class Writer(dialect.Writer):
+class PostgresWriter(dialect.Writer):
     """Writes chunks into a table that ``prepare`` has found fit."""
 
     def __init__(self, url: sa.URL, layout: Layout) -> None:
@@ -130,14 +130,14 @@ class Writer(dialect.Writer):
         self._new_expected = not known
         return outcomes
 
-    def _buried(self, cursor: psycopg.Cursor[Any], chunk: list[Delivery]) -> dict[str, Known]:
+    def _buried(self, cursor: psycopg.Cursor[Any], chunk: list[Delivery]) -> dict[str, LastDelivery]:
         """Those of the ids that were deleted. There are often no tombstones at all: one glance."""
         if cursor.execute(self._sql.any_buried).fetchone() is None:
             return {}
         return self._known(cursor, self._sql.buried, [d.id for d in chunk])
 
-    def _known(self, cursor: psycopg.Cursor[Any], query: bytes, ids: Collection[str]) -> dict[str, Known]:
-        return {id: Known(sequence, digest) for id, sequence, digest in cursor.execute(query, [list(ids)])}
+    def _known(self, cursor: psycopg.Cursor[Any], query: bytes, ids: Collection[str]) -> dict[str, LastDelivery]:
+        return {id: LastDelivery(sequence, digest) for id, sequence, digest in cursor.execute(query, [list(ids)])}
 
     def _put(self, cursor: psycopg.Cursor[Any], statement: bytes, chunk: list[Delivery]) -> int:
         """Through a temporary table. How many rows were inserted or replaced."""

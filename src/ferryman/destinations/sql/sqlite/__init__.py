@@ -15,7 +15,7 @@ from ferryman.destinations.sql.layout import Layout
 from ferryman.destinations.sql.searching import SNIPPET_WORDS, Hit, Term
 from ferryman.destinations.sql.sqlite import database, faults
 from ferryman.destinations.sql.sqlite.full_text import ROW, SUFFIX, FullText, quoted
-from ferryman.destinations.sql.sqlite.writer import Writer
+from ferryman.destinations.sql.sqlite.writer import SqliteWriter
 from ferryman.errors import DeliveryError, UsageError
 
 _FTS_WORDS: Final = ("rank", "rowid")
@@ -65,8 +65,8 @@ class SQLite(Dialect):
             elif index.columns != full_text:
                 raise other_columns(where, index.columns, full_text, f"DROP TABLE {layout.table}{SUFFIX}")
 
-    def writer(self, url: sa.URL, layout: Layout) -> Writer:
-        return Writer(url, layout)
+    def writer(self, url: sa.URL, layout: Layout) -> SqliteWriter:
+        return SqliteWriter(url, layout)
 
     def explain(self, error: BaseException, where: str) -> DeliveryError | None:
         return faults.explain(error, where)

@@ -9,7 +9,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from ferryman.destinations.base import Delivery, Outcome
-from ferryman.destinations.sequences import Known, judge
+from ferryman.destinations.sequences import LastDelivery, judge
 from ferryman.destinations.sql import dialect
 from ferryman.destinations.sql.layout import Layout
 from ferryman.destinations.sql.sqlite import database
@@ -21,7 +21,7 @@ class _NotNew(Exception):
     """Some of the chunk's ids are known already: the quick way does not do."""
 
 
-class Writer(dialect.Writer):
+class SqliteWriter(dialect.Writer):
     """Writes chunks into a table that ``prepare`` has found fit.
 
     Every transaction takes the write lock before it reads: hashes and sequences that it has seen still hold when it
@@ -103,7 +103,9 @@ class Writer(dialect.Writer):
             full_text.add(connection, [d.id for d in upserts])
         return outcomes
 
-    def _buried(self, connection: sa.Connection, ids: Collection[str], at_most: int | None = None) -> dict[str, Known]:
+    def _buried(
+        self, connection: sa.Connection, ids: Collection[str], at_most: int | None = None
+    ) -> dict[str, LastDelivery]:
         """Those of the ids that were deleted. There are often no tombstones at all: one glance."""
         tombstones = self._layout.tombstones
         if connection.execute(sa.select(tombstones.c.id).limit(1)).first() is None:
@@ -112,12 +114,12 @@ class Writer(dialect.Writer):
 
     def _known(
         self, connection: sa.Connection, table: sa.Table, ids: Collection[str], at_most: int | None = None
-    ) -> dict[str, Known]:
-        found: dict[str, Known] = {}
+    ) -> dict[str, LastDelivery]:
+        found: dict[str, LastDelivery] = {}
         for some in slices(ids):
             query = sa.select(table.c.id, table.c.sequence, table.c.delivery_hash).where(table.c.id.in_(some))
             for id, sequence, digest in connection.execute(query.limit(at_most)):
-                found[id] = Known(sequence, digest)
+                found[id] = LastDelivery(sequence, digest)
         return found
 
     def _delete(self, connection: sa.Connection, table: sa.Table, ids: Collection[str]) -> None:

@@ -1,0 +1,48 @@
+"""One name, one thing: class names, and words that the project has given up (docs/glossary.md)."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+PORTS = {"Csv", "JsonLines", "Lines", "Memory", "Sql"}
+"""What is a source is a destination too, under the same name."""
+
+RETIRED = {
+    r"\btap(s|ped)?\b": "a tee: `plan.tee`",
+    r"\bsources\.Table\b": "sources.DataFrame",
+    r"\bferryman docs\b": "ferryman deliveries",
+    r"\bferryman[./]consumers\b": "ferryman.service",
+    r"\bferryman[./]settings\b": "ferryman.limits",
+    r"universal=": "Unavailable or Misconfigured",
+}
+
+
+def test_a_class_name_stands_once() -> None:
+    """Ports aside: a reader who looks for a class finds one."""
+    places = defaultdict(list)
+    for path in (ROOT / "src").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                places[node.name].append(f"{path.relative_to(ROOT)}:{node.lineno}")
+    assert {name: where for name, where in places.items() if len(where) > 1 and name not in PORTS} == {}
+
+
+@pytest.mark.parametrize("word", RETIRED)
+def test_retired_words_are_not_used(word: str) -> None:
+    """Neither in code nor in docs; of old names only the changelog may speak."""
+    found = [
+        f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
+        for folder in ("src", "docs", "bench", "scripts", "README.md")
+        for path in ([ROOT / folder] if folder.endswith(".md") else (ROOT / folder).rglob("*"))
+        if path.suffix in (".py", ".md", ".toml")
+        for number, line in enumerate(path.read_text("utf-8").splitlines(), 1)
+        if re.search(word, line)
+    ]
+    assert found == [], f"say {RETIRED[word]}"
