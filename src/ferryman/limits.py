@@ -88,6 +88,10 @@ ATTEMPTS: Final = 3
 BRAKE: Final = 20
 """Errors of so many documents in a row are the step's or the source's own: fewer may well be odd documents."""
 
+OUTAGE_DOCUMENTS: Final = 3
+"""Of a node that has worked in this run: new documents in a row, also over several waves, that have to meet errors of
+the connection before it is away. One or two may have an address of their own that is dead."""
+
 BRAKE_BATCHES: Final = 3
 """Batches of a queue that have to fail before a step is stopped: one or two may hold nothing but bad files."""
 

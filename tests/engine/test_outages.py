@@ -14,6 +14,7 @@ import pytest
 from ferryman import limits
 from ferryman.destinations import Outcome
 from ferryman.document import Document
+from ferryman.engine.wave import Run
 from ferryman.errors import BadDocument, Dropped, Misconfigured, PermanentError, TransientError, Unavailable
 from ferryman.routers import Duplicate, Router
 from ferryman.sources import Memory
@@ -21,7 +22,7 @@ from ferryman.sources.base import Listed
 from ferryman.testing.inprocess import InProcess
 from tests.support.network import Network
 from tests.support.sleeper import Sleeper
-from tests.support.trial import Trial
+from tests.support.trial import Trial, Watch
 
 AWAY: dict[str, Callable[[], BaseException]] = {
     "unavailable": lambda: Unavailable("the database is being moved"),
@@ -285,6 +286,44 @@ def test_single_errors_of_the_connection_are_transient(trial: Trial) -> None:
     assert trial.run().exit == 3
     assert trial.counts() == {"delivered": 8, "failed": 2}
     assert trial.statuses("d001") == ["ERROR", "ERROR", "DEAD"]
+
+
+@pytest.mark.rule("outage.small-waves")
+def test_an_outage_between_small_waves(trial: Trial) -> None:
+    """A service that has worked goes away, and a document comes in each wave: at the third it is no document's own, and
+    from then on nothing is spent."""
+    flag, watch, sleeper = trial.folder / "down", Watch(), Sleeper()
+    trial.build(asking(flag, AWAY["connection"]), backoff=1)
+    with trial.take() as state:
+        run = Run(state, InProcess(), watch, wait=0, **sleeper.options())
+        for name in ["before", "first", "second", "third", "fourth", "fifth"]:
+            trial.put(name)
+            run.turn()
+            assert bool(watch.messages) is (name in ("third", "fourth", "fifth"))
+            flag.touch()
+    [told] = watch.messages
+    assert told.startswith("step step: ConnectionRefusedError")
+    flag.unlink()
+    assert trial.run(wait=60).exit == 0
+    assert {line["id"] for line in trial.out.lines() if line["attempt"] > 1} == {"first", "second"}
+
+
+@pytest.mark.rule("outage.small-waves")
+def test_dead_addresses_do_not_stop_a_step_that_works(trial: Trial) -> None:
+    """Five documents that never reach theirs are retried by themselves: that is no outage, and they end as failed."""
+    dead = [f"dead-{i}" for i in range(5)]
+
+    def step(doc: Document) -> Document:
+        if doc.id in dead:
+            raise ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused")
+        return doc
+
+    trial.build(step, called={"attempts": 3})
+    trial.put("good", *dead)
+    watch = Watch()
+    assert trial.run(observer=watch).exit == 3
+    assert trial.counts() == {"delivered": 1, "failed": 5}
+    assert watch.messages == []
 
 
 # -- the brake -------------------------------------------------------------------------------------

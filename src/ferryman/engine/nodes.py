@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
 from typing import Final
 
 from ferryman import limits
@@ -34,6 +35,8 @@ class Nodes:
         self._proven: set[str] = set()
         self._failing: dict[str, Counter[str]] = {}
         """See ``NodesNow.failing``."""
+        self._unreached: dict[str, frozenset[str]] = {}
+        """See ``NodesNow.unreached``."""
         self._scoped: set[str] = set()
         """What single nodes have to do with and is in trouble, by its name in ``troubles``."""
         self._just_met: set[str] = set()
@@ -54,7 +57,8 @@ class Nodes:
     def now(self) -> NodesNow:
         """What the next wave's tasks should know."""
         blocked = frozenset(n for n in self._kinds if self.blocked(n))
-        return NodesNow(blocked, frozenset(self._proven), {n: dict(f) for n, f in self._failing.items()})
+        failing = {n: dict(f) for n, f in self._failing.items()}
+        return NodesNow(blocked, frozenset(self._proven), failing, dict(self._unreached))
 
     def hear(self, reports: Iterable[NodeReport]) -> None:
         """Take in what the tasks of a wave have seen: a node that only its brake has stopped, and that was well in
@@ -66,6 +70,7 @@ class Nodes:
             by_node.setdefault(report.node, []).append(report)
         for node, told in by_node.items():
             self._count_batches(node, told)
+            self._count_unreached(node, told)
             well = any(r.well and not any(not f.scope for f in r.faults) for r in told)
             whole = [(r, f) for r in told for f in r.faults if not f.scope and not (r.stopped and well)]
             for key in {f.key for r in told for f in r.faults if f.scope}:
@@ -113,6 +118,12 @@ class Nodes:
             now[batch] += documents
         if now:
             self._failing[node] = self._failing.get(node, Counter()) | now
+
+    def _count_unreached(self, node: str, told: Sequence[NodeReport]) -> None:
+        if any(r.well for r in told):
+            self._unreached.pop(node, None)
+        elif found := self._unreached.get(node, frozenset()).union(*(r.unreached for r in told)):
+            self._unreached[node] = frozenset(islice(found, limits.OUTAGE_DOCUMENTS))
 
     def forget(self, debts: Iterable[StepDebt]) -> None:
         """End the trouble of what single nodes have to do with, where nothing waits for it any more: no call that

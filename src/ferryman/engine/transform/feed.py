@@ -108,7 +108,8 @@ class Feed:
                 doc = self._read(block, i)
             except BaseException as e:
                 fault = fault_of(of_code(e), self._name, "reading it", reading=True)
-                pulse.failed(fault, block.ids[i], self.walk.row, self.walk.batch)
+                again = block.reasons[i] == "retry"
+                pulse.failed(fault, block.ids[i], self.walk.row, self.walk.batch, again=again)
                 if fault.kind is FaultKind.PERMANENT:
                     return self.unread(block, i, fault)
                 return self._unread(fault)

@@ -15,8 +15,9 @@ Where documents come in batches (a queue's jobs), the unforeseen errors of one b
 however many these are. The second look is taken when ``limits.BRAKE_BATCHES`` have failed and none has succeeded,
 also one after the other in several waves.
 
-A node of which some task had a success in this run gets the second look for errors of the connection, too, and if all
-documents of a task fail so, they are the documents' own.
+A node of which some task had a success in this run gets the second look for errors of the connection, too; and if all
+documents of a task fail so, they are the documents' own, unless ``limits.OUTAGE_DOCUMENTS`` of those that came for the
+first time have failed so since the last success, in this wave and those before.
 """
 
 from __future__ import annotations
@@ -44,6 +45,9 @@ class NodesNow:
     """A call of theirs has succeeded in this run, since they were in trouble last."""
     failing: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """Node -> batch -> documents that met unforeseen errors there; since the last call that has succeeded."""
+    unreached: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    """Node -> some of the documents that met errors of the connection there at their first try; since the last call
+    that has succeeded."""
 
 
 class NodeReport(NamedTuple):
@@ -60,6 +64,9 @@ class NodeReport(NamedTuple):
     """It was not called, for this machine has not what it needs."""
     failing: tuple[tuple[str, int], ...] = ()
     """(batch, documents) that met unforeseen errors there; since the last call that has succeeded."""
+    unreached: tuple[str, ...] = ()
+    """Some of the documents that met errors of the connection there at their first try; since the last call that has
+    succeeded."""
 
 
 class Pulse:
@@ -97,8 +104,12 @@ class Pulse:
         """Of these, with unforeseen errors, by batch."""
         self._failed_before = now.failing.get(node, {})
         """The same, of earlier waves."""
+        self._unreached: set[str] = set()
+        """Some of those that failed with errors of the connection at their first try."""
+        self._unreached_before = now.unreached.get(node, frozenset())
+        """The same, of earlier waves."""
         self._origin: str | None = None
-        """The last one of these."""
+        """The last one that failed."""
         self._trip: Fault | None = None
         """A second look is taken, for this."""
         self._looks = 0
@@ -137,12 +148,13 @@ class Pulse:
         self.steady = self._well = True
         self._counted = dict.fromkeys(_COUNTED, 0)
         self._failing.clear()
-        self._failed_before = {}
+        self._unreached.clear()
+        self._failed_before, self._unreached_before = {}, frozenset()
         if self._trip is not None and self._fault is None:
             self._trip, self._own, self.closed = None, True, False
 
-    def failed(self, fault: Fault, origin: str, row: int, batch: str = "") -> None:
-        """A call ended in this fault, for a document of this family, row and batch."""
+    def failed(self, fault: Fault, origin: str, row: int, batch: str = "", *, again: bool = False) -> None:
+        """A call ended in this fault, for a document of this family, row and batch; ``again``: in a retry."""
         self.steady = False
         if fault.kind in (FaultKind.UNAVAILABLE, FaultKind.MISCONFIGURED):
             if fault.scope:
@@ -152,6 +164,8 @@ class Pulse:
         elif fault.kind in _COUNTED:
             self._seen.add(fault.kind)
             self._met = fault
+            if fault.kind is FaultKind.CONNECTION and not again and len(self._unreached) < limits.OUTAGE_DOCUMENTS:
+                self._unreached.add(origin)
             if origin != self._origin:
                 self._origin = origin
                 self._count(fault, row, batch)
@@ -183,9 +197,10 @@ class Pulse:
             fault = Fault(FaultKind.UNAVAILABLE, self.node, why)
             return NodeReport(self.node, False, (fault,), False, lacking=True) if self._turned_away else None
         faults = (*((self._fault,) if self._fault else ()), *self._scopes.values())
-        if not faults and not self._well and not self._failing:
+        if not faults and not self._well and not self._failing and not self._unreached:
             return None
-        return NodeReport(self.node, self._well, faults, self._stopped, failing=tuple(self._failing.items()))
+        failing, unreached = tuple(self._failing.items()), tuple(self._unreached)
+        return NodeReport(self.node, self._well, faults, self._stopped, failing=failing, unreached=unreached)
 
     def _count(self, fault: Fault, row: int, batch: str) -> None:
         if batch and fault.kind is FaultKind.UNFORESEEN and self._brake is not None:
@@ -212,9 +227,10 @@ class Pulse:
         return len(failed) >= limits.BRAKE_BATCHES and failed.total() >= brake
 
     def _all_of_connection(self) -> bool:
-        """Did all documents fail so?"""
-        tried = self._brake is not None and not self._well and not self._proven
-        return tried and self._seen == {FaultKind.CONNECTION}
+        """Did all documents fail so, and are they too many to be at fault themselves?"""
+        if self._brake is None or self._well or self._seen != {FaultKind.CONNECTION}:
+            return False
+        return not self._proven or len(self._unreached | self._unreached_before) >= limits.OUTAGE_DOCUMENTS
 
     def _give_up(self, fault: Fault) -> None:
         """The second look found nothing better."""

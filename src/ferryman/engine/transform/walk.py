@@ -390,7 +390,7 @@ class Walk:
     def _fault(self, station: CompiledNode, error: BaseException) -> Fault:
         fault = fault_of(error, station.name, station.where)
         if station.pulse is not None:
-            station.pulse.failed(fault, self._origin, self.row, self.batch)
+            station.pulse.failed(fault, self._origin, self.row, self.batch, again=self._retrying)
         return fault
 
     def _meet(
