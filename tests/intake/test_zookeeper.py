@@ -99,7 +99,7 @@ def test_without_kazoo_it_is_said_what_to_install() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("QueueRefused")
-    assert "pip install 'ferryman[zookeeper]'" in done.stdout
+    assert "pip install 'ferryman[intake]'" in done.stdout
 
 
 def test_nothing_near_a_megabyte_is_written(server: Callable[[str], ZooKeeperServer]) -> None:

@@ -332,7 +332,7 @@ class State:
         if moved["to"] != successor:
             raise StateForeign(
                 f"{self.root}: version {moved['to']} of this plan has taken this state over. Nothing was touched. "
-                "Run that version; status, docs and history of this one can still be read."
+                "Run that version; status, deliveries and history of this one can still be read."
             )
 
     def bytes_owed(self) -> int:

@@ -397,7 +397,7 @@ def _kazoo() -> tuple[Any, Any]:
         from kazoo import client, security
     except ImportError:
         raise QueueRefused(
-            "a queue on ZooKeeper needs the package kazoo, which is not installed: pip install 'ferryman[zookeeper]'"
+            "a queue on ZooKeeper needs the package kazoo, which is not installed: pip install 'ferryman[intake]'"
         ) from None
     # What it has to say, its errors say: nobody shall be told twice, unless a program asks for its log.
     logging.getLogger("kazoo").addHandler(logging.NullHandler())
