@@ -101,22 +101,22 @@ POINTS: Final[dict[str, str]] = {
 ``.marked`` follow the steps of one commit (storage/tables.py); x is what the commit is for."""
 
 INTAKE: Final[dict[str, str]] = {
-    "batch.planned": "the objects of a batch lie in the working space, no job was made of them",
-    "batch.job": "one more job was made",
-    "batch.made": "every job was made, which is not noted yet",
-    "job.listed": "the list of its files lies in the working space",
-    "job.estimated": "its size is noted, the job has not moved",
-    "job.fetched": "one file is there whole",
-    "job.inventory": "all files are there and listed, the job does not say where",
+    "batch.planned": "the objects of a batch are stored in the working space, no job exists yet",
+    "batch.job": "one more job exists",
+    "batch.made": "every job exists, the batch does not say so yet",
+    "job.listed": "the list of its files is in the working space",
+    "job.estimated": "its size is recorded, the job has not moved",
+    "job.fetched": "one file is complete",
+    "job.inventory": "all files are complete and listed, the job does not say where",
     "job.downloaded": "the job says where its files are, and has not moved",
-    "job.waved": "its documents are settled, and it is not judged",
-    "job.judged": "judged, and not moved",
-    "job.kept": "its originals lie where they stay, which the job does not say",
-    "job.stored": "the job says so, and has not moved",
-    "job.recorded": "what was delivered is noted, the job has not moved",
-    "job.told": "its submitter was told, the job has not moved",
-    "batch.told": "its submitter got the report, the batch has not moved",
-    "access.bundled": "a bundle lies ready, the request does not say so",
+    "job.waved": "its documents are settled, the outcome of the job is not decided",
+    "job.judged": "the outcome of the job is decided, the job has not moved",
+    "job.kept": "its originals are stored, the job does not say where",
+    "job.stored": "the job says where, and has not moved",
+    "job.recorded": "what was delivered is recorded, the job has not moved",
+    "job.told": "its submitter was notified, the job has not moved",
+    "batch.told": "its submitter has the report, the batch has not moved",
+    "access.bundled": "a bundle is complete, the request does not say so",
 }
 """The durable steps of the intake consumers, in the order of a batch's life -> what a kill there leaves."""
 
