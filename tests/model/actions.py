@@ -79,6 +79,11 @@ ACTIONS: Final[dict[str, Action]] = {
         ("engine.transform.walk.Walk.first", "engine.transform.succession.succession"),
         fault=True,
     ),
+    "transform.away": Action(
+        "a task finds that a step or the source is away, and holds its documents",
+        ("engine.transform.walk.Walk.unread", "engine.transform.pulse.Pulse.failed"),
+        fault=True,
+    ),
     "transform.done": Action("one attempt's files are taken", ("engine.wave.Run._wave",), ("transform.done",)),
     "redeliver": Action("opens a wave without documents", ("engine.wave.Run._redeliver",)),
     "commit": Action(

@@ -135,6 +135,28 @@ CONFIGURATIONS: Final = (
         attempts=3,
         families=TRIES,
     ),
+    # A step or the source is away, and comes back.
+    *(
+        Config(
+            f"outages: {guarantee}",
+            (("a", "b", GONE),),
+            (Destination(guarantee, compares=guarantee == LEAST),),
+            Budget(crashes=1, faults=1),
+            answers=("away",),
+            batch=4,
+            families=TRIES[:1],
+        )
+        for guarantee in (ONCE, EXACT)
+    ),
+    Config(
+        "outages of a family that changes: exactly-once",
+        FAMILY,
+        (Destination(EXACT),),
+        Budget(faults=2),
+        answers=("away", "step"),
+        batch=4,
+        families=TRIES,
+    ),
     # Three documents, two destinations, few faults.
     Config(
         "three documents, two destinations: a fault",

@@ -158,9 +158,9 @@ def _transform(config: Config, state: State, i: int, driver: Driver) -> Moves:
             if driver.staged:
                 after = after._replace(budget=after.budget._replace(doubles=after.budget.doubles - 1))
             again = "transform.again" if driver.staged else "transform"
-            if staging.failed:
+            if staging.fault:
                 after = after._replace(budget=after.budget._replace(faults=after.budget.faults - 1))
-                again = "transform.failed"
+                again = f"transform.{staging.fault}"
             yield Step(again, name(driver)), after
     for staging in driver.staged:
         yield Step("transform.done", name(driver)), _at(state, i, _chosen(config, driver, staging))
@@ -173,10 +173,16 @@ def _tries(config: Config, state: State, driver: Driver) -> Iterator[Staging]:
         if "step" in config.answers and state.budget.faults:
             staging = _stage(config, state, driver, children, fails=True)
             if any(known.owed for _, known in staging.documents):
-                yield staging._replace(failed=True)
+                yield staging._replace(fault="failed")
+    if "away" in config.answers and state.budget.faults:
+        staging = _stage(config, state, driver, (), fails=False, away=True)
+        if any(known.away for _, known in staging.documents):
+            yield staging._replace(fault="away")
 
 
-def _stage(config: Config, state: State, driver: Driver, children: tuple[str, ...], *, fails: bool) -> Staging:
+def _stage(
+    config: Config, state: State, driver: Driver, children: tuple[str, ...], *, fails: bool, away: bool = False
+) -> Staging:
     """Bytes are hashed as they are read: what has changed since the listing is taken as it is now."""
     found: list[tuple[int, Known]] = []
     rows: list[tuple[int, str, int, str]] = []
@@ -187,7 +193,9 @@ def _stage(config: Config, state: State, driver: Driver, children: tuple[str, ..
         if config.mutation == "a listing outlives its driver" and last is not None:
             known = last._replace(version=version)
             upserts, gone = [""], []
-        elif last is not None and last.owed and version == last.version:
+        elif away and version != GONE:
+            known, upserts, gone = _held(config, version, last), [], []
+        elif last is not None and last.owed and not last.away and version == last.version:
             known, upserts, gone = _retried(config, last, children)
         else:
             known, upserts, gone = _walked(config, version, last, children, fails=fails)
@@ -205,7 +213,7 @@ Made = tuple[Known, list[str], list[str]]
 def _walked(config: Config, version: str, last: Known | None, children: tuple[str, ...], *, fails: bool) -> Made:
     """A new version, its whole way: what the old one gave and it does not make goes; what failed keeps its old one."""
     before = () if last is None else last.given
-    revision = 1 if last is None else last.revision + 1
+    revision = _revision(version, last)
     fails = fails and version != GONE
     made = () if version == GONE else children if fails else ("", *children)
     stays = tuple(member for member in before if fails and not member)
@@ -213,6 +221,19 @@ def _walked(config: Config, version: str, last: Known | None, children: tuple[st
     if config.mutation == "a new version takes nothing back" and version != GONE:
         gone = []
     return Known(version, revision, (*stays, *made), owed=fails), list(made), gone
+
+
+def _held(config: Config, version: str, last: Known | None) -> Known:
+    """Something is away: nothing is made of this version, nothing of the last one is taken back, and all is owed."""
+    given = () if last is None or config.mutation == "an outage forgets what was given" else last.given
+    return Known(version, _revision(version, last), given, owed=True, away=True)
+
+
+def _revision(version: str, last: Known | None) -> int:
+    """What waits for something that was away has its revision already."""
+    if last is None:
+        return 1
+    return last.revision if last.away and version == last.version else last.revision + 1
 
 
 def _retried(config: Config, last: Known, children: tuple[str, ...]) -> Made:

@@ -73,6 +73,11 @@ MUTATIONS: Final = (
     ),
     Mutation("a new version takes nothing back", "I9", Config("", FAMILY, (Destination(EXACT),), families=TRIES)),
     Mutation("a retry takes nothing back", "I9", _family(EXACT)),
+    Mutation(
+        "an outage forgets what was given",
+        "I9",
+        Config("", FAMILY, (Destination(EXACT),), Budget(faults=1), ("away",), families=TRIES),
+    ),
     Mutation("a delete has the hash of what it takes back", "I4", _family(EXACT)),
     Mutation("a row waits for older revisions only", "order", _family(LEAST, 2, "transient")),
     Mutation(

@@ -62,7 +62,9 @@ class Known(NamedTuple):
     given: tuple[str, ...] = ("",)
     """Members that the destinations were given."""
     owed: bool = False
-    """The document itself failed when its children were through."""
+    """The document itself failed when its children were through, or something was away."""
+    away: bool = False
+    """A step or the source was away before anything was made of this version: its whole way is owed."""
 
 
 class Said(NamedTuple):
@@ -109,8 +111,8 @@ class Staging(NamedTuple):
     made: tuple[int, int]
     rows: tuple[tuple[int, str, int, str], ...] = ()
     """(document, version, revision, member) of each delivery, for every destination."""
-    failed: bool = False
-    """A document failed, its children did not."""
+    fault: str = ""
+    """failed: a document failed, its children did not; away: a step or the source was away."""
 
 
 class Lane(NamedTuple):
@@ -245,7 +247,7 @@ class Config(NamedTuple):
     budget: Budget = Budget()
     answers: tuple[str, ...] = ()
     """What a fault may be: transient, refused, raised, half, down, hung; step: a document fails and its children do
-    not."""
+    not; away: a step or the source is away."""
     lock: bool = True
     """A second driver cannot start while the first one lives."""
     batch: int = 1
