@@ -22,7 +22,7 @@ FAULT, USAGE, INTERRUPTED = 1, 2, 130
 
 app = typer.Typer(
     name="ferryman",
-    help="Carry documents to search indexes and other destinations, on Spark, and account for every one of them.",
+    help="Index documents with Spark into search engines and other destinations, and account for every one of them.",
     epilog="`ferryman init DIR` writes a plan to start from; `ferryman demo` shows it all at work.",
     no_args_is_help=True,
     add_completion=False,

@@ -25,7 +25,7 @@ BROKEN = "broken"
 
 
 def demo(
-    directory: Annotated[Path, typer.Option("--dir", metavar="DIR", help="Where it works.")] = Path("ferryman-demo"),
+    directory: Annotated[Path, typer.Option("--dir", metavar="DIR", help="Working directory.")] = Path("ferryman-demo"),
     master: Master = "local[*]",
     conf: Conf = None,
     verbose: Verbose = False,

@@ -46,12 +46,12 @@ def deliveries(
             "--family",
             metavar="ID",
             show_default=False,
-            help="Only of this document and what was made of it; or of the rows of this file.",
+            help="Only this document and everything made from it, or the rows of this file.",
         ),
     ] = None,
     incomplete: Annotated[
         bool,
-        typer.Option("--incomplete", help="List documents (files of rows) of which not every delivery has ended."),
+        typer.Option("--incomplete", help="List documents (or files of rows) with deliveries that have not ended."),
     ] = False,
     limit: Annotated[
         int | None,

@@ -38,7 +38,7 @@ nothing is deleted and you are asked first.
 
 def init(
     directory: Annotated[
-        Path, typer.Argument(metavar="DIR", show_default=False, help="Where to put it; made if it is not there.")
+        Path, typer.Argument(metavar="DIR", show_default=False, help="Where to put it; created if it does not exist.")
     ],
     verbose: Verbose = False,
 ) -> None:

@@ -48,7 +48,7 @@ StateDir = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
 Verbose = Annotated[
-    bool, typer.Option("-v", "--verbose", callback=_verbose, help="Tell more; show tracebacks of errors.")
+    bool, typer.Option("-v", "--verbose", callback=_verbose, help="Print more, and tracebacks of errors.")
 ]
 Master = Annotated[
     str, typer.Option("--master", metavar="URL", help="Spark's master: local[4], spark://host:7077, yarn, ….")
@@ -59,12 +59,12 @@ Has = Annotated[
         "--has",
         metavar="NAME",
         show_default=False,
-        help="What the machine has that steps may need: gpu. May be repeated.",
+        help="What this machine has that steps may need: gpu. Repeatable.",
     ),
 ]
 Conf = Annotated[
     list[str] | None,
-    typer.Option("--conf", metavar="KEY=VALUE", show_default=False, help="A setting of Spark. May be repeated."),
+    typer.Option("--conf", metavar="KEY=VALUE", show_default=False, help="A Spark setting. Repeatable."),
 ]
 
 

@@ -10,7 +10,7 @@ import typer
 from ferryman.cli.options import PlanSpec, Verbose
 from ferryman.cli.terminal import block, json_line, say
 
-app = typer.Typer(name="plan", help="Check a plan, or draw it.", no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(name="plan", help="Check or draw a plan.", no_args_is_help=True, rich_markup_mode=None)
 
 
 class Format(enum.StrEnum):
@@ -42,7 +42,7 @@ def check(plan: PlanSpec, verbose: Verbose = False) -> None:
 @app.command()
 def show(
     plan: PlanSpec,
-    format: Annotated[Format, typer.Option("--format", help="How to draw it.")] = Format.TEXT,  # noqa: A002 - the option's name
+    format: Annotated[Format, typer.Option("--format", help="Output format.")] = Format.TEXT,  # noqa: A002 - the option's name
     verbose: Verbose = False,
 ) -> None:
     """Draw a plan.

@@ -37,7 +37,7 @@ REASONS = {
 def preview(
     plan: PlanSpec,
     limit: Annotated[
-        int, typer.Option("--limit", metavar="N", min=1, help="Transform at most so many documents.")
+        int, typer.Option("--limit", metavar="N", min=1, help="Transform at most this many documents.")
     ] = LIMIT,
     document: Annotated[
         str | None,
@@ -45,7 +45,7 @@ def preview(
             "--doc",
             metavar="ID",
             show_default=False,
-            help="Transform only the document of this id, also if a run would leave it alone.",
+            help="Transform only the document with this id, even if a run would skip it.",
         ),
     ] = None,
     state: StateDir = None,

@@ -35,7 +35,7 @@ def resolve(
     ] = None,
     destination: OfDestination = None,
     source: OfSource = None,
-    why: Annotated[str, typer.Option("--why", metavar="TEXT", show_default=False, help="Kept in the ledger.")] = "",
+    why: Annotated[str, typer.Option("--why", metavar="TEXT", show_default=False, help="Stored in the ledger.")] = "",
     state: StateDir = None,
     verbose: Verbose = False,
 ) -> None:

@@ -21,9 +21,9 @@ def retry(
     source: OfSource = None,
     force: Annotated[bool, typer.Option("--force", help="Re-read and re-send everything, changed or not.")] = False,
     dirty: Annotated[
-        bool, typer.Option("--dirty", help="Let the next scan read them, whatever their fingerprints say.")
+        bool, typer.Option("--dirty", help="Have the next scan read them, even if their fingerprints are unchanged.")
     ] = False,
-    why: Annotated[str, typer.Option("--why", metavar="TEXT", show_default=False, help="Kept in the ledger.")] = "",
+    why: Annotated[str, typer.Option("--why", metavar="TEXT", show_default=False, help="Stored in the ledger.")] = "",
     state: StateDir = None,
     verbose: Verbose = False,
 ) -> None:

@@ -64,7 +64,9 @@ def run(
     ] = None,
     every: Annotated[
         str | None,
-        typer.Option("--every", metavar="TIME", show_default=False, help="Go on for ever, scanning as often: 30s, 5m."),
+        typer.Option(
+            "--every", metavar="TIME", show_default=False, help="Keep running; rescan at this interval: 30s, 5m."
+        ),
     ] = None,
     allow_deletes: Annotated[
         list[str] | None,
@@ -72,12 +74,13 @@ def run(
             _ALLOW,
             metavar="[=FOLDER]",
             show_default=False,
-            help="Delete even if more documents are gone than max_deleted allows; "
-            "with =FOLDER only in this first-level folder. May be repeated.",
+            help="Delete even if more documents have vanished than max_deleted allows; "
+            "with =FOLDER only in this first-level folder. Repeatable.",
         ),
     ] = None,
     accept_changes: Annotated[
-        bool, typer.Option("--accept-changes", help="Go on under this version although the plan's structure changed.")
+        bool,
+        typer.Option("--accept-changes", help="Continue under this version although the plan's structure changed."),
     ] = False,
     from_version: Annotated[
         int | None,
@@ -86,7 +89,7 @@ def run(
             metavar="N",
             min=0,
             show_default=False,
-            help="Carry on from the state of this older version of the plan.",
+            help="Migrate the state of this older version of the plan.",
         ),
     ] = None,
     max_pending: Annotated[
@@ -104,8 +107,8 @@ def run(
             "--notify",
             metavar="WHOM",
             show_default=False,
-            help="Tell this URL, mailto:ADDRESS or command when something is newly failed, rejected or in doubt, or a "
-            "node is stopped. May be repeated.",
+            help="Notify this URL, mailto:ADDRESS or command when something is newly failed, rejected or in doubt, or "
+            "a node is stopped. Repeatable.",
         ),
     ] = None,
     json: Json = False,

@@ -12,11 +12,12 @@ from ferryman.cli.terminal import json_line, note, say
 
 def search(
     db: Annotated[
-        str, typer.Argument(metavar="DB", show_default=False, help="A SQLite file, or the URL that the plan gives Sql.")
+        str,
+        typer.Argument(metavar="DB", show_default=False, help="An SQLite file, or the URL given to Sql in the plan."),
     ],
     text: Annotated[str, typer.Argument(metavar="TEXT", show_default=False, help="Words to look for.")],
     table: Annotated[str, typer.Option("--table", metavar="NAME", help="The Sql destination's table.")] = "documents",
-    limit: Annotated[int, typer.Option("--limit", metavar="N", min=1, help="At most so many hits.")] = 10,
+    limit: Annotated[int, typer.Option("--limit", metavar="N", min=1, help="Show at most this many hits.")] = 10,
     json: Json = False,
     verbose: Verbose = False,
 ) -> None:

@@ -8,7 +8,7 @@ from ferryman.cli.intake import access, admin, listing, serve, submit, whole
 
 app = typer.Typer(
     name="intake",
-    help="The queue of batches and jobs: hand in, look, hold, release, mend.",
+    help="The intake queue of batches and jobs: submit, list, hold, release, repair.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )

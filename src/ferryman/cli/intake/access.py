@@ -23,13 +23,13 @@ def access(
     objects: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[OBJECT]...", show_default=False, help="Ask for these: jobs (jid…), or local or primary ids."
+            metavar="[OBJECT]...", show_default=False, help="What to fetch: jobs (jid…), or local or primary ids."
         ),
     ] = None,
     wait: Annotated[
         str | None,
         typer.Option(
-            "--wait", metavar="TIME", show_default=False, help="Wait until the bundle lies ready, at most so long: 2m."
+            "--wait", metavar="TIME", show_default=False, help="Wait until the bundle is ready, at most this long: 2m."
         ),
     ] = None,
     state: OfState = None,

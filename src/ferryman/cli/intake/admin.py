@@ -14,10 +14,10 @@ from ferryman.errors import UsageError
 Priority = Annotated[
     int | None, typer.Option("--priority", metavar="N", min=0, show_default=False, help="Give jobs this priority.")
 ]
-Message = Annotated[str, typer.Option("--message", metavar="TEXT", show_default=False, help="Kept with the status.")]
+Message = Annotated[str, typer.Option("--message", metavar="TEXT", show_default=False, help="Stored with the status.")]
 AccessSize = Annotated[
     str | None,
-    typer.Option("--access", metavar="SIZE", show_default=False, help="The access queue instead: small or large."),
+    typer.Option("--access", metavar="SIZE", show_default=False, help="Use the access queue: small or large."),
 ]
 
 
@@ -168,7 +168,7 @@ def lock(
             metavar="[KIND]", show_default=False, help="collection, storage, ingest, access-small, access-large."
         ),
     ] = None,
-    name: Annotated[str | None, typer.Argument(metavar="[NAME]", show_default=False, help="Of which.")] = None,
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", show_default=False, help="Its name.")] = None,
     queue: QueueUrl = None,
     json: Json = False,
     verbose: Verbose = False,
@@ -202,7 +202,7 @@ def lock(
 
 def unlock(
     kind: Annotated[str, typer.Argument(metavar="KIND", show_default=False, help="As for lock.")],
-    name: Annotated[str | None, typer.Argument(metavar="[NAME]", show_default=False, help="Of which.")] = None,
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", show_default=False, help="Its name.")] = None,
     queue: QueueUrl = None,
     verbose: Verbose = False,
 ) -> None:

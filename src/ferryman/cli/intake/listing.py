@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from ferryman.intake import Batch, Job, Queue
 
 OfState = Annotated[
-    str | None, typer.Option("--state", metavar="STATE", show_default=False, help="Only in this state: Pending, ….")
+    str | None,
+    typer.Option("--state", metavar="STATE", show_default=False, help="Only items in this state: Pending, …."),
 ]
 
 
@@ -33,7 +34,7 @@ def batches(state: OfState = None, queue: QueueUrl = None, json: Json = False, v
 def jobs(
     state: OfState = None,
     batch: Annotated[
-        str | None, typer.Option("--batch", metavar="ID", show_default=False, help="Only of this batch.")
+        str | None, typer.Option("--batch", metavar="ID", show_default=False, help="Only jobs of this batch.")
     ] = None,
     queue: QueueUrl = None,
     json: Json = False,

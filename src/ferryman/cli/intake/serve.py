@@ -38,11 +38,11 @@ def serve(
             "--work",
             metavar="DIR",
             show_default=False,
-            help="Where files of jobs lie while they are at work. Every process that serves this queue, and every "
+            help="Working directory for the files of jobs. Every process that serves this queue, and every "
             "worker of Spark, has to see it at this path. Default: work/ in the state's directory.",
         ),
     ] = None,
-    threads: Annotated[int, typer.Option("--threads", metavar="N", min=1, help="For each state.")] = 4,
+    threads: Annotated[int, typer.Option("--threads", metavar="N", min=1, help="Threads per state.")] = 4,
     drop_originals: Annotated[
         bool,
         typer.Option("--drop-originals", help="Do not keep delivered files; access requests cannot be served then."),
@@ -50,12 +50,13 @@ def serve(
     full: Annotated[
         int,
         typer.Option(
-            "--full", metavar="PERCENT", min=1, max=100, help="Of the disk: above, jobs wait in Provisioning."
+            "--full", metavar="PERCENT", min=1, max=100, help="Disk usage above which jobs wait in Provisioning."
         ),
     ] = 80,
-    once: Annotated[bool, typer.Option("--once", help="End when nothing is left to do.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Exit when nothing is left to do.")] = False,
     accept_changes: Annotated[
-        bool, typer.Option("--accept-changes", help="Go on under this version although the plan's structure changed.")
+        bool,
+        typer.Option("--accept-changes", help="Continue under this version although the plan's structure changed."),
     ] = False,
     master: Master = "local[*]",
     conf: Conf = None,

@@ -48,7 +48,7 @@ def submit(
     payload: Annotated[str, typer.Argument(metavar="PAYLOAD", show_default=False, help="A file, or a URL.")],
     kind: Annotated[
         Payload | None,
-        typer.Option("--type", show_default=False, help="What it is. Default: by the ending of its name."),
+        typer.Option("--type", show_default=False, help="What it is. Default: by its file extension."),
     ] = None,
     collection: Annotated[
         str | None, _option("--collection", "NAME", "The collection it is for (profile_name): one can be put on hold.")
@@ -57,12 +57,11 @@ def submit(
     batch_id: Annotated[
         str | None, _option("--batch-id", "ID", "A batchID of your own: handed in twice, it is one batch.")
     ] = None,
-    local_id: Annotated[
-        list[str] | None, _option("--local-id", "ID", "Your own id of the object. May be repeated.")
-    ] = None,
+    local_id: Annotated[list[str] | None, _option("--local-id", "ID", "Your own id of the object. Repeatable.")] = None,
     title: Annotated[str | None, _option("--title", "TEXT", "What it is about (erc_what).")] = None,
     priority: Annotated[
-        int | None, typer.Option("--priority", metavar="N", min=0, show_default=False, help="Of its jobs. 0 is first.")
+        int | None,
+        typer.Option("--priority", metavar="N", min=0, show_default=False, help="Priority of its jobs; 0 comes first."),
     ] = None,
     digest: Annotated[
         str | None, _option("--digest", "sha256:HEX", "Of the payload: it is refused if it is another. md5, sha1, …")

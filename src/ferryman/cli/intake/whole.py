@@ -15,7 +15,7 @@ from ferryman.errors import UsageError
 
 
 def audit(
-    repair: Annotated[bool, typer.Option("--repair", help="Mend what can be mended without a doubt.")] = False,
+    repair: Annotated[bool, typer.Option("--repair", help="Repair what can be repaired safely.")] = False,
     queue: QueueUrl = None,
     json: Json = False,
     verbose: Verbose = False,
@@ -40,7 +40,7 @@ def audit(
 
 def dump(
     file: Annotated[
-        Path | None, typer.Argument(metavar="[FILE]", show_default=False, help="Where to. Default: standard output.")
+        Path | None, typer.Argument(metavar="[FILE]", show_default=False, help="Output file. Default: standard output.")
     ] = None,
     queue: QueueUrl = None,
     verbose: Verbose = False,
@@ -83,7 +83,7 @@ def import_legacy(
     source: Annotated[
         str,
         typer.Argument(
-            metavar="SOURCE", show_default=False, help="A folder, a file a record; or zookeeper://HOST/PATH."
+            metavar="SOURCE", show_default=False, help="A folder with one file per record, or zookeeper://HOST/PATH."
         ),
     ],
     queue: QueueUrl = None,
