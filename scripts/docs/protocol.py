@@ -15,11 +15,11 @@ COLUMNS = {
     "settle": (1092, 214),
 }
 HEADS = {
-    "scan": ("1 scan", "what is new, changed, gone, owed?"),
+    "scan": ("1 scan", "new, changed, deleted, pending"),
     "transform": ("2 transform", "run the steps"),
-    "commit": ("3 commit", "fix it for ever"),
+    "commit": ("3 commit", "one transaction"),
     "deliver": ("4 deliver", "send, chunk by chunk"),
-    "settle": ("5 settle", "keep the account"),
+    "settle": ("5 settle", "update the ledger"),
 }
 # Name, upper edge, height, fill, colour of the boxes' edges.
 LANES = {
@@ -30,37 +30,37 @@ LANES = {
 }
 KILLED = {
     "scan": ("Nothing is kept.", "The next start lists again."),
-    "transform": ("Files that no table names.", "They are removed; the same", "documents are taken up again."),
+    "transform": ("Files that no table names.", "They are removed; the same", "documents are processed again."),
     "commit": ("Whole or nothing: the log", "has the entry, or not."),
     "deliver": (
         "A durable result: done.",
         "None: sent again, skipped by",
-        "its hash, or unknown, as the",
+        "its hash, or in doubt, as the",
         "guarantee says.",
     ),
-    "settle": ("It is done again,", "to the same effect."),
+    "settle": ("It is repeated,", "with the same result."),
 }
 # Boxes: (lane, phase) -> a heading in the box and lines below it.
 BOXES = {
     ("outside", "scan"): ("sources", ("folders, tables, lists",)),
     ("outside", "deliver"): ("destinations", ("databases, indexes, …",)),
-    ("executors", "scan"): ("list", ("each piece of a source", "into a scratch file")),
+    ("executors", "scan"): ("list", ("each source partition", "into a scratch file")),
     ("executors", "transform"): ("read, run steps, stage", ("each document once,", "all its steps in one process")),
-    ("executors", "deliver"): ("claim · send · note", ("rows of one destination,", "oldest first, in chunks")),
+    ("executors", "deliver"): ("claim · send · record", ("rows of one destination,", "oldest first, in chunks")),
     ("executors", "settle"): ("rewrite", ("outbox files of which", "some rows stay")),
     ("driver", "scan"): (
-        "judge, then cut",
+        "detect changes, split",
         ("one join with documents;", f"a wave is ≤ {limits.WAVE_BYTES // limits.GIB} GiB listed"),
     ),
-    ("driver", "commit"): ("one transaction", ("outbox rows, drops,", "errors, versions")),
-    ("driver", "deliver"): ("deal", ("which rows are due,", "which destinations are well")),
-    ("driver", "settle"): ("close, read once, commit", ("ledger first: it fixes", "what the journal came to")),
+    ("driver", "commit"): ("commit", ("outbox rows, drops,", "errors, versions")),
+    ("driver", "deliver"): ("dispatch", ("rows that are due,", "healthy destinations")),
+    ("driver", "settle"): ("close, read once, commit", ("ledger first: it fixes", "the journal's result")),
     ("state", "transform"): ("staged files", ("in the tables' folders,", "in no table yet", "")),
     ("state", "commit"): ("outbox", ("names every staged", "file of the wave", "")),
     ("state", "deliver"): ("journal", ("claims, results;", "events as ledger files", "")),
     ("state", "settle"): (
         "ledger · documents",
-        ("what became of it;", "what is known of it;", "outbox: what is still owed"),
+        ("events;", "last known rows;", "outbox: what is pending"),
     ),
 }
 WIDTH, HEIGHT = 1330, 676
