@@ -54,7 +54,7 @@ BOXES = {
     ),
     ("driver", "commit"): ("commit", ("outbox rows, drops,", "errors, versions")),
     ("driver", "deliver"): ("dispatch", ("rows that are due,", "healthy destinations")),
-    ("driver", "settle"): ("close, read once, commit", ("ledger first: it fixes", "the journal's result")),
+    ("driver", "settle"): ("close · read · commit", ("ledger first: it fixes", "the journal's result")),
     ("state", "transform"): ("staged files", ("in the tables' folders,", "in no table yet", "")),
     ("state", "commit"): ("outbox", ("names every staged", "file of the wave", "")),
     ("state", "deliver"): ("journal", ("claims, results;", "events as ledger files", "")),
