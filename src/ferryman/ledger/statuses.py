@@ -23,20 +23,20 @@ class Status(enum.StrEnum):
 
 
 TERMINAL: Final = frozenset({Status.INDEXED, Status.DROPPED, Status.DEAD, Status.ERROR_DOC})
-"""A delivery in one of these is done with, until its document changes or a person speaks."""
+"""A delivery in one of these has ended, until its document changes or an operator asks for more."""
 
 MEANING: Final[dict[Status, str]] = {
-    Status.FORCE: "a person wants it read again, changed or not; the next scan takes it up as a new revision",
-    Status.RESTART: "a person, or a new plan version, wants it tried again; due now, attempts from zero",
-    Status.DIRTY: "a source or a person thinks it changed, and the next scan looks; or a step wants it again later",
-    Status.PROCESSING: "taken up in a wave that has not committed; after a crash it is fed again",
-    Status.ERROR: "a step or the destination failed; tried again when due",
+    Status.FORCE: "an operator wants it read again, changed or not; the next scan reads it as a new revision",
+    Status.RESTART: "an operator or a new plan version wants it retried; due now, with its attempts reset",
+    Status.DIRTY: "a source or an operator suspects a change: the next scan reads it; or a step wants it again later",
+    Status.PROCESSING: "in a wave that has not committed; after a crash it is processed again",
+    Status.ERROR: "a step or the destination failed; retried when due",
     Status.BATCHED: "committed to the outbox; will be delivered",
-    Status.INDEXING: "in flight; stored when an at-most-once chunk got no result: unknown until a person resolves it",
-    Status.INDEXED: "delivered (or the destination had something newer, or has an unchanged child as it is)",
-    Status.DROPPED: "let go on purpose, replaced or superseded; the message says which",
-    Status.DEAD: "attempts exhausted, or refused for good by the destination",
-    Status.ERROR_DOC: "the document itself is bad: cannot be read or parsed, or ends the process that handles it",
+    Status.INDEXING: "at-most-once: sent, and nobody knows with what result; in doubt until an operator resolves it",
+    Status.INDEXED: "delivered (or the destination has something newer, or the same child already)",
+    Status.DROPPED: "dropped on purpose, replaced or superseded; the message says which",
+    Status.DEAD: "its attempts are exhausted, or the destination refused it with a permanent error",
+    Status.ERROR_DOC: "the document itself is bad: it cannot be read or parsed, or kills the process that handles it",
 }
 
 _S = Status
@@ -78,7 +78,7 @@ def stored(text: str) -> tuple[frozenset[Status], str | None]:
 
 
 _STEPS = frozenset({_S.BATCHED, _S.ERROR, _S.DROPPED, _S.DEAD, _S.ERROR_DOC})
-"""What the steps may make of a document that is fed (again)."""
+"""What the steps may make of a document that is processed (again)."""
 _SENT = frozenset({_S.INDEXING, _S.INDEXED, _S.ERROR, _S.DEAD, _S.ERROR_DOC})
 """What sending may make of a committed row."""
 _PERSON = frozenset({_S.RESTART, _S.FORCE})
