@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -57,6 +58,18 @@ def test_an_old_one(tmp_path: Path, says: str, number: int) -> None:
 def test_a_new_one(tmp_path: Path, says: str) -> None:
     """Also one that says nothing that we know: Spark may try it."""
     check_java({"JAVA_HOME": str(java(tmp_path / "jdk", says)), "PATH": os.environ["PATH"]})
+
+
+@pytest.mark.parametrize(("says", "fine"), [('JAVA_VERSION="1.8.0_402"', False), ('JAVA_VERSION="17.0.13"', True)])
+def test_one_that_says_it_in_a_file_is_not_started(tmp_path: Path, says: str, fine: bool) -> None:
+    """Each run would wait for it."""
+    home = java(tmp_path / "jdk", "")
+    started = tmp_path / "started"
+    (home / "bin" / "java").write_text(f"#!/bin/sh\ntouch {started}\n")
+    (home / "release").write_text(f'GRAALVM_VERSION="22.3"\n{says}\n')
+    with contextlib.nullcontext() if fine else pytest.raises(UsageError, match="which is Java 8"):
+        check_java({"JAVA_HOME": str(home), "PATH": os.environ["PATH"]})
+    assert not started.exists()
 
 
 def test_run_says_it(tmp_path: Path) -> None:

@@ -369,13 +369,13 @@ class Stager:
             since, transient = since or self._now_us, transient + 1
             waited_s = (self._now_us - since) / 1e6
         node = self._called.get(fault.node)
-        limits = policy.limits if node is None else node.limits(policy)
-        last = limits.passed(attempt, transient, waited_s)
+        allowed = policy.limits if node is None else node.limits(policy)
+        last = allowed.passed(attempt, transient, waited_s)
         if last:
             why = f"{fault.text} (attempt {attempt}, the last)"
             self._event(met.doc, owed.end, met.branches, Status.DEAD, why, attempt)
         else:
-            patient = waited_s is not None and limits.patience_s is not None
+            patient = waited_s is not None and allowed.patience_s is not None
             self._failed.append((met.doc, owed.end, met.branches, fault.text, attempt, patient))
         return Owed(*owed.end, attempt, not last, since, transient)
 
