@@ -1,13 +1,10 @@
-"""The demo: its plan reads what is in the standard library, and only what is broken on purpose is refused."""
+"""The demo's parts. All of it is run by tests/packaging, from an installed wheel."""
 
 from __future__ import annotations
 
 import json
-import sqlite3
 import sysconfig
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,7 +12,6 @@ from ferryman import Document
 from ferryman.cli import demo, demo_plan
 from ferryman.errors import BadDocument, UsageError
 
-Ferryman = Callable[..., Any]
 STDLIB = Path(sysconfig.get_path("stdlib"))
 
 
@@ -113,28 +109,3 @@ def test_preparing_refuses_a_file(tmp_path: Path) -> None:
 
     with pytest.raises(UsageError, match="is a file"):
         demo.prepare(tmp_path / "taken")
-
-
-@pytest.mark.spark
-def test_the_demo_indexes_the_library(ferryman: Ferryman, tmp_path: Path) -> None:
-    """It ends with 0; the files broken on purpose are refused and told, all others are found."""
-    done = ferryman("demo")
-
-    assert done.code == 0, done.err
-    for name in ("undecodable", "dangling", "loop"):
-        assert f"  broken/{name}.txt: " in done.out
-    assert "NOT EXPECTED" not in done.out
-    with sqlite3.connect(tmp_path / "ferryman-demo" / "index.db") as index:
-        ids = {id for (id,) in index.execute("SELECT id FROM documents")}
-    assert {"json/decoder.py", "broken/empty.txt", "broken/folder.txt/inside.txt"} <= ids
-    assert not any("site-packages" in id for id in ids)
-    assert "\njson/" in done.out
-
-    status = json.loads(ferryman("status", "ferryman-demo/plan.py", "--state", "ferryman-demo/state", "--json").out)
-    assert status["balanced"]
-    assert status["destinations"]["documents"]["delivered"] == len(ids)
-    assert status["destinations"]["documents"]["rejected"] == 3
-
-    again = ferryman("demo")
-    assert again.code == 0, again.err
-    assert "Nothing has changed since the last run" in again.out
