@@ -1,4 +1,7 @@
-"""docs/architecture.md says what the code does: its points, its functions, its tables, its layers, its tests."""
+"""The pages on architecture say what the code does: its points, its functions, its tables, its layers, its tests.
+
+docs/architecture.md is for those who rely on it, docs/reference/protocol.md has every step, CONTRIBUTING.md the layers.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,10 @@ from ferryman.ledger.folder import FOLDERS, READERS
 from ferryman.testing.crash import EXECUTOR, POINTS
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "architecture.md").read_text("utf-8")
+OVERVIEW = (ROOT / "docs" / "architecture.md").read_text("utf-8")
+PROTOCOL = (ROOT / "docs" / "reference" / "protocol.md").read_text("utf-8")
+LAYERS = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
+PAGES = {"architecture.md": OVERVIEW, "protocol.md": PROTOCOL, "CONTRIBUTING.md": LAYERS}
 
 PREFIXES = {point.partition(".")[0] for point in POINTS}
 SUFFIXES = {point.partition(".")[2] for point in POINTS}
@@ -49,7 +55,7 @@ def resolved(name: str) -> Any:
     raise LookupError(name)
 
 
-STEPS = [cells for cells in rows(PAGE) if len(cells) == 4 and any(name in POINTS for name in code(cells[2]))]
+STEPS = [cells for cells in rows(PROTOCOL) if len(cells) == 4 and any(name in POINTS for name in code(cells[2]))]
 """Step, function, crash points, what a kill there leaves."""
 
 
@@ -60,11 +66,12 @@ def test_every_crash_point_is_there_once() -> None:
     assert sorted(named) == sorted(POINTS)
 
 
-def test_no_other_point_is_spoken_of() -> None:
+@pytest.mark.parametrize("page", PAGES)
+def test_no_other_point_is_spoken_of(page: str) -> None:
     """A name that looks like a crash point is one."""
     looks_like = {
         name
-        for name in re.findall(r"`([a-z]+\.[a-z]+)`", PAGE)
+        for name in re.findall(r"`([a-z]+\.[a-z]+)`", PAGES[page])
         if name.partition(".")[0] in PREFIXES and name.partition(".")[2] in SUFFIXES
     }
 
@@ -91,7 +98,8 @@ def test_the_point_stands_where_the_page_says(step: list[str]) -> None:
 def test_every_name_of_the_code_exists() -> None:
     """What looks like a name of a module, class or function below ``ferryman`` is one."""
     top = {path.stem for path in (ROOT / "src" / "ferryman").iterdir()}
-    names = {name for name in code(PAGE) if re.fullmatch(r"[a-z_]+(\.\w+)+", name) and name.partition(".")[0] in top}
+    text = "\n".join(PAGES.values())
+    names = {name for name in code(text) if re.fullmatch(r"[a-z_]+(\.\w+)+", name) and name.partition(".")[0] in top}
     names = {name for name in names if not name.endswith(".json")}  # files of a state
     assert len(names) > 30
     for name in sorted(names - set(POINTS)):
@@ -101,14 +109,14 @@ def test_every_name_of_the_code_exists() -> None:
 @pytest.mark.parametrize("table", ["outbox", "documents", "ledger"])
 def test_the_tables_have_these_columns(table: str) -> None:
     """Names and order, as in ledger/schemas.py."""
-    [columns] = [code(cells[1]) for cells in rows(PAGE) if cells[0] == f"`{table}`" and "`source`" in cells[1]]
+    [columns] = [code(cells[1]) for cells in rows(PROTOCOL) if cells[0] == f"`{table}`" and "`source`" in cells[1]]
 
     assert columns == getattr(schemas, table.upper()).names
 
 
 def test_the_folders_are_those_of_a_state() -> None:
     """What lies in a state directory, and nothing else."""
-    section = PAGE.partition("## Where state lives")[2].partition("| table | columns |")[0]
+    section = OVERVIEW.partition("## Where state lives")[2].partition("\n## ")[0]
     named = [code(cells[0])[0] for cells in rows(section) if code(cells[0])]
 
     assert sorted(named) == sorted(
@@ -125,7 +133,7 @@ def test_the_layers_are_those_of_the_contract() -> None:
     [layers] = [c["layers"] for c in contracts if c["type"] == "layers"]
     order = [name for layer in layers for name in re.findall(r"[a-z_.]+", layer)]
     there = {path.stem for path in (ROOT / "src" / "ferryman").iterdir()}
-    section = PAGE.partition("## Who may import whom")[2].partition("\n## ")[0]
+    section = LAYERS.partition("## Who may import whom")[2].partition("\n## ")[0]
     named = [name for cells in rows(section) for name in code(cells[0])]
 
     assert named == [*(name for name in order if name in there), "testing"]
@@ -133,7 +141,7 @@ def test_the_layers_are_those_of_the_contract() -> None:
 
 def test_the_proofs_exist() -> None:
     """Every test that the page names is there."""
-    proofs = {name for name in code(PAGE) if name.startswith("tests/")}
+    proofs = {name for name in code("\n".join(PAGES.values())) if name.startswith("tests/")}
     assert len(proofs) > 5
     for proof in proofs:
         path, _, function = proof.partition("::")
@@ -142,8 +150,13 @@ def test_the_proofs_exist() -> None:
 
 
 def test_every_invariant_has_a_keeper_and_a_proof() -> None:
-    """I1 to I9, in their order."""
-    invariants = [cells for cells in rows(PAGE) if re.fullmatch(r"I\d", cells[0])]
+    """I1 to I9, in their order: the one page says what holds, the other where it is kept and what proves it."""
+    wanted = [f"I{n}" for n in range(1, 10)]
+    said = [cells for cells in rows(OVERVIEW) if re.fullmatch(r"I\d", cells[0])]
+    kept = [cells for cells in rows(PROTOCOL) if re.fullmatch(r"I\d", cells[0])]
 
-    assert [cells[0] for cells in invariants] == [f"I{n}" for n in range(1, 10)]
-    assert all(len(cells) == 4 and all(cells) for cells in invariants)
+    assert [cells[0] for cells in said] == wanted
+    assert all(len(cells) == 2 and all(cells) for cells in said)
+    assert [cells[0] for cells in kept] == wanted
+    assert all(len(cells) == 3 and all(cells) for cells in kept)
+    assert all("tests/" in proofs for _, _, proofs in kept)

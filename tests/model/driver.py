@@ -1,7 +1,7 @@
 """Drivers: what one may do next, from its start to the end of a wave, and again.
 
 A driver is where ``Driver.at`` says; each of its steps is one function below, under the name of its action. The steps
-follow the numbers of ``docs/architecture.md``.
+follow the numbers of ``docs/reference/protocol.md``.
 """
 
 from __future__ import annotations

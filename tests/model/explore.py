@@ -118,7 +118,7 @@ class Explorer:
     # -- I9 ----------------------------------------------------------------------------------------
 
     def _unrecoverable(self, state: State) -> Broken | None:
-        """Every change of state can be recovered by doing it again, also when that is killed half way.
+        """Every state change can be recovered by repeating it, even if the recovery itself is killed.
 
         Everything is killed here. One run without faults must then come to rest with all accounted for and nothing
         broken, and another start after it must change nothing.

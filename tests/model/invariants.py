@@ -19,7 +19,7 @@ Wrong = Iterator[str]
 
 
 def nothing_leaves_before_the_commit(config: Config, state: State) -> Wrong:
-    """Nothing leaves before the commit: no destination sees a row that is not in a committed wave.
+    """Nothing is sent before the commit: no destination sees a row that is not in a committed wave.
 
     What a power cut would undo is not committed.
     """
@@ -45,7 +45,7 @@ def the_same_bytes_and_hash(config: Config, state: State) -> Wrong:
 
 
 def everything_is_accounted_for(config: Config, state: State) -> Wrong:
-    """Every delivery ends in a terminal status or is visibly owed.
+    """Every delivery ends in a terminal status or is visibly pending.
 
     None is committed twice, and the ledger makes only the moves of its table. Whatever was committed is in the outbox,
     or the ledger says that it was delivered.
@@ -68,8 +68,8 @@ def everything_is_accounted_for(config: Config, state: State) -> Wrong:
 
 
 def at_most_once(config: Config, state: State) -> Wrong:
-    """A claim without a result is never sent again: it is *unknown*. Only an explicit transient outcome allows another
-    send.
+    """A claim without a result is never sent again: it is *in doubt*. Only an explicit transient outcome allows
+    another send.
 
     The chunk was claimed "once for all": in all its passes together it is sent once, but for the sends of which the
     destination has said that nothing took effect.
@@ -83,8 +83,8 @@ def at_most_once(config: Config, state: State) -> Wrong:
 
 
 def at_least_once(config: Config, state: State) -> Wrong:
-    """At-least-once: what has no durable result is sent again, with the same hashes. What came of a chunk is noted
-    before the next is sent: a kill has one chunk a lane sent again at most.
+    """At-least-once: a chunk without a durable result is sent again, with the same hashes. Each result is recorded
+    before the next chunk is sent, so a kill repeats at most one chunk per lane.
 
     So nothing counts as delivered that has not arrived. (Of a task that runs twice at a time, both may send all. The
     kill of everything that the explorer tries is one more.)
@@ -104,8 +104,8 @@ def at_least_once(config: Config, state: State) -> Wrong:
 
 
 def exactly_once(config: Config, state: State) -> Wrong:
-    """Exactly-once: the destination stores the hash in the same transaction as the effect; a hash that is there makes
-    the row a no-op.
+    """Exactly-once: the destination stores the hash in the same transaction as the effect; if the hash is already
+    there, the row is a no-op.
 
     One effect a delivery, and none that counts as delivered without.
     """

@@ -1,6 +1,6 @@
 """What the model's world looks like: values without identity, so that two equal worlds are one.
 
-Durable things have the names that they have in ``docs/architecture.md``. A row's place in ``State.rows`` is its
+Durable things have the names that they have in ``docs/reference/protocol.md``. A row's place in ``State.rows`` is its
 sequence. What is marked *observed* is not part of the protocol: it is the outside world, or what the invariants must
 remember of the past.
 """
