@@ -401,7 +401,7 @@ def test_a_router_that_raises_is_tried_again(net: Network) -> None:
     net.put("a")
     assert net.run().exit == 0
     first, _ = account.history(net.root, "a", net.plan)
-    assert first["message"] == "router moody: RuntimeError: in a mood"
+    assert first["message"].startswith("router moody: RuntimeError: in a mood (")
 
 
 @pytest.mark.rule("plan.join")

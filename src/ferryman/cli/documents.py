@@ -76,6 +76,7 @@ def deliveries(
     rejected. --incomplete lists families of which some are pending or in doubt; what failed has ended.
 
     --json writes all of them as they come, however many there are. As text the last line says how many more there are.
+    -v also prints the tracebacks of unexpected errors.
     """
     from ferryman.ledger import account
     from ferryman.ledger.state import state_root
@@ -105,6 +106,8 @@ def deliveries(
         return
     said = [{**row, "status": shown(row["status"], row["operation"])} for row in rows[:at_most]]
     _table(said, ("document", "source", "destination", "status", "attempt", "wave", "message"))
+    if verbose:
+        _say_tracebacks(said)
     if limit is None and len(rows) > at_most:
         _note_more(f"the {at_most} newest", account.number_of_deliveries(root, **filters, plan=loaded))
     listed_by_work = ways_back(loaded)
@@ -186,6 +189,7 @@ def history(
         raise UsageError(f"{document}: the state {root} knows no such document. `{listing}` lists those it knows.")
     if not json:
         _table(events, ("created", "wave", "document", "destination", "operation", "status", "attempt", "message"))
+        _say_tracebacks(events)
         say()
         last = events[-1]
         version = last["version"] or "unknown"
@@ -207,6 +211,30 @@ def _table(rows: list[dict[str, Any]], columns: tuple[str, ...]) -> None:
         at = columns.index("destination") + 1
         columns = (*columns[:at], "route", *columns[at:])
     if rows:
-        table(columns, [[when(row[c]) if c == "created" else row[c] for c in columns] for row in rows])
+        table(columns, [[_cell(row, c) for c in columns] for row in rows])
     else:
         note("There are none.")
+
+
+def _cell(row: dict[str, Any], column: str) -> Any:
+    from ferryman.ledger.reasons import reason_of
+
+    value = row[column]
+    if column == "created":
+        return when(value)
+    return reason_of(value) if column == "message" and value else value
+
+
+def _say_tracebacks(rows: list[dict[str, Any]]) -> None:
+    """Of errors that nobody foresaw, each traceback once."""
+    from ferryman.ledger.reasons import reason_of, traceback_of
+
+    said = set()
+    for row in rows:
+        trace = traceback_of(row["message"] or "")
+        if trace and trace not in said:
+            said.add(trace)
+            say()
+            say(f"{row['document']}: {reason_of(row['message'])}")
+            for line in trace.splitlines():
+                say(line)

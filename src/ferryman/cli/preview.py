@@ -95,7 +95,7 @@ def preview(
     if json:
         terminal.json_line(found.as_dict())
     else:
-        _tell(found)
+        _tell(found, verbose)
         terminal.say(f"Nothing was written. To do it: {terminal.command('run', plan, state=state)}")
 
 
@@ -126,12 +126,12 @@ def _previewed(plan: Plan, file: Path | None, state: Path | None, *, verbose: bo
             raise typer.Exit(CODE) from None
 
 
-def _tell(found: Preview) -> None:
-    """All of it, for people."""
+def _tell(found: Preview, verbose: bool) -> None:
+    """All of it, for people; ``verbose``: tracebacks, too."""
     line = _drawn if sys.stdout.isatty() else terminal.say
     terminal.say(_heading(found))
     for name, expected in found.destinations.items():
-        for text in _of_destination(name, expected):
+        for text in _of_destination(name, expected, verbose):
             line(text)
     if found.more:
         more = ", ".join(f"{count} {REASONS[reason]}" for reason, count in found.more.items())
@@ -152,7 +152,7 @@ def _heading(found: Preview) -> str:
     return f"{number} {'document' if number == 1 else 'documents'}: {what}"
 
 
-def _of_destination(name: str, expected: Expected) -> Iterator[str]:
+def _of_destination(name: str, expected: Expected, verbose: bool) -> Iterator[str]:
     """What a destination would get, and what not, a line each."""
     if expected.waiting:
         yield f"{name} first gets what waits for it: {expected.waiting} of earlier waves"
@@ -171,10 +171,12 @@ def _of_destination(name: str, expected: Expected) -> Iterator[str]:
             yield f"{name}: {len(rows)} {what}:"
             for row in rows:
                 yield f"  {_which(row)}: {_why(row)}"
+                yield from _trace(row) if verbose else ()
     if expected.errors:
         yield f"{name}: {len(expected.errors)} would fail, and be tried again:"
         for row in expected.errors:
             yield f"  {_which(row)} (attempt {row['attempt']} of {row['attempts']}): {_why(row)}"
+            yield from _trace(row) if verbose else ()
 
 
 def _which(row: dict[str, Any]) -> str:
@@ -183,7 +185,15 @@ def _which(row: dict[str, Any]) -> str:
 
 
 def _why(row: dict[str, Any]) -> str:
-    return str(row["message"] or "no reason was given").removeprefix(f"{row['document']}: ")
+    from ferryman.ledger.reasons import reason_of
+
+    return reason_of(row["message"] or "no reason was given").removeprefix(f"{row['document']}: ")
+
+
+def _trace(row: dict[str, Any]) -> Iterator[str]:
+    from ferryman.ledger.reasons import traceback_of
+
+    yield from (f"    {line}" for line in traceback_of(row["message"] or "").splitlines())
 
 
 def _drawn(text: str) -> None:
@@ -192,7 +202,7 @@ def _drawn(text: str) -> None:
     from rich.text import Text
 
     drawn = Text(one_line(text), style="" if text.startswith(" ") else "bold")
-    of_content = text.startswith("    ")
+    of_content = text.startswith(("    fields: ", "    text: "))
     if of_content:
         drawn.stylize("dim")
     Console().print(drawn, no_wrap=of_content, overflow="ellipsis" if of_content else "fold", crop=of_content)

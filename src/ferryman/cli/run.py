@@ -226,11 +226,12 @@ def _counts(summary: Summary) -> str:
 def _examples(root: Path, plan: Plan, status: str, heading: str) -> None:
     """The first few documents of a status, with the reason of each."""
     from ferryman.ledger import account
+    from ferryman.ledger.reasons import reason_of
 
     rows = account.deliveries(root, status=status, limit=EXAMPLES, plan=plan)
     terminal.say(heading + (", the newest of them:" if rows else ""))
     for row in rows:
         where = f" for {row['destination']}" if row["destination"] else ""
         silent = "not sent yet" if row["status"] == "BATCHED" else "no reason was given"
-        reason = (row["message"] or silent).removeprefix(f"{row['document']}: ")
+        reason = reason_of(row["message"] or silent).removeprefix(f"{row['document']}: ")
         terminal.say(f"  {row['document']}{where}: {reason}")

@@ -18,6 +18,7 @@ from ferryman.ledger.retries import StepDebt
 from ferryman.needs import VARIABLE, here, listed
 from ferryman.notify import Stopped
 from ferryman.plan import Plan, StepNode
+from ferryman.plan.forgotten import REMEDY, returns_nothing
 
 
 class Machine:
@@ -46,6 +47,11 @@ class Nodes:
         """Of these, those that no executor could run."""
         self._missed: Counter[str] = Counter()
         """Waves in a row of which no task came to a machine that has what a step needs."""
+        self._steps = {n.name: n for n in plan.nodes if isinstance(n, StepNode)}
+        self._nones: Counter[str] = Counter()
+        """Calls that returned None, of steps that have returned nothing else in this run."""
+        self._made: set[str] = set()
+        """Steps that have returned a document in this run."""
         self._clock = clock
         self._looks_again = clock()
         """When executors are asked again what they have, by the clock."""
@@ -69,6 +75,8 @@ class Nodes:
         for report in reports:
             by_node.setdefault(report.node, []).append(report)
         for node, told in by_node.items():
+            self._nones[node] += sum(r.nones for r in told)
+            self._made |= {node} if any(r.made for r in told) else set()
             self._count_batches(node, told)
             self._count_unreached(node, told)
             well = any(r.well and not any(not f.scope for f in r.faults) for r in told)
@@ -187,6 +195,18 @@ class Nodes:
             for about, t in self.troubles.items()
         ]
 
+    def hints(self) -> list[str]:
+        """A line for each step that has returned None for all its documents: most often somebody forgot to return them.
+
+        A filter may drop the two documents that are new today: it takes more, or code that cannot return anything else.
+        """
+        return [
+            f"step {name} returned None for {'the only document' if count == 1 else f'all {count} documents'} that "
+            f"came to it, so it dropped {'it' if count == 1 else 'them'}. {REMEDY}"
+            for name, count in self._nones.items()
+            if name not in self._made and (count >= _SILENT or (count and returns_nothing(self._steps[name].fn)))
+        ]
+
     def stopped(self) -> list[Stopped]:
         """For those who want to be told."""
         return [
@@ -201,8 +221,7 @@ class Nodes:
     def _why(self, key: str, fault: Fault) -> str:
         """Without what the message says anyway."""
         about = self._about(key.partition(" ")[0])
-        why = fault.text.removeprefix(f"{about}: ").removeprefix("reading it: ")
-        return f"{why} ({fault.at})" if fault.at else why
+        return fault.text.removeprefix(f"{about}: ").removeprefix("reading it: ")
 
 
 _MACHINES: Final = 4
@@ -213,6 +232,10 @@ _LOOK_EVERY_S: Final = 60.0
 """Executors come and go; to ask them takes a job of Spark."""
 _MISSES: Final = 10
 """Nobody can tell Spark where to run a task: so often it is tried at once, then as a step that is away."""
+
+
+_SILENT: Final = 3
+"""Documents for which a step returned None, and never anything else, from which on that is worth a hint."""
 
 
 def _pending(deliveries: int) -> str:

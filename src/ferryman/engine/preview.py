@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -20,6 +21,7 @@ import pyarrow.compute as pc
 
 from ferryman.engine import driving
 from ferryman.engine.deliver.dispatch import owed_rows
+from ferryman.engine.nodes import Nodes
 from ferryman.engine.pick import Picked, pick
 from ferryman.engine.runner import Patient, Runner, Shipped, run_patiently
 from ferryman.engine.sample import Draw, Sample, Sampled, draw, reasons
@@ -228,6 +230,10 @@ class Previewing:
             left = reasons(cuts) - reasons(judged.picked.judged)
         found.unread = left.pop("look", 0)
         found.more = dict(left)
+        nodes = Nodes(self._plan, lambda _: None, time.monotonic)
+        nodes.hear(report for each in draws for report in each.staged.nodes)
+        for hint in nodes.hints():
+            self._tell(found, hint)
         for each in draws:
             self._tell_of(found, each)
 

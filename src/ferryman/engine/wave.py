@@ -175,6 +175,8 @@ class Run:
                 self._incomplete = not self._scan()
                 self._catch_up(until)
             self._tell_stale()
+            for hint in self._nodes.hints():
+                self._tell_once(hint)
             self.notify()
             self._counting.keep()
             if every is None:

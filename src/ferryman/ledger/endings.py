@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from ferryman.ledger.account import looking_again, view
+from ferryman.ledger.reasons import reason_of
 from ferryman.ledger.statuses import TERMINAL, Status
 from ferryman.ledger.view import View
 from ferryman.plan import Plan
@@ -82,7 +83,9 @@ def _of(seen: View, source: str, documents: Collection[str]) -> dict[str, Ending
             continue
         status = Status(last["status"])
         if status in FAILED:
-            found = FailedDelivery(last["document"], last["destination"], status.value, last["message"] or "")
+            found = FailedDelivery(
+                last["document"], last["destination"], status.value, reason_of(last["message"] or "")
+            )
             failures[origin][found] = None
         elif status not in TERMINAL:
             open_ones.add(origin)

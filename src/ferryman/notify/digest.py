@@ -9,6 +9,7 @@ import duckdb
 import msgspec
 
 from ferryman import limits
+from ferryman.ledger.reasons import reason_of
 from ferryman.ledger.schemas import DOCUMENTS, LEDGER
 from ferryman.ledger.state import State
 from ferryman.storage import parquet
@@ -136,7 +137,7 @@ def _pick(db: duckdb.DuckDBPyConnection, among: str, since: int) -> None:
 
 
 def _example(document: str, source: str, destination: str, status: str, message: str | None) -> Example:
-    reason = (message or "no reason was given").removeprefix(f"{document}: ")
+    reason = reason_of(message or "no reason was given").removeprefix(f"{document}: ")
     return Example(document, source, destination, NEWS[status], reason[: limits.NOTIFY_REASON_CHARACTERS])
 
 

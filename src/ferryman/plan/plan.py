@@ -11,6 +11,7 @@ from ferryman.errors import PlanError
 from ferryman.needs import names
 from ferryman.plan import graph
 from ferryman.plan.fingerprint import fingerprint
+from ferryman.plan.forgotten import forgotten_returns
 from ferryman.plan.nodes import DestinationNode, Node, Policy, RouterNode, SourceNode, StepFunction, StepNode
 from ferryman.plan.notice import NotifyTarget
 from ferryman.plan.pickling import cannot_be_pickled
@@ -203,7 +204,7 @@ class Plan:
         findings += cannot_be_pickled(self.nodes)
         if findings:
             raise PlanError(findings)
-        return warnings
+        return [*warnings, *forgotten_returns(self.nodes)]
 
     def freeze(self) -> None:
         """Check it, and let nothing be added any more."""

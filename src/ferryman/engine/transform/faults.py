@@ -5,10 +5,22 @@ from __future__ import annotations
 import enum
 import os
 import traceback
+from collections import Counter
+from types import TracebackType
 from typing import Final, NamedTuple
 
 import ferryman
-from ferryman.errors import BadDocument, Misconfigured, PermanentError, TransientError, Unavailable, named, words
+from ferryman.errors import (
+    BadDocument,
+    FerrymanError,
+    Misconfigured,
+    PermanentError,
+    TransientError,
+    Unavailable,
+    named,
+    words,
+)
+from ferryman.ledger.reasons import HEADING, LONGEST
 from ferryman.outages import chain, is_connection
 
 
@@ -40,15 +52,15 @@ class Fault(NamedTuple):
 
     Attributes:
         node: whose it is.
-        text: for the ledger; begins with the node.
-        at: ``plan.py:12``: the line of other people's code that raised it, where that is known.
+        text: for the ledger; begins with the node, ends with the line of other people's code, where that is known.
+        trace: of the first errors of a line, their traceback.
         scope: only what the node has to do with this ("host:…") is in trouble; "": the whole node.
     """
 
     kind: FaultKind
     node: str
     text: str
-    at: str = ""
+    trace: str = ""
     scope: str = ""
 
     @property
@@ -61,17 +73,54 @@ class StepTimeout(TransientError):
     """A step's call took longer than ``timeout=``: nobody knows why, so it counts as what nobody anticipated."""
 
 
-def fault_of(error: BaseException, node: str, where: str, *, reading: bool = False) -> Fault:
+def fault_of(
+    error: BaseException, node: str, where: str, *, reading: bool = False, traces: Traces | None = None
+) -> Fault:
     """What an error means.
 
     Args:
         where: how a message names the node.
         reading: a source's ``read`` raised it.
+        traces: decides whether the traceback is kept; None: it is not.
     """
     text = words(error) if isinstance(error, BadDocument) else f"{where}: {_named(error)}"
     kind = _kind(error, reading)
-    at = _line_of(error) if kind is FaultKind.UNFORESEEN else ""
-    return Fault(kind, node, text, at, words(getattr(error, "scope", "")) if kind is FaultKind.UNAVAILABLE else "")
+    trace = ""
+    if kind in (FaultKind.UNFORESEEN, FaultKind.CONNECTION) and not _is_meant(error) and (at := _line_of(error)):
+        text = f"{text} ({at})"
+        trace = traces.of(error, at) if traces is not None else ""
+    return Fault(kind, node, text, trace, words(getattr(error, "scope", "")) if kind is FaultKind.UNAVAILABLE else "")
+
+
+class Traces:
+    """The tracebacks of a task: kept of the first errors of each line, so that they take little room and time."""
+
+    def __init__(self) -> None:
+        self._kept: Counter[str] = Counter()
+
+    def of(self, error: BaseException, at: str) -> str:
+        """The traceback from other people's code on, without heading; "": enough others have been kept."""
+        if self._kept[at] >= _TRACES:
+            return ""
+        self._kept[at] += 1
+        theirs = error.__traceback__
+        while (
+            theirs is not None and theirs.tb_next is not None and theirs.tb_frame.f_code.co_filename.startswith(_OURS)
+        ):
+            theirs = theirs.tb_next
+        lines = traceback.TracebackException(type(error), error, theirs, limit=-_FRAMES, compact=True).format()
+        text = words("".join(lines)).removeprefix(HEADING).strip("\n")
+        return text if len(text) <= LONGEST else f"  …\n{text[-LONGEST:]}"
+
+
+def _is_ours(frame: TracebackType) -> bool:
+    return frame.tb_frame.f_code.co_filename.startswith(_OURS)
+
+
+_TRACES: Final = 20
+"""Tracebacks that a task keeps of errors of one line."""
+_FRAMES: Final = 20
+"""Of the frames of a traceback, the innermost that are kept."""
 
 
 def _kind(error: BaseException, reading: bool) -> FaultKind:
@@ -86,6 +135,11 @@ def _kind(error: BaseException, reading: bool) -> FaultKind:
     if is_connection(error, reading=reading):
         return FaultKind.CONNECTION
     return FaultKind.TRANSIENT if isinstance(error, TransientError) else FaultKind.UNFORESEEN
+
+
+def _is_meant(error: BaseException) -> bool:
+    """Did the code choose these words on purpose? Then its author knows where they come from."""
+    return isinstance(error, FerrymanError) and not isinstance(error, StepTimeout)
 
 
 def _named(error: BaseException) -> str:

@@ -107,7 +107,7 @@ class Feed:
             try:
                 doc = self._read(block, i)
             except BaseException as e:
-                fault = fault_of(of_code(e), self._name, "reading it", reading=True)
+                fault = fault_of(of_code(e), self._name, "reading it", reading=True, traces=self.walk.traces)
                 again = block.reasons[i] == "retry"
                 pulse.failed(fault, block.ids[i], self.walk.row, self.walk.batch, again=again)
                 if fault.kind is FaultKind.PERMANENT:

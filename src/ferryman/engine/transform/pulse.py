@@ -67,6 +67,10 @@ class NodeReport(NamedTuple):
     unreached: tuple[str, ...] = ()
     """Some of the documents that met errors of the connection there at their first try; since the last call that has
     succeeded."""
+    nones: int = 0
+    """Calls that returned None, of a step that has returned nothing else."""
+    made: bool = False
+    """A call returned a document."""
 
 
 class Pulse:
@@ -93,6 +97,10 @@ class Pulse:
         self._scopes: dict[str, Fault] = {}
         self._stopped = False
         self._well = False
+        self._made = False
+        """A call returned a document."""
+        self._nones = 0
+        """Calls that returned None."""
         self._own = False
         """The errors are known to be the documents'."""
         self._seen: set[FaultKind] = set()
@@ -153,6 +161,17 @@ class Pulse:
         if self._trip is not None and self._fault is None:
             self._trip, self._own, self.closed = None, True, False
 
+    def returned(self) -> None:
+        """A step returned a document, or several."""
+        self._made = True
+        self.succeeded()
+
+    def dropped(self, *, silently: bool = False) -> None:
+        """A step dropped its document; ``silently``: it returned None."""
+        self.succeeded()
+        self.steady = self._made  # so that the first document that it returns is heard of
+        self._nones += silently
+
     def failed(self, fault: Fault, origin: str, row: int, batch: str = "", *, again: bool = False) -> None:
         """A call ended in this fault, for a document of this family, row and batch; ``again``: in a retry."""
         self.steady = False
@@ -200,7 +219,17 @@ class Pulse:
         if not faults and not self._well and not self._failing and not self._unreached:
             return None
         failing, unreached = tuple(self._failing.items()), tuple(self._unreached)
-        return NodeReport(self.node, self._well, faults, self._stopped, failing=failing, unreached=unreached)
+        nones = 0 if self._made else self._nones
+        return NodeReport(
+            self.node,
+            self._well,
+            faults,
+            self._stopped,
+            failing=failing,
+            unreached=unreached,
+            nones=nones,
+            made=self._made,
+        )
 
     def _count(self, fault: Fault, row: int, batch: str) -> None:
         if batch and fault.kind is FaultKind.UNFORESEEN and self._brake is not None:

@@ -53,14 +53,12 @@ class Returned:
             self._made = [set()]
 
     def take(self, doc: Document, where: str, route: str, out: Any) -> list[Document] | Many:
-        """What a step has made of this document: at least one.
+        """What a step has made of this document: at least one. (``None`` does not come here.)
 
         Raises:
             Dropped: none.
             PermanentError: something else than documents of this family, or one of them twice.
         """
-        if out is None:
-            raise Dropped
         if isinstance(out, Document):
             out = [out]
         elif isinstance(out, (str, bytes, Mapping)) or not isinstance(out, Iterable):

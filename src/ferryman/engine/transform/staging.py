@@ -35,6 +35,7 @@ from ferryman.ledger.family import (
     parent_of,
 )
 from ferryman.ledger.outbox import OutboxWriter
+from ferryman.ledger.reasons import with_traceback
 from ferryman.ledger.schemas import DOCUMENTS, LEDGER
 from ferryman.ledger.settle import due_stats
 from ferryman.ledger.statuses import Status
@@ -354,7 +355,7 @@ class Stager:
     def _hold(self, owed: list[tuple[Document, Owed, Met]]) -> None:
         """No attempt is spent; said once of each delivery, so that it is accounted for."""
         for doc, each, met in owed:
-            why = f"{met.fault.text} (no attempt is spent)"
+            why = with_traceback(f"{met.fault.text} (no attempt is spent)", met.fault.trace)
             self._event(doc, each.end, met.branches, Status.ERROR, why, each.attempt, self._now_us)
 
     def _spent(self, met: Met, owed: Owed) -> Owed:
@@ -372,11 +373,12 @@ class Stager:
         allowed = policy.limits if node is None else node.limits(policy)
         last = allowed.passed(attempt, transient, waited_s)
         if last:
-            why = f"{fault.text} (attempt {attempt}, the last)"
+            why = with_traceback(f"{fault.text} (attempt {attempt}, the last)", fault.trace)
             self._event(met.doc, owed.end, met.branches, Status.DEAD, why, attempt)
         else:
             patient = waited_s is not None and allowed.patience_s is not None
-            self._failed.append((met.doc, owed.end, met.branches, fault.text, attempt, patient))
+            why = with_traceback(fault.text, fault.trace)
+            self._failed.append((met.doc, owed.end, met.branches, why, attempt, patient))
         return Owed(*owed.end, attempt, not last, since, transient)
 
     def _stays(self, unread: Unread) -> bool:

@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from ferryman import limits
 from ferryman.document import Again, Document, check_size, encode_fields
-from ferryman.engine.transform.faults import OF_NODE, Fault, FaultKind, fault_of
+from ferryman.engine.transform.faults import OF_NODE, Fault, FaultKind, Traces, fault_of
 from ferryman.engine.transform.pulse import Pulse
 from ferryman.engine.transform.returned import Many, Returned
 from ferryman.engine.transform.stations import CompiledNode, End, joined, stations
@@ -80,6 +80,7 @@ class Walk:
         failures: where it had failed before a retry, and has ended.
         reached: failures that the last ``again`` came to and went on from.
         kept: members that were let go as soon as they were made, for nothing of them is owed.
+        traces: of this task.
     """
 
     def __init__(
@@ -96,6 +97,7 @@ class Walk:
         self._stations = stations(plan.nodes, task, guarded)
         self._source = self._stations[source]
         self._skips = _skips(plan, source)
+        self.traces = Traces()
         self.take_over(pulses)
         self.row = 0
         self.batch = ""
@@ -270,11 +272,17 @@ class Walk:
             finally:
                 doc.id = id  # its id is the source's, whatever a step does to the object
                 self._note_wish(doc)
-            found = (doc,) if out is doc else self._returned.take(doc, station.where, route, out)
+            if out is doc:
+                found: Sequence[Document] | Many | None = (doc,)
+            else:
+                found = None if out is None else self._returned.take(doc, station.where, route, out)
         except (Dropped, Unsupported) as e:
             raise self._meant(e, station.pulse) from None
+        if found is None:
+            station.pulse.dropped(silently=True)
+            raise Dropped
         if not station.pulse.steady and not isinstance(found, Many):
-            station.pulse.succeeded()
+            station.pulse.returned()
         return found
 
     def _next(self, many: Many, station: CompiledNode) -> Document | None:
@@ -285,7 +293,7 @@ class Walk:
         except (Dropped, Unsupported) as e:
             raise self._meant(e, station.pulse) from None
         if each is None and not station.pulse.steady:
-            station.pulse.succeeded()
+            station.pulse.returned()
         return each
 
     def _note_wish(self, doc: Document) -> None:
@@ -343,7 +351,7 @@ class Walk:
         """A step lets a document go, or does not read it, which is the same where its source says so."""
         if isinstance(error, Unsupported) and not self._skips:
             return error
-        pulse.succeeded()
+        pulse.dropped()
         return error if isinstance(error, Dropped) else Dropped(words(error))
 
     def _drop_by(
@@ -388,7 +396,7 @@ class Walk:
         self._meet(doc, station, route, branches, wanted, self._fault(station, error))
 
     def _fault(self, station: CompiledNode, error: BaseException) -> Fault:
-        fault = fault_of(error, station.name, station.where)
+        fault = fault_of(error, station.name, station.where, traces=self.traces)
         if station.pulse is not None:
             station.pulse.failed(fault, self._origin, self.row, self.batch, again=self._retrying)
         return fault

@@ -1,0 +1,35 @@
+"""Why a delivery failed: what its event's ``message`` holds, and how messages are grouped.
+
+The first line is the reason. Of an error that nobody foresaw, the traceback may follow in the lines after it.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+HEADING: Final = "Traceback (most recent call last):"
+_MARK: Final = f"\n{HEADING}\n"
+
+LONGEST: Final = 4000
+"""Characters of a traceback that are kept: its first line, and the last ones."""
+
+
+def with_traceback(reason: str, trace: str) -> str:
+    """Both as one message. ``trace``: without its heading; "": none."""
+    return f"{reason}{_MARK}{trace}" if trace else reason
+
+
+def reason_of(message: str) -> str:
+    """The message without its traceback."""
+    return message.partition(_MARK)[0]
+
+
+def traceback_of(message: str) -> str:
+    """The traceback with its heading; "": there is none."""
+    _, mark, trace = message.partition(_MARK)
+    return f"{HEADING}\n{trace}" if mark else ""
+
+
+def reason_sql(message: str) -> str:
+    """``reason_of`` of a column, as SQL."""
+    return f"split_part({message}, chr(10) || '{HEADING}' || chr(10), 1)"
