@@ -11,38 +11,145 @@ from rich.progress import Progress, TextColumn
 
 from ferryman.observe import Observer, Silent, one_line, watching
 from ferryman.observe.log import logging_to
+from ferryman.observe.pace import Pace, duration
 from ferryman.observe.progress import Bar, LineProgress
 
 
 def a_wave(observer: Observer) -> None:
     observer.phase(3, "scan")
+    observer.outcome("1 300 documents listed")
     observer.taken_up(1202)
     observer.phase(3, "deliver")
+    observer.live(1202)
     observer.settled(1200, 0, 2)
 
 
-def test_in_a_pipe_each_settled_wave_is_one_line() -> None:
-    """One line a wave: what was delivered, is pending, has failed."""
+class Clock:
+    """A second passes at each look, or as many as it is told."""
+
+    def __init__(self, step: float = 1.0) -> None:
+        self.now, self.step = 0.0, step
+
+    def __call__(self) -> float:
+        self.now += self.step
+        return self.now
+
+
+def test_in_a_pipe_each_phase_and_each_settled_wave_is_one_line() -> None:
+    """What a phase came to and how long it took; what was delivered, is pending, has failed."""
     stream = io.StringIO()
 
     with watching(stream) as observer:
         a_wave(observer)
 
-    assert stream.getvalue() == "wave 3: 1 200 delivered, 0 pending, 2 failed\n"
+    assert stream.getvalue().splitlines() == [
+        "wave 3: scan: 1 300 documents listed, 0.0 s",
+        "wave 3: deliver: 1 202 sent, 0.0 s",
+        "wave 3: 1 200 delivered, 0 pending, 2 failed",
+    ]
 
 
-def test_verbose_tells_the_phases() -> None:
-    """With -v each phase is a line, too."""
+def test_a_scan_that_finds_nothing_says_nothing() -> None:
+    """With --every it happens all the time; one that takes long is worth a line."""
+    stream = io.StringIO()
+    clock = Clock()
+    lines = LineProgress(stream, clock=clock)
+
+    for wave in (3, 4):
+        lines.phase(wave, "scan")
+    assert stream.getvalue() == ""
+    clock.now += 60
+    lines.phase(5, "scan")
+
+    assert stream.getvalue().startswith("wave 4: scan: 6")
+
+
+def test_a_long_phase_says_now_and_then_how_far_it_is() -> None:
+    """With what is left of all waves, as soon as that can be known."""
+    stream = io.StringIO()
+    clock = Clock(0.0)
+    lines = LineProgress(stream, clock=clock)
+
+    lines.planned(4000)
+    lines.phase(1, "transform")
+    lines.expects(1000)
+    clock.now = 10.0
+    lines.live(100)
+    clock.now = 40.0
+    lines.live(400)
+
+    assert stream.getvalue() == "wave 1: transform: 400 of 1 000, 10/s, about 6 min left\n"
+
+
+def test_the_estimate_counts_the_waves_before() -> None:
+    """All that a document goes through takes time, not only the steps."""
+    clock = Clock(0.0)
+    pace = Pace(clock)
+
+    pace.planned(2000)
+    for _ in range(2):
+        pace.phase("transform")
+        pace.expects(1000)
+        clock.now += 50.0
+        if clock.now < 100:
+            pace.live(1000)
+            pace.phase("deliver")
+            clock.now += 50.0
+            assert pace.left_s() == 100.0
+    pace.live(500)
+
+    assert pace.left_s() == 50.0
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.04, "0.0 s"), (9.9, "9.9 s"), (59.7, "60 s"), (150, "2 min"), (7500, "2 h 5 min")]
+)
+def test_durations_are_short(seconds: float, text: str) -> None:
+    """As precise as people want to know."""
+    assert duration(seconds) == text
+
+
+def test_an_error_is_told_at_once() -> None:
+    """Its traceback with -v."""
+    short, long = io.StringIO(), io.StringIO()
+
+    LineProgress(short).error("a.txt", "step x: KeyError: 'k' (plan.py:3)", "Traceback\n  line")
+    LineProgress(long, verbose=True).error("a.txt", "step x: KeyError: 'k' (plan.py:3)", "Traceback\n  line")
+
+    assert short.getvalue() == "a.txt: step x: KeyError: 'k' (plan.py:3)\n"
+    assert long.getvalue() == f"{short.getvalue()}Traceback\n  line\n"
+
+
+def test_verbose_tells_when_a_phase_begins() -> None:
+    """With -v that is a line, too."""
     stream = io.StringIO()
 
-    a_wave(LineProgress(stream, verbose=True))
+    a_wave(LineProgress(stream, verbose=True, clock=Clock(0.0)))
 
     assert stream.getvalue().splitlines() == [
         "wave 3: scan",
         "wave 3: 1 202 documents taken up",
+        "wave 3: scan: 1 300 documents listed, 0.0 s",
         "wave 3: deliver",
+        "wave 3: deliver: 1 202 sent, 0.0 s",
         "wave 3: 1 200 delivered, 0 pending, 2 failed",
     ]
+
+
+def test_the_bar_moves_while_a_phase_runs() -> None:
+    """How far it is, of how much."""
+    progress = Progress(TextColumn("{task.description}"), console=Console(file=io.StringIO()))
+    clock = Clock(0.0)
+    bar = Bar(progress, clock=clock)
+
+    bar.phase(1, "transform")
+    bar.expects(200)
+    clock.now = 10.0
+    bar.live(50)
+
+    task = progress.tasks[0]
+    assert task.description == "wave 1: transform: 50 of 200, 5/s, about 30 s left"
+    assert (task.completed, task.total) == (50, 200)
 
 
 def test_a_message_is_one_whole_line() -> None:
@@ -72,7 +179,7 @@ def test_the_bar_adds_up() -> None:
     bar.settled(200, 100, 0)
 
     task = progress.tasks[0]
-    assert task.description == "wave 3: deliver"
+    assert task.description.startswith("wave 3: deliver: 1 202")
     assert (task.completed, task.total) == (1402, 1502)
     assert task.fields["figures"] == "1 400 delivered, 100 pending, 2 failed, 140/s"
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any, Final, Self
 
-from ferryman.observe import Observer
+from ferryman.observe import Forwarding, Observer
 
 CODE: Final = 130
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
@@ -63,25 +63,25 @@ class Interrupt:
         raise KeyboardInterrupt
 
 
-class _Heeding:
+class _Heeding(Forwarding):
     """See ``Interrupt.heeding``."""
 
     def __init__(self, observer: Observer, interrupt: Interrupt) -> None:
-        self._observer = observer
+        super().__init__(observer)
         self._interrupt = interrupt
 
     def phase(self, wave: int, name: str) -> None:
         self._interrupt.look()
-        self._observer.phase(wave, name)
+        super().phase(wave, name)
 
     def taken_up(self, documents: int) -> None:
         self._interrupt.look()
-        self._observer.taken_up(documents)
+        super().taken_up(documents)
 
-    def settled(self, delivered: int, owed: int, dead: int) -> None:
+    def settled(self, delivered: int, pending: int, failed: int) -> None:
         self._interrupt.look()
-        self._observer.settled(delivered, owed, dead)
+        super().settled(delivered, pending, failed)
 
     def message(self, text: str) -> None:
         self._interrupt.look()
-        self._observer.message(text)
+        super().message(text)

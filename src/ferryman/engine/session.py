@@ -105,7 +105,7 @@ def start(master: str, conf: Mapping[str, str], name: str) -> SparkSession:
     for key, value in settings.items():
         builder = builder.config(key, value)
     try:
-        with _unbroken():
+        with _unbroken(), _without_chatter():
             session = builder.getOrCreate()
     except Exception as e:
         raise UsageError(
@@ -143,6 +143,41 @@ def _unbroken() -> Iterator[None]:
             handler(heard[0], None)
         elif heard and handler is signal.SIG_DFL:
             signal.raise_signal(heard[0])
+
+
+_CHATTER = b"WARNING: Using incubator modules: "
+"""What the JVM says of a module that Spark asks for; it has no switch for it."""
+
+
+@contextlib.contextmanager
+def _without_chatter() -> Iterator[None]:
+    """What is started meanwhile writes its errors into a pipe, from which all but the JVM's chatter is passed on."""
+    try:
+        ours = os.dup(2)
+    except OSError:  # there is no stderr
+        yield
+        return
+    reading, writing = os.pipe()
+    os.dup2(writing, 2)
+    os.close(writing)
+    threading.Thread(target=_pass_on, args=(reading, ours), name="ferryman-stderr", daemon=True).start()
+    try:
+        yield
+    finally:
+        os.dup2(ours, 2)
+
+
+def _pass_on(reading: int, to: int) -> None:
+    """Until whoever writes into the pipe has ended."""
+    with open(reading, "rb", buffering=0) as pipe, open(to, "wb", buffering=0) as out, contextlib.suppress(OSError):
+        held = b""
+        while data := pipe.read(65_536):
+            *lines, held = (held + data).split(b"\n")
+            out.write(b"".join(line + b"\n" for line in lines if not line.startswith(_CHATTER)))
+            if held and not _CHATTER.startswith(held[: len(_CHATTER)]):
+                out.write(held)  # a prompt without its end is not held back
+                held = b""
+        out.write(held)
 
 
 @functools.cache

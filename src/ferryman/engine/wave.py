@@ -24,12 +24,13 @@ from ferryman.engine.counting import Counting
 from ferryman.engine.deliver.dispatch import Dispatcher, owed_rows
 from ferryman.engine.deliver.newer import Newer
 from ferryman.engine.driving import driving
+from ferryman.engine.live import Follower
 from ferryman.engine.nodes import Nodes
 from ferryman.engine.runner import Patient, Runner, Shipped, run_patiently
 from ferryman.engine.scan.cut import Slice
 from ferryman.engine.scan.guard import Allowed
 from ferryman.engine.scan.judge import Verdict, judge
-from ferryman.engine.scan.listing import list_sources
+from ferryman.engine.scan.listing import Listing, list_sources
 from ferryman.engine.summary import Summary as Summary
 from ferryman.engine.transform.staging import Staged
 from ferryman.engine.transform.task import Transform, now_us
@@ -45,7 +46,7 @@ from ferryman.ledger.retries import Hashes, StepDebt
 from ferryman.ledger.settle import late_answers, settle
 from ferryman.ledger.state import State, state_root
 from ferryman.notify import Reporter, Stopped
-from ferryman.observe.progress import Observer, Silent
+from ferryman.observe.progress import Observer, Silent, counted
 from ferryman.plan import NotifyTarget, Plan, rivals
 from ferryman.testing import crash
 
@@ -55,6 +56,9 @@ _IDLE_TURNS: Final = 3
 
 _SCAN: Final = "scan"
 """Scratch folder of a listing."""
+
+_LIVE: Final = "live"
+"""Scratch folder of what tasks tell while they are at work."""
 
 _KEPT_MESSAGES: Final = 100
 """Messages that a driver remembers that goes on for months: what it said already it does not say again."""
@@ -153,6 +157,9 @@ class Run:
         self._littered = False
         """A worker died: it may have left files that nothing names."""
         self._waited = 0.0
+        self._live = Follower(state.staging / _LIVE, observer)
+        self._transformed = False
+        """Documents have gone through the steps in this run."""
         self._nodes = Nodes(state.plan, self._tell, clock)
         self._unseen: set[str] = set()
         """Sources that were away when they were to be listed, or known documents of theirs to be looked at, by the
@@ -266,7 +273,8 @@ class Run:
             only = retries.named(self._state, owed) if len(owed) <= limits.NAMED_DOCUMENTS else None
         else:
             self._unseen = set()
-        listings = list_sources(self._plan, self._shipped, folder, self._patient, only)
+        with self._live.following() as live:
+            listings = list_sources(self._plan, self._shipped, folder, self._patient, only, live)
         self._unseen |= self._nodes.hear_listings(listings)
         crash.point("scan.listed")
         verdict: Verdict = judge(
@@ -284,6 +292,7 @@ class Run:
             wave_bytes=self._wave_bytes,
         )
         crash.point("scan.judged")
+        self._tell_plan(listings, verdict)
         self._held = bool(verdict.too_many) or (self._held and only_owed)
         for note in (*verdict.notes, *verdict.too_many):
             self._tell_once(note)  # a scan for what is owed meets the same again
@@ -292,6 +301,15 @@ class Run:
             for note in self._unlisted.describe(only or {}) if verdict.complete else ():
                 self._tell_once(note)
         return verdict
+
+    def _tell_plan(self, listings: list[Listing], verdict: Verdict) -> None:
+        """What the listing came to, for who watches."""
+        rows = sum(piece.rows for piece in verdict.slices)
+        if rows:
+            listed = sum(listing.rows for listing in listings)
+            waves = f" in {len(verdict.slices)} waves" if len(verdict.slices) > 1 else ""
+            self._observer.outcome(f"{counted(listed)} documents listed, {counted(rows)} to look at{waves}")
+            self._observer.planned(rows)
 
     def _has_room(self) -> bool:
         """May more documents be read? If too much is pending, what can be sent is sent first."""
@@ -308,8 +326,20 @@ class Run:
     def _wave(self, piece: Slice) -> None:
         number = self._state.wave + 1
         self._observer.phase(number, "transform")
-        task = Transform(self._shipped, str(self._state.root), number, now_us(), self._state.epoch, self._nodes.now())
-        staged = self._transform(task, piece)
+        self._observer.expects(piece.rows)
+        task = Transform(
+            self._shipped,
+            str(self._state.root),
+            number,
+            now_us(),
+            self._state.epoch,
+            self._nodes.now(),
+            live_errors=not self._transformed,
+        )
+        with self._live.following() as live:
+            staged = self._transform(dataclasses.replace(task, live=live), piece)
+        self._transformed = True
+        self._tell_staged(piece, staged)
         self._nodes.hear(report for s in staged for report in s.nodes)
         self._unseen |= {cut.source for cut, s in zip(piece.tasks, staged, strict=True) if s.unseen}
         crash.point("transform.done")
@@ -318,6 +348,15 @@ class Run:
             self._summary.dropped += sum(s.counts["dropped"] for s in staged)
             self._commit(number, staged)
             self._deliver_and_settle(number, refused=sum(s.counts["dead"] + s.counts["error_doc"] for s in staged))
+
+    def _tell_staged(self, piece: Slice, staged: list[Staged]) -> None:
+        """What the steps came to, for who watches."""
+        deliveries = sum(part.rows for s in staged for _, part in s.outbox)
+        dropped = sum(s.counts["dropped"] for s in staged)
+        failed = sum(s.counts["dead"] + s.counts["error_doc"] for s in staged)
+        more = [f"{counted(n)} {word}" for n, word in ((dropped, "dropped"), (failed, "failed or rejected")) if n]
+        counts = [f"{counted(piece.rows)} documents", f"{counted(deliveries)} deliveries to send", *more]
+        self._observer.outcome(", ".join(counts))
 
     def _transform(self, task: Transform, piece: Slice) -> list[Staged]:
         """2; if a worker dies, the tasks one by one, and those that die again in careful mode."""
@@ -342,7 +381,10 @@ class Run:
     def _deliver_and_settle(self, number: int, refused: int = 0) -> int:
         """4 and 5; how many rows were sent. ``refused``: documents of this wave that ended before the outbox."""
         self._observer.phase(number, "deliver")
-        for failure in self._dispatcher.deliver(number, now_us()):
+        self._observer.expects(self._owed_rows())
+        with self._live.following() as live:
+            failures = self._dispatcher.deliver(number, now_us(), live)
+        for failure in failures:
             self._tell(failure)
         crash.point("deliver.done")
         self._observer.phase(number, "settle")
@@ -356,11 +398,13 @@ class Run:
             sweep(self._state)
             self._littered = False
         self._nodes.forget(self._step_debt())
-        owed = sum(debt.owed for debt in self._step_debt()) + sum(
-            owed_rows(f) for f in self._state.outbox.files.values()
-        )
+        owed = sum(debt.owed for debt in self._step_debt()) + self._owed_rows()
         self._observer.settled(info["delivered"], owed, info["dead"] + refused)
         return int(info["sent"])
+
+    def _owed_rows(self) -> int:
+        """Rows of the outbox that are still to be sent."""
+        return sum(map(owed_rows, self._state.outbox.files.values()))
 
     def _maintain(self) -> None:
         for note in maintain(self._state):

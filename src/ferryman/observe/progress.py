@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Protocol, TextIO
+from typing import TYPE_CHECKING, Final, Protocol, TextIO
+
+from ferryman.observe.pace import Pace, duration
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -26,20 +28,47 @@ def counted(number: int) -> str:
 
 
 class Observer(Protocol):
-    """What a run tells. Called by the driver, from one thread, in this order for each wave::
+    """What a run tells. Called by the driver, in this order for each wave::
 
         phase(3, "scan")
+        outcome("…")                what the phase has come to, in words
+        planned(5000)               what the waves of this listing read in all
         phase(3, "transform")
+        expects(1500)               documents that this phase has before it
         taken_up(1200)              what this wave took up: adds to what the waves before it did
+        phase(3, "commit")
         phase(3, "deliver")
+        expects(1200)
+        phase(3, "settle")
         settled(1000, 198, 2)       as often as there is something new: the first and the last number add up
         message("…")                at any time
 
-    It must not raise, and it must return at once: the run waits for it.
+    It must not raise, and it must return at once: the run waits for it. ``live`` and ``error`` come from another thread
+    while a phase runs; the others from one thread.
+
+    Attributes:
+        follows: ``live`` and ``error`` are wanted.
     """
+
+    follows: bool
 
     def phase(self, wave: int, name: str) -> None:
         """Wave number ``wave`` is in phase ``name`` now."""
+
+    def planned(self, documents: int) -> None:
+        """So many documents are read by the waves that follow."""
+
+    def expects(self, documents: int) -> None:
+        """So many documents are before this phase."""
+
+    def outcome(self, text: str) -> None:
+        """What the phase has come to."""
+
+    def live(self, documents: int) -> None:
+        """So many documents of the phase are done."""
+
+    def error(self, document: str, text: str, trace: str) -> None:
+        """A document failed, just now. ``trace``: the traceback; "" if there is none."""
 
     def taken_up(self, documents: int) -> None:
         """So many more documents are to be delivered."""
@@ -54,30 +83,114 @@ class Observer(Protocol):
 class Silent:
     """Says nothing."""
 
+    follows = False
+
     def phase(self, wave: int, name: str) -> None: ...
+    def planned(self, documents: int) -> None: ...
+    def expects(self, documents: int) -> None: ...
+    def outcome(self, text: str) -> None: ...
+    def live(self, documents: int) -> None: ...
+    def error(self, document: str, text: str, trace: str) -> None: ...
     def taken_up(self, documents: int) -> None: ...
     def settled(self, delivered: int, pending: int, failed: int) -> None: ...
     def message(self, text: str) -> None: ...
 
 
-class LineProgress:
-    """One line a settled wave and a message; with ``verbose`` also one a phase. For pipes and log files."""
+class Forwarding:
+    """Tells another observer the same; a base for those that look at something on the way."""
 
-    def __init__(self, stream: TextIO, verbose: bool = False) -> None:
+    def __init__(self, observer: Observer) -> None:
+        self._observer = observer
+        self.follows = observer.follows
+
+    def phase(self, wave: int, name: str) -> None:
+        self._observer.phase(wave, name)
+
+    def planned(self, documents: int) -> None:
+        self._observer.planned(documents)
+
+    def expects(self, documents: int) -> None:
+        self._observer.expects(documents)
+
+    def outcome(self, text: str) -> None:
+        self._observer.outcome(text)
+
+    def live(self, documents: int) -> None:
+        self._observer.live(documents)
+
+    def error(self, document: str, text: str, trace: str) -> None:
+        self._observer.error(document, text, trace)
+
+    def taken_up(self, documents: int) -> None:
+        self._observer.taken_up(documents)
+
+    def settled(self, delivered: int, pending: int, failed: int) -> None:
+        self._observer.settled(delivered, pending, failed)
+
+    def message(self, text: str) -> None:
+        self._observer.message(text)
+
+
+_LONG_S: Final = 10.0
+"""A phase that came to nothing is worth a line if it took so long."""
+
+_STILL_EVERY_S: Final = 30.0
+"""How often a phase that takes long says how far it is."""
+
+
+class LineProgress:
+    """A line for each phase, with what it came to and how long it took; one for each settled wave and each message;
+    while a phase takes long, one now and then. For pipes and log files.
+
+    Args:
+        verbose: also when a phase begins, and the tracebacks of errors.
+    """
+
+    follows = True
+
+    def __init__(self, stream: TextIO, verbose: bool = False, clock: Callable[[], float] = time.monotonic) -> None:
         self.stream = stream
         self.verbose = verbose
         self.wave = 0
+        self._clock = clock
+        self._pace = Pace(clock)
+        self._phase = self._outcome = ""
+        self._began = self._said = clock()
 
     def phase(self, wave: int, name: str) -> None:
-        self.wave = wave
+        self._end_phase()
+        self.wave, self._phase = wave, name
+        self._began = self._said = self._clock()
+        self._pace.phase(name)
         if self.verbose:
             self.message(f"wave {wave}: {name}")
+
+    def planned(self, documents: int) -> None:
+        self._pace.planned(documents)
+
+    def expects(self, documents: int) -> None:
+        self._pace.expects(documents)
+
+    def outcome(self, text: str) -> None:
+        self._outcome = text
+
+    def live(self, documents: int) -> None:
+        self._pace.live(documents)
+        if self._clock() - self._said >= _STILL_EVERY_S:
+            self._said = self._clock()
+            self.message(f"wave {self.wave}: {self._phase}: {self._pace.told(counted)}")
+
+    def error(self, document: str, text: str, trace: str) -> None:
+        self.message(f"{document}: {text}")
+        for line in trace.splitlines() if self.verbose else ():
+            self.message(line)
 
     def taken_up(self, documents: int) -> None:
         if self.verbose:
             self.message(f"wave {self.wave}: {counted(documents)} documents taken up")
 
     def settled(self, delivered: int, pending: int, failed: int) -> None:
+        self._end_phase()
         self.message(
             f"wave {self.wave}: {counted(delivered)} delivered, {counted(pending)} pending, {counted(failed)} failed"
         )
@@ -86,19 +199,68 @@ class LineProgress:
         self.stream.write(one_line(text) + "\n")
         self.stream.flush()
 
+    def _end_phase(self) -> None:
+        """Say what the phase came to; a scan that finds nothing, again and again, says nothing."""
+        took_s = self._clock() - self._began
+        name, outcome = self._phase, self._outcome or (f"{counted(n)} sent" if (n := self._sent()) else "")
+        self._phase = self._outcome = ""
+        if name and (outcome or name != "scan" or took_s >= _LONG_S):
+            self.message(f"wave {self.wave}: {name}: {outcome}{', ' if outcome else ''}{duration(took_s)}")
+
+    def _sent(self) -> int:
+        return self._pace.done if self._phase == "deliver" else 0
+
 
 class Bar:
-    """A bar with wave and phase, documents/s, pending, failed. Messages stand above it, whole."""
+    """A bar with wave and phase, how far it is and what is left; documents/s, pending, failed. Messages stand above it,
+    whole.
 
-    def __init__(self, progress: Progress, clock: Callable[[], float] = time.monotonic) -> None:
+    Args:
+        verbose: also the tracebacks of errors.
+    """
+
+    follows = True
+
+    def __init__(self, progress: Progress, clock: Callable[[], float] = time.monotonic, verbose: bool = False) -> None:
         self.progress = progress
         self.clock = clock
+        self.verbose = verbose
         self.task = progress.add_task("starting", total=None, figures="")
         self.began: float | None = None
         self.total = self.delivered = self.pending = self.failed = 0
+        self._pace = Pace(clock)
+        self._wave = 0
+        self._phase = ""
 
     def phase(self, wave: int, name: str) -> None:
+        self._wave, self._phase = wave, name
+        self._pace.phase(name)
         self.progress.update(self.task, description=f"wave {wave}: {name}")
+
+    def planned(self, documents: int) -> None:
+        self._pace.planned(documents)
+
+    def expects(self, documents: int) -> None:
+        self._pace.expects(documents)
+
+    def outcome(self, text: str) -> None:
+        if self.verbose:
+            self.message(f"wave {self._wave}: {self._phase}: {text}")
+
+    def live(self, documents: int) -> None:
+        self._pace.live(documents)
+        if documents:
+            self.progress.update(
+                self.task,
+                description=f"wave {self._wave}: {self._phase}: {self._pace.told(counted)}",
+                completed=documents,
+                total=self._pace.expected or None,
+            )
+
+    def error(self, document: str, text: str, trace: str) -> None:
+        self.message(f"{document}: {text}")
+        for line in trace.splitlines() if self.verbose else ():
+            self.message(line)
 
     def taken_up(self, documents: int) -> None:
         if self.began is None:
@@ -141,4 +303,4 @@ def watching(stream: TextIO, verbose: bool = False) -> Iterator[Observer]:
         TimeElapsedColumn(),
     )
     with Progress(*columns, console=Console(file=stream), transient=True, redirect_stdout=False) as progress:
-        yield Bar(progress)
+        yield Bar(progress, verbose=verbose)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from ferryman import limits
 from ferryman.errors import StateHeld
 from ferryman.intake import BatchState, JobState, NodeInvalid, Queue, QueueLost
-from ferryman.observe.progress import Observer, Silent
+from ferryman.observe.progress import Forwarding, Observer, Silent
 from ferryman.plan import Plan
 from ferryman.service.batches import Batches, is_made
 from ferryman.service.bundles import Bundles
@@ -270,25 +270,17 @@ class Consumers:
         return True
 
 
-class _StopBetweenWaves:
+class _StopBetweenWaves(Forwarding):
     """The same observer, which ends the run between two waves once it is to stop."""
 
     def __init__(self, observer: Observer, stop: threading.Event) -> None:
-        self._observer, self._stop = observer, stop
+        super().__init__(observer)
+        self._stop = stop
 
     def phase(self, wave: int, name: str) -> None:
         if self._stop.is_set() and name in ("scan", "transform"):
             raise Stopping  # what is committed is delivered by the next
-        self._observer.phase(wave, name)
-
-    def taken_up(self, documents: int) -> None:
-        self._observer.taken_up(documents)
-
-    def settled(self, delivered: int, owed: int, dead: int) -> None:
-        self._observer.settled(delivered, owed, dead)
-
-    def message(self, text: str) -> None:
-        self._observer.message(text)
+        super().phase(wave, name)
 
 
 @contextmanager

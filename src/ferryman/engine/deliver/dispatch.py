@@ -36,8 +36,9 @@ class Dispatcher:
         """Destinations over which a worker died, or which hung, in their last pass."""
         self.trouble = trouble
 
-    def deliver(self, number: int, now_us: int) -> list[str]:
+    def deliver(self, number: int, now_us: int, live: str = "") -> list[str]:
         """One pass: every destination that is well gets its due rows, side by side; what went wrong, a line each.
+        ``live``: folder for what is told meanwhile; see ``engine.live``.
 
         No destination may hold the last task slot while another has work: one that hangs delays only itself.
         """
@@ -52,7 +53,14 @@ class Dispatcher:
             return []
         driver = (socket.gethostname(), os.getpid())
         task = Pass(
-            self._shipped, str(self._state.root), number, now_us, driver, self._state.epoch, pace_s=self._pace_s
+            self._shipped,
+            str(self._state.root),
+            number,
+            now_us,
+            driver,
+            self._state.epoch,
+            pace_s=self._pace_s,
+            live=live,
         )
         lanes = [self._lanes(number, now_us, node, files, alone=len(work) == 1) for node, files in work]
         if len(lanes) == 1:

@@ -59,6 +59,8 @@ class Pass:
     epoch: int
     """Of the driver."""
     pace_s: float = limits.PACE_S
+    live: str = ""
+    """Folder for what is told meanwhile; see ``engine.live``."""
 
     def __call__(self, lane: Lane) -> LaneReport:
         plan = self.shipped.plan()
@@ -75,6 +77,7 @@ class Pass:
             now_us=self.now_us,
             pace_s=self.pace_s,
             careful=lane.careful,
+            live=self.live,
         )
         context = DestinationContext(plan.name, plan.version, node.name, self.number, node.policy.guarantee)
         stopped = LaneStop()

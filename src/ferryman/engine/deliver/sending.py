@@ -26,6 +26,7 @@ from ferryman.destinations.base import Delivery, Guarantee, Outcome
 from ferryman.engine.deliver.contest import SendOrder
 from ferryman.engine.deliver.outcomes import Tries, row_result
 from ferryman.engine.deliver.sender import Caller, ChildSender, Hung, Killed, Sender, universal
+from ferryman.engine.live import Live
 from ferryman.errors import PermanentError, TransientError, named, words
 from ferryman.ledger.due import latest_us
 from ferryman.ledger.events import sent_events
@@ -81,6 +82,7 @@ class Turn:
         number: the pass.
         epoch: of the driver.
         careful: a worker died here before, or it hung: the destination is called in a child process.
+        live: tells how far the lane is.
         once: the guarantee is at-most-once.
         exactly: it is exactly-once: what is sent again has no effect.
         until: monotonic time; what has not begun by then stays owed.
@@ -97,7 +99,9 @@ class Turn:
         now_us: int,
         pace_s: float,
         careful: bool = False,
+        live: str = "",
     ) -> None:
+        self.live = Live(live)
         self.root = root
         self.node = node
         self.number = number
@@ -143,6 +147,7 @@ class Turn:
     def end(self) -> None:
         """No more calls. Another's live claim: do not return before its result is there, at most a send's time."""
         self._sender.end()
+        self.live.flush()
         until = time.monotonic() + self.node.policy.send_timeout
         while self.met and time.monotonic() < until and self.journal.open_for(self.number):
             done = self.journal.answered(self.number)
@@ -180,6 +185,7 @@ class FileDelivery:
                     self._send_once(rows, start, end)
                 else:
                     self._send(rows, start, end)
+                self.turn.live.add(end - start)
         finally:
             self.contents.close()
             self._write_part()

@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 
 from ferryman import limits
 from ferryman.document import Document, check_size, content_version, encode_fields, excess
+from ferryman.engine.live import Live
 from ferryman.engine.runner import Runner, Shipped
 from ferryman.errors import BadDocument, Misconfigured, Unavailable, UsageError, told
 from ferryman.ledger.events import table_of
@@ -47,6 +48,9 @@ _TASKS_A_SLOT: Final = 4
 
 _TOLD_DOUBTS: Final = 3  # that a message names; an unmounted share may have thousands of folders
 _SEE_THE_SAME: Final = "Every machine must see the same there: mount it on all of them."
+
+_TOLD_ROWS: Final = 256
+"""Documents that are counted at once for who watches: a listing is quick."""
 
 _GROUP_ROWS: Final = 16_384
 _GROUP_BYTES: Final = 16 * limits.MIB
@@ -110,8 +114,14 @@ Only = Mapping[str, frozenset[str]]
 """Source -> ids of the documents that are wanted; nothing of the other sources."""
 
 
-def list_sources(plan: Plan, shipped: Shipped, folder: Path, runner: Runner, only: Only | None = None) -> list[Listing]:
-    """List every source of the plan, or only these documents, into files in ``folder``."""
+def list_sources(
+    plan: Plan, shipped: Shipped, folder: Path, runner: Runner, only: Only | None = None, live: str = ""
+) -> list[Listing]:
+    """List every source of the plan, or only these documents, into files in ``folder``.
+
+    Args:
+        live: folder for what is told meanwhile; see ``engine.live``.
+    """
     sources = [n for n in plan.nodes if isinstance(n, SourceNode) and (only is None or n.name in only)]
     pieces: list[tuple[str, Any]] = []
     parts: list[ListedPart] = []
@@ -126,7 +136,7 @@ def list_sources(plan: Plan, shipped: Shipped, folder: Path, runner: Runner, onl
             parts.append(ListedPart(node.name, "", 0, 0, told(e), outage=_outage_of(e)))
     per_task = -(-len(pieces) // (_TASKS_A_SLOT * runner.slots))  # a task costs more than a small folder
     tasks = [pieces[at : at + per_task] for at in range(0, len(pieces), per_task)] if pieces else []
-    listed = chain.from_iterable(runner.run(ListPieces(shipped, str(folder), only), tasks))
+    listed = chain.from_iterable(runner.run(ListPieces(shipped, str(folder), only, live), tasks))
     by_name = {node.name: node.source for node in sources}
     parts += [_looked_at_again(by_name[part.source], part) for part in listed]
     for node in sources:
@@ -152,6 +162,7 @@ class ListPieces:
     shipped: Shipped
     folder: str
     only: Only | None = None
+    live: str = ""
 
     def __call__(self, pieces: list[tuple[str, Any]]) -> list[ListedPart]:
         return [self._list(name, [piece for _, piece in of_one]) for name, of_one in groupby(pieces, itemgetter(0))]
@@ -162,6 +173,7 @@ class ListPieces:
         failures: list[str] = []
         outages: list[Outage] = []
         doubts: list[Doubt] = []
+        live, listed = Live(self.live), 0
         with _Writer(self.folder, name) as out:
             for piece in pieces:
                 try:
@@ -169,6 +181,9 @@ class ListPieces:
                         if isinstance(entry, Doubt):
                             doubts.append(entry)
                             continue
+                        listed += 1
+                        if not listed % _TOLD_ROWS:
+                            live.add(_TOLD_ROWS)
                         id = source.full_id(entry.id)
                         if wanted is None or id in wanted:
                             out.add(id, entry)
@@ -178,6 +193,8 @@ class ListPieces:
                     failures.append(told(e))
                     if (outage := _outage_of(e)) is not None:
                         outages.append(outage)
+            live.add(listed % _TOLD_ROWS)
+            live.flush()
             part = out.finish("; ".join(failures) or None)
             first = next(iter(outages), None)
             return part._replace(host=socket.gethostname(), doubts=tuple(doubts), outage=first)

@@ -11,10 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Self
 
+from ferryman.engine.live import FIRST, Live
 from ferryman.engine.runner import Shipped
 from ferryman.engine.scan.cut import TaskCut
 from ferryman.engine.transform.block import Block
 from ferryman.engine.transform.careful import CarefulFeed
+from ferryman.engine.transform.faults import Fault
 from ferryman.engine.transform.feed import Feed, Taken
 from ferryman.engine.transform.pulse import NodesNow, pulses
 from ferryman.engine.transform.staging import Staged, Stager
@@ -36,6 +38,10 @@ class Transform:
     nodes: NodesNow = field(default_factory=NodesNow)
     careful: bool = False
     """A worker died over it: each document in a child process."""
+    live: str = ""
+    """Folder for what is told meanwhile; see ``engine.live``."""
+    live_errors: bool = False
+    """Also the errors of its first documents."""
 
     def __call__(self, cut: TaskCut) -> Staged:
         with Uptake(self, cut) as uptake:
@@ -53,23 +59,29 @@ class Uptake:
         self._pulses = pulses(plan, task.nodes, cut.rows)
         self._stager = Stager(plan, cut.source, Path(task.root), task.wave, task.now_us, task.epoch)
         self._feed = Feed(plan, cut, self._stager, self._pulses)
+        self._live = Live(task.live, errors=task.live_errors)
+        self._feed.walk.heard = self._heard if self._live.wants_errors else None
         self._careful = CarefulFeed(plan, cut, self._stager) if task.careful else None
 
     def take_up(self, block: Block) -> list[int]:
         """Read, walk and stage each document of the block; which rows were not as they were."""
         if self._careful is not None:
             taken_up, self._pulses = self._careful.take_up(block, self._feed.contents(block), self._pulses)
+            self._live.add(len(block))
             return taken_up
         taken_up = []
-        feed, stager = self._feed, self._stager
+        feed, stager, live = self._feed, self._stager, self._live
         stager.begin(block)
         for i, (fields, raw) in enumerate(zip(*feed.contents(block), strict=True)):
             taken, go = feed.take(block, i, fields, raw)
             feed.walk.row += 1
+            live.add(1)
             if taken is Taken.KNOWN:
                 continue
             if taken is Taken.UNREAD:
                 stager.unread(i, feed.fault)
+                if live.wants_errors:
+                    self._heard(block.ids[i], feed.fault)
             elif go is not None:
                 stager.walked(i, feed.walk, go, retry=taken is Taken.AGAIN)
             else:
@@ -79,8 +91,14 @@ class Uptake:
         stager.end()
         return taken_up
 
+    def _heard(self, document: str, fault: Fault) -> None:
+        """Of the first documents, tell it now: when the wave is through may be much later."""
+        if self._feed.walk.row <= FIRST:
+            self._live.error(document, fault.text, fault.trace)
+
     def finish(self) -> Staged:
         """What was staged, once there are no more blocks."""
+        self._live.flush()
         for pulse in self._pulses.values():
             pulse.finish()
         self._stager.decide(self._pulses, self._feed)

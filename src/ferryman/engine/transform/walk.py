@@ -81,6 +81,7 @@ class Walk:
         reached: failures that the last ``again`` came to and went on from.
         kept: members that were let go as soon as they were made, for nothing of them is owed.
         traces: of this task.
+        heard: told of each document that fails, by its id.
     """
 
     def __init__(
@@ -98,6 +99,7 @@ class Walk:
         self._source = self._stations[source]
         self._skips = _skips(plan, source)
         self.traces = Traces()
+        self.heard: Callable[[str, Fault], None] | None = None
         self.take_over(pulses)
         self.row = 0
         self.batch = ""
@@ -397,6 +399,8 @@ class Walk:
 
     def _fault(self, station: CompiledNode, error: BaseException) -> Fault:
         fault = fault_of(error, station.name, station.where, traces=self.traces)
+        if self.heard is not None:
+            self.heard(self._origin, fault)
         if station.pulse is not None:
             station.pulse.failed(fault, self._origin, self.row, self.batch, again=self._retrying)
         return fault
