@@ -7,7 +7,7 @@ UV = $(shell uv --version >/dev/null 2>&1 && echo uv || echo .tools/bin/uv)
 COMPILE = $(UV) pip compile --quiet --universal --generate-hashes --no-emit-index-url \
 	--custom-compile-command "make requirements" $(ARGS)
 
-.PHONY: help setup demo test lint bench prove-long servers docs requirements
+.PHONY: help setup demo test lint bench prove-long servers docs docs-site requirements
 
 help:  ## print these lines
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s%s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -43,7 +43,12 @@ docs: setup  ## make the generated parts of docs/ anew
 	$(PYTHON) scripts/cli_reference.py
 	$(PYTHON) -m tests.model --write
 
+docs-site:  ## build the documentation site into build/site/; fails on any warning
+	@scripts/setup site
+	.venv-site/bin/zensical build --clean --strict $(ARGS)
+
 requirements: setup  ## pin the dependencies anew after a change of pyproject.toml (ARGS=--upgrade: newest releases)
 	$(COMPILE) pyproject.toml --all-extras --group dev --output-file requirements/dev.txt
 	$(COMPILE) pyproject.toml --constraints requirements/dev.txt --output-file requirements/run.txt
+	$(COMPILE) --group pyproject.toml:site --output-file requirements/site.txt
 	$(COMPILE) --group pyproject.toml:tools --output-file requirements/tools.txt

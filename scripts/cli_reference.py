@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Writes docs/reference/cli.md from the command's own help; a test compares the two.
+"""Writes docs/reference/cli.md and intake-cli.md from the command's own help; a test compares them.
 
-.venv/bin/python scripts/cli_reference.py            writes it
-.venv/bin/python scripts/cli_reference.py --print    prints it
+.venv/bin/python scripts/cli_reference.py            writes them
+.venv/bin/python scripts/cli_reference.py --print    prints them
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ import typer
 
 from ferryman.cli.app import app
 
-PAGE = Path(__file__).parents[1] / "docs" / "reference" / "cli.md"
-HEAD = """# The command line
+REFERENCE = Path(__file__).parents[1] / "docs" / "reference"
+QUEUE = "ferryman intake"
+"""Its commands have a page of their own: the queue is used by other people."""
+HEAD = """# TITLE
 
 <!-- Made by scripts/cli_reference.py from the texts of `ferryman --help`: change those, then run it. -->
 
@@ -25,22 +27,27 @@ Results go to stdout, progress and errors to stderr. In a pipe, each message is 
 """
 
 
-def page() -> str:
-    """The whole page."""
-    command = typer.main.get_command(app)
-    return "\n".join([HEAD, *_command(command, "ferryman", None)])
+def pages() -> dict[str, str]:
+    """Name of the file -> the whole page."""
+    sections = [(path, section) for path, section in _command(typer.main.get_command(app), "ferryman", None)]
+    of_queue = [section for path, section in sections if path.startswith(QUEUE)]
+    others = [section for path, section in sections if not path.startswith(QUEUE)]
+    more = "The commands of the [intake queue](../intake.md) are [on a page of their own](intake-cli.md).\n"
+    return {
+        "cli.md": "\n".join([HEAD.replace("TITLE", "The command line"), more, *others]),
+        "intake-cli.md": "\n".join([HEAD.replace("TITLE", "The intake queue: commands"), *of_queue]),
+    }
 
 
-def _command(command: Any, path: str, parent: Any) -> Iterator[str]:
-    """A command's section, then those of its subcommands. ``Any``: typer's classes have no public names."""
+def _command(command: Any, path: str, parent: Any) -> Iterator[tuple[str, str]]:
+    """A command's path and section, then those of its subcommands. ``Any``: typer's classes have no public names."""
     context = command.context_class(command, info_name=path, parent=parent)
     commands = getattr(command, "commands", {})
     parameters = [p for p in command.params if not getattr(p, "hidden", False)]
     if not commands:
         pieces = [p.metavar for p in parameters if p.param_type_name == "argument"]
-        yield f"## `{' '.join([path, *pieces])}`\n"
-        yield _prose(command.help or "") + "\n"
-        yield from _rows(parameters, context)
+        lines = [f"## `{' '.join([path, *pieces])}`\n", _prose(command.help or "") + "\n", *_rows(parameters, context)]
+        yield path, "\n".join(lines)
     for name, below in commands.items():
         yield from _command(below, f"{path} {name}", context)
 
@@ -78,8 +85,8 @@ def _shape(parameter: Any, context: Any) -> str:
 
 
 if __name__ == "__main__":
-    if "--print" in sys.argv[1:]:
-        print(page())
-    else:
-        PAGE.parent.mkdir(parents=True, exist_ok=True)
-        PAGE.write_text(page(), "utf-8")
+    for name, page in pages().items():
+        if "--print" in sys.argv[1:]:
+            print(page)
+        else:
+            (REFERENCE / name).write_text(page, "utf-8")

@@ -43,6 +43,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "findings": plans.findings,
     "warnings": plans.warnings,
     "shipped sources": ports.sources,
+    "source of jobs": ports.jobs,
     "promises of a source": ports.promises_of_a_source,
     "ready-made steps": ports.steps,
     "formats": extracted.formats,

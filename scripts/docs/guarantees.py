@@ -70,7 +70,7 @@ def proofs_in(text: str, path: str) -> Iterator[Proof]:
 
 
 def tables() -> str:
-    """A table a group: id, sentence, links to the tests."""
+    """A table a group: id, sentence, the tests as pytest calls them."""
     proved: dict[str, list[Proof]] = defaultdict(list)
     for proof in proofs():
         for rule in proof.rules:
@@ -79,8 +79,8 @@ def tables() -> str:
     for heading, rules in groups().items():
         lines += [f"## {heading}", "", "| rule | what it says | proved by |", "|---|---|---|"]
         for rule, sentence in rules.items():
-            links = ", ".join(f"[`{p.name}`](../../{p.path})" for p in proved[rule])
-            lines.append(f"| `{rule}` | {sentence} | {links} |")
+            tests = ", ".join(f"`{p.path}::{p.name}`" for p in proved[rule])
+            lines.append(f"| `{rule}` | {sentence} | {tests} |")
         lines.append("")
     return "\n".join(lines)
 

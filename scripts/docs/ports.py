@@ -17,7 +17,7 @@ from ferryman.destinations.sql.postgresql import faults as postgresql_faults
 from ferryman.destinations.sql.sqlite import faults
 from ferryman.errors import DeliveryError, TransientError
 from ferryman.plan.plan import _default_guarantee
-from ferryman.sources import Source
+from ferryman.sources import Jobs, Source
 from ferryman.testing.destinations import DestinationSuite
 from ferryman.testing.servers import ServerSuite
 from ferryman.testing.sources import SourceSuite
@@ -30,7 +30,12 @@ def shipped(package: Any, base: type) -> list[tuple[str, type]]:
 
 
 def sources() -> str:
-    return "\n\n".join(entry(name, cls, of=()) for name, cls in shipped(ferryman.sources, Source))
+    """All but the one of the intake queue, which is on that queue's pages."""
+    return "\n\n".join(entry(n, cls, of=()) for n, cls in shipped(ferryman.sources, Source) if cls is not Jobs)
+
+
+def jobs() -> str:
+    return entry("Jobs", Jobs, of=())
 
 
 def steps() -> str:

@@ -1,4 +1,4 @@
-"""docs/reference/cli.md is what the command says about itself."""
+"""docs/reference/cli.md and intake-cli.md are what the command says about itself."""
 
 from __future__ import annotations
 
@@ -16,4 +16,9 @@ def test_the_reference_is_made_from_the_help() -> None:
     )
 
     assert done.returncode == 0, done.stderr
-    assert (ROOT / "docs" / "reference" / "cli.md").read_text("utf-8") == done.stdout.removesuffix("\n")
+    reference = ROOT / "docs" / "reference"
+    pages = [(reference / name).read_text("utf-8") for name in ("cli.md", "intake-cli.md")]
+    assert "".join(f"{page}\n" for page in pages) == done.stdout
+    assert "ferryman run" in pages[0]
+    assert "ferryman intake serve" in pages[1]
+    assert "## `ferryman intake" not in pages[0]
