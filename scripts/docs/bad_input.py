@@ -111,7 +111,8 @@ def outcomes() -> tuple[dict[str, tuple[str, str]], Summary]:
             rows = account.deliveries(state_root(plan, folder / "state"))
 
         def clean(text: str) -> str:
-            text = text.replace(str(corpus), "/corpus").replace(str(folder), "")
+            text = text.partition("\nTraceback")[0].replace(str(corpus), "/corpus").replace(str(folder), "")
+            text = re.sub(r"\(\S*/bad_input\.py:\d+\)", "(plan.py:12)", text)  # where its step is, in this file
             return re.sub(r"\(uid \d+\)", "(uid 1000)", text).replace(socket.gethostname(), "HOST")
 
         summary.messages = [clean(m) for m in summary.messages]
