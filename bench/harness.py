@@ -88,10 +88,10 @@ def print_table(rows: list[Row]) -> None:
 @cache
 def spark() -> Any:
     """The session of all benchmarks in this process: two cores, and workers that can import ``bench``."""
-    from ferryman.engine import session
+    from ferryman.engine.runner.spark import start
 
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    return session.start("local[2]", {"spark.driver.memory": XMX}, "bench")
+    return start("local[2]", {"spark.driver.memory": XMX}, "bench")
 
 
 def anew(folder: Path) -> Path:

@@ -17,13 +17,12 @@ from typing import Any, Final
 from bench import synthetic
 from bench.harness import ROOT, Row, Sizes, anew, say, timed
 from bench.memory import Watch
-from ferryman import Plan
+from ferryman import Plan, account
 from ferryman.destinations import Null
-from ferryman.engine.scan.judge import judge
-from ferryman.ledger import account
-from ferryman.ledger.maintenance import maintain
-from ferryman.ledger.state import State, state_root
+from ferryman.engine.scan.detect import judge
 from ferryman.sources import Memory
+from ferryman.state.maintenance import maintain
+from ferryman.state.state import State, state_root
 
 LIMIT_MB: Final = 1024
 STATUS_S: Final = 5.0

@@ -10,7 +10,7 @@ from bench import data
 from bench.harness import Row, Sizes, Took, anew, spark, timed
 from ferryman import Plan, TransientError
 from ferryman.destinations import Null
-from ferryman.engine.session import SparkRunner
+from ferryman.engine.runner.spark import SparkRunner
 from ferryman.engine.wave import run
 from ferryman.sources import DataFrame
 
@@ -57,9 +57,9 @@ def measure(sizes: Sizes, folder: Path) -> Iterator[Row]:
 
 def _retried(made: Plan, state: Path) -> None:
     """A run that scans, finds all as it was, and has the retry as a wave of its own."""
-    from ferryman.ledger import commands
+    from ferryman.operations.retry import retry
 
-    commands.retry(made, state=state)
+    retry(made, state=state)
     summary = run(made, state=state, spark=spark(), wait=0)
     assert summary.delivered, summary
 

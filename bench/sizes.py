@@ -15,14 +15,13 @@ from typing import Any, Final, NamedTuple
 
 from bench.harness import XMX, Row, Sizes, Took, processes, say, spark, timed
 from bench.memory import Watch
-from ferryman import Document, Plan
+from ferryman import Document, Plan, account
 from ferryman.destinations import Null
 from ferryman.destinations.base import Delivery, Outcome
 from ferryman.engine.wave import run
-from ferryman.ledger import account
-from ferryman.ledger.state import state_root
 from ferryman.limits import KIB, MIB
 from ferryman.sources import DataFrame, Files
+from ferryman.state.state import state_root
 
 LIMIT_MB: Final = 1024
 STATUS_S: Final = 5.0

@@ -12,13 +12,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ferryman.engine.scan.listing import LISTING, ListedPart, Listing
-from ferryman.ledger.events import table_of
-from ferryman.ledger.family import Given, encode_given
-from ferryman.ledger.schemas import DOCUMENTS, LEDGER
-from ferryman.ledger.settle import due_stats
-from ferryman.ledger.state import SEQUENCE, SETTLED, WAVE, State
 from ferryman.plan import Plan, SourceNode
+from ferryman.records.events import table_of
+from ferryman.records.family import Published, encode_published
+from ferryman.records.schemas import DOCUMENTS, LEDGER
 from ferryman.sources import Memory
+from ferryman.state.outbox import due_stats
+from ferryman.state.state import SEQUENCE, SETTLED, WAVE, State
 from ferryman.storage.parquet import write_part
 from ferryman.storage.tables import Table
 
@@ -41,7 +41,7 @@ def documents_table(folder: Path, count: int, *, children: int = 0, revisions: i
     table.create()
     table.load()
     table.fence("bench", 1)
-    given = encode_given((Given("", "", "out"), *(Given(f"#{n}", "", "out") for n in range(children))))
+    given = encode_published((Published("", "", "out"), *(Published(f"#{n}", "", "out") for n in range(children))))
     parts = []
     for revision in range(1, revisions + 1):
         for first, end in blocks(count):
@@ -107,7 +107,7 @@ def blocks(count: int) -> Iterator[tuple[int, int]]:
 
 
 def empty_outbox(folder: Path) -> Any:
-    from ferryman.ledger.schemas import OUTBOX, OUTBOX_PARTITION
+    from ferryman.records.schemas import OUTBOX, OUTBOX_PARTITION
 
     table = Table(folder, OUTBOX, OUTBOX_PARTITION)
     table.create()
@@ -120,7 +120,7 @@ def state(root: Path, plan: Plan, count: int, *, revisions: int = 1, dead: int =
     """A state in which all these documents were delivered once a revision; the first ``dead`` failed in a step."""
     with State.take(root, plan) as made:
         documents, ledger = [], []
-        given = encode_given((Given("", "", "out"),))
+        given = encode_published((Published("", "", "out"),))
         for revision in range(1, revisions + 1):
             for first, end in blocks(count):
                 n = end - first

@@ -17,14 +17,13 @@ from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
-from ferryman import Document, PermanentError, Plan, limits
+from ferryman import Document, PermanentError, Plan, account, limits
 from ferryman.destinations import Sql
 from ferryman.engine.wave import Run, Summary
 from ferryman.errors import TransientError
-from ferryman.ledger import account
-from ferryman.ledger.state import State, state_root
 from ferryman.observe.progress import Silent
 from ferryman.sources import Files, Listed
+from ferryman.state.state import State, state_root
 from ferryman.testing.inprocess import InProcess
 
 NOBODY = 65534

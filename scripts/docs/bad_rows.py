@@ -9,13 +9,12 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from ferryman import Plan
+from ferryman import Plan, account
 from ferryman.destinations import Null
 from ferryman.engine.wave import Run, Summary
-from ferryman.ledger import account
-from ferryman.ledger.state import State, state_root
 from ferryman.observe.progress import Silent
 from ferryman.sources import Csv, Files, JsonLines, Lines, Source
+from ferryman.state.state import State, state_root
 from ferryman.testing.inprocess import InProcess
 
 

@@ -9,13 +9,12 @@ from typing import Any
 
 from tests.steps import corpus
 
-from ferryman import Plan, steps
+from ferryman import Plan, account, steps
 from ferryman.destinations import Memory
 from ferryman.engine.wave import Run
-from ferryman.ledger import account
-from ferryman.ledger.state import State, state_root
 from ferryman.observe.progress import Silent
 from ferryman.sources import Memory as Given
+from ferryman.state.state import State, state_root
 from ferryman.steps.formats import kinds
 from ferryman.testing.inprocess import InProcess
 

@@ -1,4 +1,4 @@
-"""docs/pictures/statuses.svg and the tables of docs/reference/statuses.md, from ledger/statuses.py."""
+"""docs/pictures/statuses.svg and the tables of docs/reference/statuses.md, from records/statuses.py."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from scripts.docs.svg import INK, PALE, Box, Picture
 
-from ferryman.ledger.statuses import MEANING, MOVES, TERMINAL, Status
+from ferryman.records.statuses import MEANING, MOVES, TERMINAL, Status
 
 PERSON = (Status.RESTART, Status.FORCE, Status.DIRTY)
 """What a person says, or a source. All other moves are a run's, and are drawn."""

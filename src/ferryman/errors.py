@@ -174,17 +174,17 @@ class WorkerDied(EngineError):
     """The process of a task ended in the middle of it: killed from outside, out of memory, or by what it ran."""
 
 
-def named(error: BaseException) -> str:
+def describe(error: BaseException) -> str:
     """An error of other people's code, its kind first, as text that can be stored."""
-    return f"{type(error).__name__}: {words(error)}"
+    return f"{type(error).__name__}: {plain_text(error)}"
 
 
-def told(error: BaseException) -> str:
+def message_of(error: BaseException) -> str:
     """What a message says of an error: of our own kinds the words, which say enough; of others the kind first."""
-    return words(error) if isinstance(error, FerrymanError) else named(error)
+    return plain_text(error) if isinstance(error, FerrymanError) else describe(error)
 
 
-def of_code(error: BaseException) -> BaseException:
+def unless_interrupt(error: BaseException) -> BaseException:
     """What other people's code raised: an error, ``sys.exit()``, or a Rust extension's panic, which is no Exception.
 
     Raises:
@@ -195,12 +195,12 @@ def of_code(error: BaseException) -> BaseException:
     return error
 
 
-def harmless(error: BaseException) -> Exception:
+def as_exception(error: BaseException) -> Exception:
     """What other people's code raised, as something that ends no process of ours: ``sys.exit()`` would."""
-    return error if isinstance(error, Exception) else RuntimeError(f"it raised {named(error)}")
+    return error if isinstance(error, Exception) else RuntimeError(f"it raised {describe(error)}")
 
 
-def words(reason: object) -> str:
+def plain_text(reason: object) -> str:
     """Any reason that other people's code gave, as text that can be stored: it may be no text, or no words."""
     if reason is None:
         return ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import json
 import re
@@ -15,11 +16,11 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from ferryman.account.families import Wholeness
 from ferryman.cli.app import start
 from ferryman.cli.options import seconds, spark_settings, status_name
-from ferryman.engine.scan.verdict import SourceJudge
+from ferryman.engine.scan.changes import SourceComparison
 from ferryman.errors import EngineError, StateHeld, UsageError
-from ferryman.ledger.wholeness import Wholeness
 
 Fake = Callable[..., None]
 
@@ -61,14 +62,14 @@ def row(document: str, status: str, message: str = "", **more: Any) -> dict[str,
 
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> Fake:
-    """``fake("ferryman.ledger.account", docs=…)``: this module, with these functions only."""
+    """``fake("ferryman.account", docs=…)``: this module, with these functions only."""
 
     def call(name: str, **functions: Any) -> None:
         module = ModuleType(name)
         vars(module).update(functions)
         monkeypatch.setitem(sys.modules, name, module)
         package, _, last = name.rpartition(".")
-        monkeypatch.setattr(sys.modules[package], last, module, raising=False)
+        monkeypatch.setattr(importlib.import_module(package), last, module, raising=False)
 
     return call
 
@@ -76,8 +77,6 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Fake:
 @pytest.fixture
 def state(plan_file: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The root of a state that is there, with the plan's folder as the current one."""
-    import ferryman.engine
-    import ferryman.ledger  # noqa: F401
 
     monkeypatch.chdir(plan_file.parent)
     root = plan_file.parent / ".ferryman" / "small-v2"
@@ -97,7 +96,7 @@ def test_run_hands_its_options_on(fake: Fake, state: Path, capsys: pytest.Captur
         got.update(options, plan=plan.key)
         return Summary()
 
-    fake("ferryman.engine.wave", run=run)
+    fake("ferryman.operations.run", run=run)
 
     code = start(
         [
@@ -158,7 +157,7 @@ def test_deletes_are_allowed_everywhere_or_in_folders(
         got.update(options)
         return Summary()
 
-    fake("ferryman.engine.wave", run=run)
+    fake("ferryman.operations.run", run=run)
     assert start(["run", *words, "plan.py", "--json"]) == 0
     assert got["allow_deletes"] == allowed
 
@@ -166,11 +165,11 @@ def test_deletes_are_allowed_everywhere_or_in_folders(
 def test_run_tells_what_is_left_and_what_to_type(fake: Fake, state: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Counts, the newest few with their reasons, the commands that go on; the exit code is the run's."""
     fake(
-        "ferryman.engine.wave",
+        "ferryman.operations.run",
         run=lambda plan, **_: Summary(3, 2, 2, dropped=1, rejected=5),
     )
     fake(
-        "ferryman.ledger.account",
+        "ferryman.account",
         deliveries=lambda root, status, limit, plan: [row("a b.txt", status, "not\nUTF-8")][:limit],
     )
 
@@ -188,8 +187,8 @@ def test_run_tells_what_is_left_and_what_to_type(fake: Fake, state: Path, capsys
 
 def test_run_tells_that_something_is_pending(fake: Fake, state: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """What is pending is not lost: the next run sends it."""
-    fake("ferryman.engine.wave", run=lambda plan, **_: Summary(exit=4, pending=7))
-    fake("ferryman.ledger.account", deliveries=lambda root, status, limit, plan: [])
+    fake("ferryman.operations.run", run=lambda plan, **_: Summary(exit=4, pending=7))
+    fake("ferryman.account", deliveries=lambda root, status, limit, plan: [])
 
     assert start(["run", "plan.py"]) == 4
     out = capsys.readouterr().out.splitlines()
@@ -198,7 +197,7 @@ def test_run_tells_that_something_is_pending(fake: Fake, state: Path, capsys: py
 
 def test_a_run_without_news_says_so(fake: Fake, state: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """No wave: nothing had changed."""
-    fake("ferryman.engine.wave", run=lambda plan, **_: Summary(waves=0, delivered=0))
+    fake("ferryman.operations.run", run=lambda plan, **_: Summary(waves=0, delivered=0))
 
     assert start(["run", "plan.py"]) == 0
     assert capsys.readouterr().out == "Nothing has changed since the last run.\n"
@@ -209,7 +208,7 @@ def test_a_run_that_only_held_something_back_does_not_say_so(
     fake: Fake, state: Path, capsys: pytest.CaptureFixture[str], code: int
 ) -> None:
     """Deletes, or a whole source, wait: something has changed."""
-    fake("ferryman.engine.wave", run=lambda plan, **_: Summary(exit=code, waves=0, delivered=0))
+    fake("ferryman.operations.run", run=lambda plan, **_: Summary(exit=code, waves=0, delivered=0))
 
     assert start(["run", "plan.py"]) == code
     assert capsys.readouterr().out == "Nothing was delivered.\n"
@@ -229,7 +228,7 @@ def test_an_interrupted_run_ends_with_130(
         signal.raise_signal(number)
         return Summary()
 
-    fake("ferryman.engine.wave", run=run)
+    fake("ferryman.operations.run", run=run)
 
     assert start(["run", "plan.py"]) == 130
     assert capsys.readouterr() == ("", INTERRUPTED)
@@ -256,7 +255,7 @@ def test_an_interrupt_is_not_lost_in_spark(fake: Fake, state: Path, capsys: pyte
             observer.message("destination index: Spark: Answer from Java side is empty")
         return Summary()
 
-    fake("ferryman.engine.wave", run=run)
+    fake("ferryman.operations.run", run=run)
 
     assert start(["run", "plan.py"]) == 130
     assert capsys.readouterr() == ("", INTERRUPTED)
@@ -281,7 +280,7 @@ def test_an_error_ends_with_its_code(
     def run(plan: Any, **_: Any) -> Summary:
         raise raised
 
-    fake("ferryman.engine.wave", run=run)
+    fake("ferryman.operations.run", run=run)
 
     assert start(["run", "plan.py", "--json"]) == code
     captured = capsys.readouterr()
@@ -298,7 +297,7 @@ def test_progress_goes_to_stderr(fake: Fake, state: Path, capsys: pytest.Capture
         observer.settled(2, 0, 0)
         return Summary()
 
-    fake("ferryman.engine.wave", run=run)
+    fake("ferryman.operations.run", run=run)
 
     assert start(["run", "plan.py", "--json"]) == 0
     assert capsys.readouterr().err == "wave 1: 2 delivered, 0 pending, 0 failed\n"
@@ -338,7 +337,7 @@ def previewed(fake: Fake, state: Path) -> SimpleNamespace:
         del found.asked["observer"]
         return found
 
-    fake("ferryman.engine.preview", preview=preview)
+    fake("ferryman.engine.preview.preview", preview=preview)
     return found
 
 
@@ -443,7 +442,7 @@ def test_every_reason_has_words() -> None:
     """Those of the judge but ``look``, which is read; and two of documents that are asked for."""
     from ferryman.cli.preview import REASONS
 
-    judged = set(re.findall(r"'(\w+)'", inspect.getsource(SourceJudge._reason))) - {"upsert", "delete", "look"}
+    judged = set(re.findall(r"'(\w+)'", inspect.getsource(SourceComparison._reason))) - {"upsert", "delete", "look"}
     assert set(REASONS) == judged | {"unchanged", "later"}
 
 
@@ -453,7 +452,7 @@ def test_an_interrupted_preview_ends_with_130(fake: Fake, state: Path, capsys: p
     def preview(plan: Any, **_: Any) -> None:
         signal.raise_signal(signal.SIGINT)
 
-    fake("ferryman.engine.preview", preview=preview)
+    fake("ferryman.engine.preview.preview", preview=preview)
     assert start(["preview", "plan.py"]) == 130
     assert capsys.readouterr() == ("", "interrupted: nothing was written.\n")
 
@@ -477,7 +476,7 @@ STATUS = {
 def test_status_is_a_table_in_a_pipe(fake: Fake, state: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Aligned columns, the last waves, whether it adds up, and where to look next."""
     wave = {"wave": 1, "created": "2025-01-31T12:00:00.123456+00:00", "documents": 3}
-    fake("ferryman.ledger.account", status=lambda root, plan: STATUS, waves=lambda root, plan: [wave])
+    fake("ferryman.account", status=lambda root, plan: STATUS, waves=lambda root, plan: [wave])
 
     assert start(["status", "plan.py"]) == 0
     assert capsys.readouterr().out.splitlines() == [
@@ -500,7 +499,7 @@ def test_status_is_a_table_in_a_pipe(fake: Fake, state: Path, capsys: pytest.Cap
 
 def test_status_json_is_the_ledgers(fake: Fake, state: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Nothing is added for people."""
-    fake("ferryman.ledger.account", status=lambda root, plan: STATUS)
+    fake("ferryman.account", status=lambda root, plan: STATUS)
 
     assert start(["status", "plan.py", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == STATUS
@@ -510,7 +509,11 @@ def test_status_says_loudly_that_it_is_not_balanced(
     fake: Fake, state: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """An unbalanced account is the one thing that nobody may miss."""
-    fake("ferryman.ledger.account", status=lambda root, plan: STATUS | {"balanced": False}, waves=lambda root, plan: [])
+    fake(
+        "ferryman.account",
+        status=lambda root, plan: STATUS | {"balanced": False},
+        waves=lambda root, plan: [],
+    )
 
     assert start(["status", "plan.py"]) == 0
     assert "NOT BALANCED" in capsys.readouterr().out
@@ -525,7 +528,7 @@ def test_deliveries_hands_its_filters_on(fake: Fake, state: Path, capsys: pytest
         got.update(filters, root=root)
         return [row("a.txt", "ERROR_DOC")]
 
-    fake("ferryman.ledger.account", each_delivery=deliveries)
+    fake("ferryman.account", each_delivery=deliveries)
 
     options = ["--status", "Error_Doc", "--destination", "index", "--source", "files", "--json"]
     assert start(["deliveries", "plan.py", *options]) == 0
@@ -538,7 +541,7 @@ def test_deliveries_are_whole_lines_in_a_pipe(fake: Fake, state: Path, capsys: p
     """A long id or message is neither wrapped nor shortened."""
     long = "folder/" * 40 + "a.txt"
     fake(
-        "ferryman.ledger.account",
+        "ferryman.account",
         deliveries=lambda root, limit, plan: [row(long, "DEAD", "why " * 60), row("b", "INDEXED")],
     )
 
@@ -561,7 +564,7 @@ def test_deliveries_show_the_newest_and_say_that_there_are_more(
         return [row(str(n), "INDEXED") for n in range(2500)][:limit]
 
     fake(
-        "ferryman.ledger.account",
+        "ferryman.account",
         deliveries=deliveries,
         each_delivery=lambda root, limit, plan: iter(deliveries(root, limit, plan)),
         number_of_deliveries=lambda root, plan: 2500,
@@ -591,7 +594,7 @@ def test_incomplete_families_are_as_many_as_deliveries(
 ) -> None:
     """In a pipe 1000, as JSON all."""
     found = [Wholeness("files", f"{n:04}", 1, 0, 1, 0, 0, 0) for n in range(1200)]
-    fake("ferryman.ledger.wholeness", incomplete=lambda root, plan, source, family: found)
+    fake("ferryman.account.families", incomplete=lambda root, plan, source, family: found)
 
     assert start(["deliveries", "plan.py", "--incomplete"]) == 0
     captured = capsys.readouterr()
@@ -604,7 +607,8 @@ def test_incomplete_families_are_as_many_as_deliveries(
 def test_copies_are_told_apart_by_their_route(fake: Fake, state: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A column that is there only where it says something."""
     fake(
-        "ferryman.ledger.account", deliveries=lambda root, **_: [row("a", "INDEXED", route="left"), row("a", "INDEXED")]
+        "ferryman.account",
+        deliveries=lambda root, **_: [row("a", "INDEXED", route="left"), row("a", "INDEXED")],
     )
 
     assert start(["deliveries", "plan.py"]) == 0
@@ -618,8 +622,8 @@ def test_copies_are_told_apart_by_their_route(fake: Fake, state: Path, capsys: p
 def test_history_tells_every_event(fake: Fake, state: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Oldest first, with the reason of each."""
     events = [row("a.txt", "ERROR", "down", origin="a.txt"), row("a.txt", "INDEXED", attempt=2, origin="a.txt")]
-    fake("ferryman.ledger.wholeness", of_family=lambda root, family, plan: [])
-    fake("ferryman.ledger.account", history=lambda root, document, plan: events if document == "a.txt" else [])
+    fake("ferryman.account.families", of_family=lambda root, family, plan: [])
+    fake("ferryman.account", history=lambda root, document, plan: events if document == "a.txt" else [])
 
     assert start(["history", "plan.py", "a.txt"]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -657,7 +661,7 @@ def test_retry_says_what_comes_of_it(
         got.update(options)
         return done
 
-    fake("ferryman.ledger.commands", retry=retry)
+    fake("ferryman.operations.retry", retry=retry)
 
     assert (
         start(
@@ -729,7 +733,7 @@ class Finding(NamedTuple):
 def test_fsck_ends_with_1_if_anything_is_damaged(fake: Fake, state: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A line a finding: the file, what is wrong, what can be done."""
     findings = [Finding(Path("/x"), "3 bytes are missing", "restore it")]
-    fake("ferryman.ledger.fsck", fsck=lambda root: findings)
+    fake("ferryman.operations.fsck", check=lambda root: findings)
 
     assert start(["fsck", "plan.py"]) == 1
     assert capsys.readouterr().out == f"/x: 3 bytes are missing; restore it\n{state}: 1 damaged or missing\n"

@@ -10,16 +10,17 @@ from typing import Any
 
 import msgspec
 
-from ferryman import limits
-from ferryman.engine import driving, wave
-from ferryman.engine.runner import Runner
+from ferryman import account, crash, limits
+from ferryman.engine import driver, wave
+from ferryman.engine.runner.base import Runner
 from ferryman.engine.wave import Run
 from ferryman.errors import StateLost
-from ferryman.ledger import account, commands, versions
-from ferryman.ledger.fsck import fsck
-from ferryman.ledger.state import State, state_root
 from ferryman.observe.progress import Silent
-from ferryman.testing import crash
+from ferryman.operations import fsck
+from ferryman.operations.migrate import migrate
+from ferryman.operations.resolve import resolve
+from ferryman.operations.retry import retry
+from ferryman.state.state import State, state_root
 from ferryman.testing.inprocess import InProcess
 from tests.crash import endless, scenario, shapes, targets
 from tests.crash.shapes import SHAPES
@@ -92,7 +93,7 @@ def dispatch(job: Job) -> None:
         run(plan, root)
         check(plan, root, job)
     elif job.verb == "retry":
-        commands.retry(plan, state=root / "state", status="failed", why="a test says so")
+        retry(plan, state=root / "state", status="failed", why="a test says so")
     elif job.verb == "late":
         check_late(plan, root, job)
     else:
@@ -117,7 +118,7 @@ def dies_in_a_task(job: Job) -> bool:
 
 def run(plan: Any, root: Path, *, fork: bool = False) -> None:
     plan.freeze()
-    with State.take(state_root(plan, root / "state"), plan) as state, driving.plain_errors(state):
+    with State.take(state_root(plan, root / "state"), plan) as state, driver.plain_errors(state):
         summary = Run(state, InProcess(fork=fork), Spoken(), wait=5, wave_bytes=30).go()
     assert summary.exit == 3, summary  # one document is bad, one refused
 
@@ -129,7 +130,7 @@ def of_endless(job: Job) -> None:
     plan.freeze()
     where = state_root(plan, root / "state")
     history = endless.History(root, plan, job.turn, lambda: arm(job))
-    with State.take(where, plan) as state, driving.plain_errors(state):
+    with State.take(where, plan) as state, driver.plain_errors(state):
         if job.verb == "run":
             history.begin()
             run = Run(
@@ -160,11 +161,11 @@ def of_shape(job: Job) -> None:
     arm(job)
     match job.verb:
         case "retry":
-            commands.retry(plan, state=root / "state", why="a test says so")
+            retry(plan, state=root / "state", why="a test says so")
         case "force":
-            commands.retry(plan, state=root / "state", force=True, document="forced", why="a test says so")
+            retry(plan, state=root / "state", force=True, document="forced", why="a test says so")
         case "resolve":
-            commands.resolve(plan, "pending", state=root / "state", why="a test says so")
+            resolve(plan, "pending", state=root / "state", why="a test says so")
         case "run":
             run_shape(job, plan, fork=dies_in_a_task(job))
         case "reference":
@@ -186,12 +187,12 @@ def run_shape(job: Job, plan: Any, *, fork: bool = False) -> wave.Summary:
     plan.freeze()
     where = state_root(plan, root / "state")
     if last and shape.from_version is not None:
-        versions.carry_over(where, plan, shape.from_version)
+        migrate(where, plan, shape.from_version)
     wait = shape.waits[job.stage] if shape.waits else shape.wait
     with (
         State.take(where, plan) as state,
-        driving.plain_errors(state),
-        driving.followed(state, False),
+        driver.plain_errors(state),
+        driver.check_plan_changes(state, False),
         runner_for(shape, fork=fork) as runner,
     ):
         summary = Run(state, runner, Spoken(), wait=wait, wave_bytes=shape.wave_bytes).go()
@@ -231,7 +232,7 @@ def check_shape(job: Job, plan: Any, summary: wave.Summary | None) -> None:
         if older != where:
             old = State.plan_of(older)
             assert account.status(older, old)["balanced"]
-            assert fsck(older) == []
+            assert fsck.check(older) == []
 
 
 def check_late(plan: Any, root: Path, job: Job) -> None:
@@ -239,7 +240,7 @@ def check_late(plan: Any, root: Path, job: Job) -> None:
 
     where = state_root(plan, root / "state")
     check(root, job.guarantee, account.status(where, plan), account.deliveries(where, status="in_doubt"))
-    assert fsck(where) == []
+    assert fsck.check(where) == []
 
 
 def check(plan: Any, root: Path, job: Job) -> None:
@@ -252,6 +253,6 @@ def check(plan: Any, root: Path, job: Job) -> None:
     left = account.left_over(where, plan)
     for name in ("failed", "rejected", "pending", "in_doubt"):
         assert left[name] == status["destinations"]["log"][name], (left, status)
-    assert fsck(where) == []
+    assert check(where) == []
     stray = [p for p in where.rglob("*") if ".tmp-" in p.name]
     assert not stray, stray

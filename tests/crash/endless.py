@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 from ferryman.destinations.base import Delivery, Outcome
 from ferryman.document import Document
 from ferryman.errors import PermanentError, Unavailable
-from ferryman.ledger import commands
 from ferryman.observe.progress import Silent
+from ferryman.operations.retry import retry
 from ferryman.plan import Plan
 from ferryman.sources import Files
 from tests.crash import scenario
@@ -123,7 +123,7 @@ class History(Silent):
             flag.touch() if name in turn.away else flag.unlink(missing_ok=True)
         self._write(turn.changes)
         if turn.word:
-            commands.retry(self.plan, state=self.root / "state", status="failed", why="a test says so")
+            retry(self.plan, state=self.root / "state", status="failed", why="a test says so")
 
     def sleep(self, seconds: float) -> None:
         """In place of waiting for the next scan."""

@@ -11,11 +11,12 @@ import msgspec
 
 from ferryman import limits
 from ferryman.destinations.base import Delivery, Outcome
-from ferryman.engine import driving, session, wave
-from ferryman.ledger import versions
-from ferryman.ledger.state import State, state_root
+from ferryman.engine import driver, wave
+from ferryman.engine.runner.spark import SparkRunner, start
+from ferryman.operations.migrate import migrate
 from ferryman.plan import Plan
 from ferryman.sources import Files
+from ferryman.state.state import State, state_root
 from tests.crash import child, scenario
 from tests.crash.shapes import SHAPES
 
@@ -59,10 +60,10 @@ def main(job: child.Job) -> None:
     plan.freeze()
     where = state_root(plan, root / "state")
     if job.shape in SHAPES and (older := SHAPES[job.shape].from_version) is not None:
-        versions.carry_over(where, plan, older)
-    with State.take(where, plan) as state, driving.followed(state, accept_changes=False):
-        spark = session.start("local[2,4]", CONF, "crash")
-        summary = wave.Run(state, session.SparkRunner(spark), child.Spoken(), wait=5, wave_bytes=wave_bytes).go()
+        migrate(where, plan, older)
+    with State.take(where, plan) as state, driver.check_plan_changes(state, accept_changes=False):
+        spark = start("local[2,4]", CONF, "crash")
+        summary = wave.Run(state, SparkRunner(spark), child.Spoken(), wait=5, wave_bytes=wave_bytes).go()
         print(summary, flush=True)
 
 

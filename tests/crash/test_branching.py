@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ferryman.testing.crash import DRIVER, EXECUTOR, POINTS
+from ferryman.crash import DRIVER, EXECUTOR, POINTS
 from tests.crash import scenario
 from tests.crash.shapes import IN_STREAM, MIXED, SHAPES, applies
 from tests.crash.test_matrix import BEFORE, EVERYWHERE

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ferryman.testing.crash import EXECUTOR, POINTS
+from ferryman.crash import EXECUTOR, POINTS
 from tests.crash import scenario
 from tests.crash.endless import SHAPE, TURNS
 from tests.crash.test_matrix import BEFORE

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ferryman.testing.crash import EXECUTOR, POINTS
+from ferryman.crash import EXECUTOR, POINTS
 from tests.crash import scenario
 from tests.support.zygote import Zygote
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from ferryman.testing.crash import POINTS
+from ferryman.crash import POINTS
 from tests.crash import child, scenario
 from tests.crash.scenario import IN_WRITE
 from tests.crash.test_matrix import BEFORE, SHAPES, applies

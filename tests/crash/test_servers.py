@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from ferryman.testing.crash import EXECUTOR, POINTS
+from ferryman.crash import EXECUTOR, POINTS
 from tests.crash import scenario, targets
 from tests.crash.kills import Killed
 from tests.crash.targets import TARGETS

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ferryman.testing.crash import EXECUTOR, POINTS
+from ferryman.crash import EXECUTOR, POINTS
 from tests.crash import scenario, spark
 from tests.crash.shapes import MIXED, SHAPES
 from tests.crash.test_branching import CASES as BRANCHING

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from ferryman.ledger import schemas
-from ferryman.ledger.folder import FOLDERS, READERS
-from ferryman.testing.crash import EXECUTOR, POINTS
+from ferryman.crash import EXECUTOR, POINTS
+from ferryman.records import schemas
+from ferryman.state.layout import FOLDERS, READERS
 
 ROOT = Path(__file__).parents[2]
 OVERVIEW = (ROOT / "docs" / "architecture.md").read_text("utf-8")
@@ -108,7 +108,7 @@ def test_every_name_of_the_code_exists() -> None:
 
 @pytest.mark.parametrize("table", ["outbox", "documents", "ledger"])
 def test_the_tables_have_these_columns(table: str) -> None:
-    """Names and order, as in ledger/schemas.py."""
+    """Names and order, as in records/schemas.py."""
     [columns] = [code(cells[1]) for cells in rows(PROTOCOL) if cells[0] == f"`{table}`" and "`source`" in cells[1]]
 
     assert columns == getattr(schemas, table.upper()).names
@@ -122,7 +122,7 @@ def test_the_folders_are_those_of_a_state() -> None:
     assert sorted(named) == sorted(
         {
             *(folder.partition("/")[0] for folder in FOLDERS),
-            *("state.json", "plan.json", "moved.json", "counted.json", "notified.json", "lock", READERS),
+            *("state.json", "plan.json", "migrated.json", "counted.json", "notified.json", "lock", READERS),
         }
     )
 

@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 
-from ferryman import Document
+from ferryman import Document, account
 from ferryman.destinations import Memory
-from ferryman.ledger import account
-from ferryman.ledger.state import state_root
+from ferryman.state.state import state_root
 from tests.support.trial import run_plan
 
 PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "clean-up-fields.md").read_text("utf-8")

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from ferryman.ledger import account
-from ferryman.ledger.state import state_root
+from ferryman import account
+from ferryman.state.state import state_root
 from tests.servers.solr import VERSIONS, SolrServer
 from tests.support.page import HOW_TO, QuickShell
 from tests.support.trial import run_plan

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from ferryman.engine.driving import plain_errors
+from ferryman.engine.driver import plain_errors
 from ferryman.errors import EngineError
 from tests.support.page import HOW_TO, QuickShell, parts
 

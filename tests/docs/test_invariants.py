@@ -12,8 +12,8 @@ from deltalake import DeltaTable
 
 from ferryman import Document
 from ferryman.destinations import Delivery, Outcome
+from ferryman.engine.commit.commit import commit_wave
 from ferryman.errors import StateLost
-from ferryman.ledger.commit import commit_wave
 from tests.support.recorder import Recorder
 from tests.support.trial import Trial
 

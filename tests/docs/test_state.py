@@ -9,8 +9,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from ferryman.ledger import schemas
-from ferryman.ledger.events import ORDINAL_COMMAND, ORDINAL_SENT, ORDINAL_STEPS
+from ferryman.records import schemas
+from ferryman.records.events import ORDINAL_COMMAND, ORDINAL_SENT, ORDINAL_STEPS
 from tests.crash import scenario
 from tests.support.trial import run_plan
 
@@ -23,7 +23,7 @@ def blocks(language: str) -> list[str]:
 
 @pytest.mark.parametrize("table", ["ledger", "documents", "outbox"])
 def test_columns_and_types(table: str) -> None:
-    """Each column with its type, in its order, as in ledger/schemas.py."""
+    """Each column with its type, in its order, as in records/schemas.py."""
     section = PAGE.partition(f"### `{table}`")[2].partition("\n##")[0]
     named = re.findall(r"^\| `(\w+)` \| (\S.*?) \|", section, re.MULTILINE)
 

@@ -12,10 +12,10 @@ import pytest
 from ferryman.document import Document
 from ferryman.engine.transform import task
 from ferryman.errors import PermanentError, TransientError
-from ferryman.ledger import versions
-from ferryman.ledger.state import state_root
+from ferryman.operations.migrate import migrate
 from ferryman.plan import Plan
 from ferryman.sources import Files, Memory
+from ferryman.state.state import state_root
 from tests.support.trial import Trial, run_plan
 
 HOUR_S = 3600
@@ -184,14 +184,14 @@ def test_a_document_that_kills_keeps_its_wish(trial: Trial, clock: Clock, monkey
     """What a child process walks is staged with what it asked for."""
     import dataclasses
 
-    from ferryman.engine.transform.task import Uptake
+    from ferryman.engine.transform.task import TaskProcessing
 
-    before = Uptake.__init__
+    before = TaskProcessing.__init__
 
     def careful(self: Any, task: Any, cut: Any) -> None:
-        before(self, dataclasses.replace(task, careful=True), cut)
+        before(self, dataclasses.replace(task, isolated=True), cut)
 
-    monkeypatch.setattr(Uptake, "__init__", careful)
+    monkeypatch.setattr(TaskProcessing, "__init__", careful)
     trial.build(partial)
     trial.put("a", text="partial")
     assert trial.run().exit == 0
@@ -225,7 +225,7 @@ def test_a_new_version_of_the_plan_takes_the_wishes_along(trial: Trial, clock: C
     trial.put("a", text="partial")
     run_plan(built(1), trial.state)
     plan = built(2)
-    versions.carry_over(state_root(plan, trial.state), plan, 1)
+    migrate(state_root(plan, trial.state), plan, 1)
     assert run_plan(plan, trial.state).delivered == 0
     clock.ahead_s = HOUR_S + 60
     run_plan(plan, trial.state)

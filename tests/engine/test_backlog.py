@@ -15,11 +15,11 @@ from ferryman.cli.options import size_bytes
 from ferryman.destinations.base import Delivery, Outcome
 from ferryman.engine.wave import Run
 from ferryman.errors import UsageError
-from ferryman.ledger.state import state_root
 from ferryman.limits import GIB, KIB, MIB
 from ferryman.plan import Plan
 from ferryman.routers import Duplicate
 from ferryman.sources import Memory
+from ferryman.state.state import state_root
 from ferryman.testing.inprocess import InProcess
 from tests.support.invariants import rows
 from tests.support.recorder import Recorder

@@ -9,13 +9,13 @@ import pytest
 
 from ferryman.destinations import Outcome
 from ferryman.document import Document
-from ferryman.engine.driving import followed
+from ferryman.engine.driver import followed
 from ferryman.engine.wave import Run, Summary
-from ferryman.ledger.state import State, state_root
 from ferryman.observe.progress import Silent
 from ferryman.plan import Plan
 from ferryman.routers import Duplicate
 from ferryman.sources import Files, Memory
+from ferryman.state.state import State, state_root
 from ferryman.testing.inprocess import InProcess
 from tests.support.invariants import check
 from tests.support.network import Network

@@ -10,11 +10,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from ferryman import limits
+from ferryman import account, limits
 from ferryman.destinations import Outcome
 from ferryman.document import Document
 from ferryman.errors import Dropped, PermanentError, TransientError
-from ferryman.ledger import account
 from ferryman.plan import Handle
 from ferryman.routers import ByField, Duplicate, Router
 from ferryman.sources import Listed, Source

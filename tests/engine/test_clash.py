@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from ferryman.ledger import account, commands
-from ferryman.ledger.state import state_root
+from ferryman import account
+from ferryman.operations.retry import retry
 from ferryman.plan import Plan
 from ferryman.sources import Memory
+from ferryman.state.state import state_root
 from tests.support.recorder import Recorder
 from tests.support.trial import run_plan
 
@@ -100,7 +101,7 @@ def test_a_retry_of_a_clash_ends_as_it_did(two: Two) -> None:
     two.run()
     state = state_root(two.plan, two.state)
     for force in (False, True):
-        commands.retry(two.plan, state=two.state, source="right", force=force)
+        retry(two.plan, state=two.state, source="right", force=force)
         assert (two.run().rejected, two.run().waves) == (1, 0)
     told = [e["status"] for e in account.history(state, "b", two.plan) if e["source"] == "right"]
     assert told == ["ERROR_DOC", "RESTART", "ERROR_DOC", "FORCE", "ERROR_DOC"]

@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from ferryman import Document, Plan
+from ferryman import Document, Plan, account
 from ferryman.destinations import Sql as Index
-from ferryman.ledger import account
-from ferryman.ledger.state import state_root
 from ferryman.sources import Sql
+from ferryman.state.state import state_root
 from ferryman.testing.proxy import Proxy, ProxyFault
 from tests.destinations.postgres import Database, database, postgres
 from tests.support.places import place

@@ -11,8 +11,8 @@ import ferryman
 from ferryman import Document, Plan
 from ferryman.destinations import Sql
 from ferryman.errors import UsageError
-from ferryman.ledger.state import state_root
 from ferryman.sources import Memory
+from ferryman.state.state import state_root
 from tests.support.trial import run_plan
 
 

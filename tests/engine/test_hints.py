@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from ferryman import Document, Dropped, PermanentError, Plan
+from ferryman import Document, Dropped, PermanentError, Plan, account
 from ferryman.destinations import Null
 from ferryman.engine import preview
-from ferryman.ledger import account, reasons
 from ferryman.plan.forgotten import returns_nothing
+from ferryman.records import reasons
 from ferryman.sources import Memory
 from ferryman.testing.inprocess import InProcess
 from tests.support.trial import run_plan

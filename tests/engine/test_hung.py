@@ -11,11 +11,10 @@ from typing import Any
 
 import pytest
 
-from ferryman import limits
+from ferryman import crash, limits
 from ferryman.destinations.base import Delivery, Effect
 from ferryman.plan import Plan
 from ferryman.sources import Memory
-from ferryman.testing import crash
 from ferryman.testing.inprocess import InProcess
 from tests.support.recorder import Recorder
 from tests.support.trial import Trial

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from ferryman.document import Document
-from ferryman.engine.runner import Shipped
+from ferryman.engine.runner.base import PickledPlan
 from ferryman.engine.scan.listing import ListFrame
 from ferryman.errors import UsageError
 from ferryman.plan import Plan
@@ -91,7 +91,7 @@ def test_a_dataframe_s_ids_too(place: Path) -> None:
     plan.source("in", DataFrame(lambda spark: None, prefix="t/")).destination("out", Recorder(place / "out.jsonl"))
     plan.freeze()
     rows = pa.RecordBatch.from_pydict({"id": ["a#b", "a%23b", "100%"]})
-    part = ListFrame(Shipped.of(plan), str(place), "in")(0, iter([rows]))
+    part = ListFrame(PickledPlan.of(plan), str(place), "in")(0, iter([rows]))
     assert pq.read_table(part.path)["id"].to_pylist() == ["t/a%23b", "t/a%2523b", "t/100%"]
 
 

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
+from ferryman import account
 from ferryman.destinations import Outcome
 from ferryman.document import Document
 from ferryman.engine.wave import Summary
 from ferryman.errors import EngineError, TransientError, WorkerDied
-from ferryman.ledger import account
 from ferryman.routers import Duplicate, Router
 from ferryman.sources import Listed, Memory
 from ferryman.testing.inprocess import InProcess
@@ -218,7 +218,7 @@ def test_a_call_that_hangs_is_interrupted(net: Network) -> None:
 @pytest.mark.rule("timeout.stuck")
 def test_a_call_that_hangs_in_c_loses_its_process(net: Network, monkeypatch: pytest.MonkeyPatch) -> None:
     """It cannot be interrupted: its process is ended, and it is found as one that kills."""
-    from ferryman.engine.transform import feed
+    from ferryman.engine.transform import reader as feed
 
     monkeypatch.setattr(feed, "_GRACE_S", 0.2)
 

@@ -17,13 +17,13 @@ from ferryman.destinations.base import Delivery, Outcome
 from ferryman.destinations.null import Null
 from ferryman.document import Document
 from ferryman.engine.deliver.dispatch import first_sequence
-from ferryman.ledger.family import Given, decode_given, encode_given
-from ferryman.ledger.outbox import OutboxWriter, split_family
-from ferryman.ledger.schemas import OUTBOX_CONTENT, OUTBOX_FILE
-from ferryman.ledger.settle import Rewrite, rewrite
+from ferryman.engine.settle.settle import Rewrite, rewrite
 from ferryman.limits import KIB, MIB
 from ferryman.plan import Plan
+from ferryman.records.family import Published, decode_published, encode_published
+from ferryman.records.schemas import OUTBOX_CONTENT, OUTBOX_FILE
 from ferryman.sources import Memory
+from ferryman.state.outbox import OutboxWriter, split_family
 from ferryman.storage.groups import RowGroups
 from ferryman.storage.parquet import write_part
 from ferryman.testing.inprocess import InProcess
@@ -233,10 +233,10 @@ def test_of_families_only_small_ones_are_remembered() -> None:
     small, large = ([["#" + "x" * n, "", "out"]] for n in (10, 100_000))
     for family, same in ((small, True), (large, False)):
         text = msgspec.json.encode(family).decode()
-        assert (decode_given(text) is decode_given(text)) is same
-        assert encode_given(decode_given(text)) == text
-    many = tuple(Given(f"#{i}", "", "out") for i in range(1000))
-    assert encode_given(many) is not encode_given(many)
+        assert (decode_published(text) is decode_published(text)) is same
+        assert encode_published(decode_published(text)) == text
+    many = tuple(Published(f"#{i}", "", "out") for i in range(1000))
+    assert encode_published(many) is not encode_published(many)
 
 
 @pytest.mark.slow

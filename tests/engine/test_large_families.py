@@ -12,12 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from ferryman import limits
+from ferryman import account, limits
 from ferryman.document import Document
-from ferryman.engine.transform.careful import Recorder, Spool
+from ferryman.engine.transform.isolation import Recorder, Spool
 from ferryman.errors import Dropped, PermanentError, Unavailable
-from ferryman.ledger import account
-from ferryman.ledger.family import Given, GivenLines, decode_given, encode_given
+from ferryman.records.family import Published, PublishedLines, decode_published, encode_published
 from ferryman.routers import Duplicate
 from ferryman.testing.inprocess import InProcess
 from tests.support import NOT_SOON_S
@@ -307,14 +306,14 @@ def test_only_the_time_in_which_it_works_counts(net: Network) -> None:
 
 def test_what_a_large_family_was_given_is_kept_in_lines() -> None:
     """A thousand a line; the text of a small one is as it was."""
-    given = [Given(f"#{i}", "", "out", "=x" if i % 2 else "") for i in range(2500)]
-    text = encode_given(given)
+    given = [Published(f"#{i}", "", "out", "=x" if i % 2 else "") for i in range(2500)]
+    text = encode_published(given)
     assert text.count("\n") == 2
-    assert list(decode_given(text)) == given
+    assert list(decode_published(text)) == given
     assert json.loads(text) == [[*each] if each.content else [*each.place] for each in given], "readers need JSON alone"
-    assert encode_given(decode_given(text)) == text
-    assert "\n" not in encode_given(given[:1000])
-    lines = GivenLines(given[:1500])
+    assert encode_published(decode_published(text)) == text
+    assert "\n" not in encode_published(given[:1000])
+    lines = PublishedLines(given[:1500])
     mark = lines.mark()
     for each in given[1500:]:
         lines.append(each)

@@ -15,9 +15,9 @@ import pytest
 from ferryman.destinations import Outcome
 from ferryman.destinations.base import Delivery, Effect
 from ferryman.document import Document
-from ferryman.engine.deliver.contest import SendOrder, order_of
+from ferryman.engine.deliver.precedence import SendOrder, order_of
 from ferryman.errors import TransientError
-from ferryman.ledger.journal import Result, RowResult
+from ferryman.records.row_results import Result, RowResult
 from ferryman.routers import Duplicate
 from ferryman.storage.parquet import write_part
 from ferryman.testing.inprocess import InProcess

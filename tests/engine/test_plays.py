@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from ferryman import account
 from ferryman.document import Document
 from ferryman.errors import TransientError
-from ferryman.ledger import account
 from ferryman.routers import ByField, Duplicate, RoundRobin
 from ferryman.testing.inprocess import InProcess
 from tests.support.invariants import rows

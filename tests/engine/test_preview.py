@@ -20,7 +20,7 @@ import pytest
 from ferryman import limits
 from ferryman.destinations import Outcome
 from ferryman.document import Document
-from ferryman.engine.preview import Preview, scratch
+from ferryman.engine.preview.preview import Preview, scratch
 from ferryman.engine.wave import Run
 from ferryman.errors import (
     Dropped,
@@ -32,12 +32,12 @@ from ferryman.errors import (
     TransientError,
     UsageError,
 )
-from ferryman.ledger import versions
-from ferryman.ledger.state import State
 from ferryman.observe.progress import Silent
+from ferryman.operations.migrate import migrate
 from ferryman.plan import Plan
 from ferryman.routers import ByField, Duplicate, Router
 from ferryman.sources import Files, Memory
+from ferryman.state.state import State
 from ferryman.testing.inprocess import InProcess
 from tests.support import NOT_SOON_S
 from tests.support.invariants import rows
@@ -678,9 +678,9 @@ def test_a_state_that_a_new_version_took_over_is_refused(net: Network) -> None:
     newer = Plan("network", version=2)
     newer.source("docs", Memory(net.documents["docs"])).destination("out", net.out("out"))
     newer.freeze()
-    versions.carry_over(net.root.with_name(newer.key), newer, 1)
+    migrate(net.root.with_name(newer.key), newer, 1)
     before = snapshot(net.folder)
-    with pytest.raises(StateForeign, match="version 2 of this plan has taken this state over"):
+    with pytest.raises(StateForeign, match="version 2 of this plan continues from this state"):
         look(net)
     found = previewed(newer, net.state)
     assert ids(found) == []

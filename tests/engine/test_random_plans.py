@@ -20,11 +20,11 @@ from ferryman.destinations.base import Delivery, Effect, Outcome
 from ferryman.document import Document
 from ferryman.engine.wave import Summary
 from ferryman.errors import PermanentError, TransientError, Unavailable
-from ferryman.ledger import commands
-from ferryman.ledger.state import state_root
+from ferryman.operations.retry import retry
 from ferryman.plan import Plan
 from ferryman.routers import ByField, Duplicate, RoundRobin, Router
 from ferryman.sources import Memory
+from ferryman.state.state import state_root
 from tests.support import NOT_SOON_S
 from tests.support.invariants import rows
 from tests.support.oracle import KINDS, Arrival, Oracle, Outside, Paper, Shape, Spot, act, by_field, content, some
@@ -338,7 +338,7 @@ class World:
             return
         one = "a" if word.endswith("one") else None
         force = word.startswith("force")
-        commands.retry(self.plan(), state=self.state, force=force, document=one, why="a test says so")
+        retry(self.plan(), state=self.state, force=force, document=one, why="a test says so")
         if force:
             for source, held in self.documents.items():
                 self.renewed.update((source, id) for id in held if one in (None, id))

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from ferryman import account
 from ferryman.destinations import Effect
 from ferryman.document import Document
-from ferryman.ledger import account
 from ferryman.plan import StepNode
 from ferryman.routers import ByField, Duplicate, RoundRobin, Router
 from tests.support.invariants import rows

@@ -10,8 +10,8 @@ import pytest
 from bench import synthetic
 
 from ferryman import limits
-from ferryman.engine.scan.judge import judge
-from ferryman.engine.scan.verdict import SourceJudge
+from ferryman.engine.scan.changes import SourceComparison
+from ferryman.engine.scan.detect import judge
 from ferryman.errors import TransientError
 from tests.support.trial import Trial, Watch
 
@@ -86,14 +86,14 @@ def test_what_vanished_is_found_among_many(place: Path) -> None:
 
 def test_a_part_that_does_not_fit_is_halved(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As often as it takes."""
-    of_part = SourceJudge._verdict
+    of_part = SourceComparison._verdict
 
-    def short_of_memory(self: SourceJudge, part: dict[str, Any]) -> Any:
+    def short_of_memory(self: SourceComparison, part: dict[str, Any]) -> Any:
         if part["known"].num_rows > 10:
             raise duckdb.OutOfMemoryException("no room")
         return of_part(self, part)
 
-    monkeypatch.setattr(SourceJudge, "_verdict", short_of_memory)
+    monkeypatch.setattr(SourceComparison, "_verdict", short_of_memory)
     assert [row["id"] for row in judged(place, 500, 2)] == synthetic.ids(0, 500)
 
 

@@ -10,9 +10,9 @@ import pytest
 
 from ferryman.destinations import Outcome, Sql
 from ferryman.destinations.base import Delivery
-from ferryman.ledger import state
 from ferryman.plan import Plan
 from ferryman.sources import Memory
+from ferryman.state import state
 from tests.support.recorder import Recorder
 from tests.support.trial import Trial, run_plan
 
@@ -43,7 +43,7 @@ def keeping(place: Path) -> Keeping:
 
 
 class Clock:
-    """In place of ``time`` in ``ferryman.ledger.state``."""
+    """In place of ``time`` in ``ferryman.state.state``."""
 
     def __init__(self, behind_s: int) -> None:
         self._behind_s = behind_s

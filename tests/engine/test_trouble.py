@@ -6,11 +6,11 @@ import pytest
 
 from ferryman.destinations import Null
 from ferryman.engine.nodes import Nodes
-from ferryman.engine.transform.faults import Fault, FaultKind
-from ferryman.engine.transform.pulse import NodeReport
+from ferryman.engine.step_retries import StepDebt
+from ferryman.engine.transform.health import NodeReport
+from ferryman.engine.transform.node_errors import ErrorKind, NodeError
 from ferryman.engine.trouble import Troubles, backoff_s
 from ferryman.errors import Misconfigured, Unavailable
-from ferryman.ledger.retries import StepDebt
 from ferryman.plan import Plan
 from ferryman.sources import Memory
 from tests.support.trial import Interrupted, Trial, Watch
@@ -145,7 +145,7 @@ def test_a_scope_works_again_when_a_wave_has_not_met_it_and_nothing_waits_for_it
     plan.source("docs", Memory([])).step("fetch", lambda doc: doc).destination("null", Null())
     nodes = Nodes(plan, told.append, clock)
     nodes.troubles.endless = True
-    away = Fault(FaultKind.UNAVAILABLE, "fetch", "step fetch: no answer", scope="a:80")
+    away = NodeError(ErrorKind.UNAVAILABLE, "fetch", "step fetch: no answer", scope="a:80")
     held = StepDebt("fetch a:80", 1, 0)
     for faults, debts, lines in (((away,), [], 1), ((), [held], 1), ((), [], 2)):
         nodes.hear([NodeReport("fetch", well=True, faults=faults, stopped=False)])

@@ -11,11 +11,10 @@ from typing import Any
 
 import pytest
 
-from ferryman import steps
+from ferryman import account, steps
 from ferryman.destinations import Outcome
 from ferryman.document import Document
 from ferryman.errors import TransientError
-from ferryman.ledger import account
 from ferryman.routers import Duplicate
 from ferryman.testing.inprocess import InProcess
 from tests.support import NOT_SOON_S

@@ -7,15 +7,16 @@ from typing import Any
 
 import pytest
 
+from ferryman import account
 from ferryman.destinations import Null
 from ferryman.destinations.base import Delivery, Effect, Outcome
 from ferryman.document import Document
 from ferryman.errors import Dropped, PermanentError, UsageError
-from ferryman.ledger import account, commands
-from ferryman.ledger.schemas import LEDGER_COLUMNS
-from ferryman.ledger.state import State, state_root
+from ferryman.operations.retry import retry
 from ferryman.plan import Plan
+from ferryman.records.schemas import LEDGER_COLUMNS
 from ferryman.sources import Memory
+from ferryman.state.state import State, state_root
 from tests.support import NOT_SOON_S
 from tests.support.recorder import Recorder
 from tests.support.trial import Interrupted, Trial, Until, run_plan
@@ -441,7 +442,7 @@ def test_questions_about_a_million_documents_get_by_with_their_memory(tmp_path: 
     source = plan.source("docs", Memory([Document(f"doc-{n:07d}") for n in range(1_000_000)]))
     source.step("refuse", refuse).destination("nowhere", Null())
     run_plan(plan, tmp_path, wait=0, checked=False)
-    assert commands.retry(plan, state=tmp_path).count == 10_000
+    assert retry(plan, state=tmp_path).count == 10_000
     root = state_root(plan, tmp_path)
     assert len(account.deliveries(root, plan=plan)) == 1_000_000
     assert account.number_of_deliveries(root, plan=plan) == 1_000_000

@@ -10,11 +10,12 @@ import pytest
 from ferryman import limits
 from ferryman.destinations.base import Delivery, Outcome
 from ferryman.document import Document
+from ferryman.engine import commands
 from ferryman.errors import UsageError
-from ferryman.ledger import commands
-from ferryman.ledger.commands import Retried
-from ferryman.ledger.state import State
+from ferryman.operations.retry import Retried
 from ferryman.sources import Memory
+from ferryman.state.commands import waiting
+from ferryman.state.state import State
 from tests.support import NOT_SOON_S
 from tests.support.invariants import rows as table_rows
 from tests.support.recorder import Recorder
@@ -308,7 +309,7 @@ def test_a_word_that_is_taken_up_twice_does_no_harm(mixed: Trial) -> None:
     with mixed.take():
         mixed.retry(status="failed")
     with mixed.take() as state:
-        [command] = commands.waiting(state)
+        [command] = waiting(state)
         path = state.commands / command.file
         data = path.read_bytes()
         assert commands.apply(state, command) == 2
@@ -333,7 +334,7 @@ def test_a_word_that_is_killed_between_its_waves_is_said_to_the_rest(
             raise Interrupted
 
     with monkeypatch.context() as patched:
-        patched.setattr("ferryman.testing.crash.point", point)
+        patched.setattr("ferryman.crash.point", point)
         with pytest.raises(Interrupted):
             mixed.retry(force=force)
     assert list(State(mixed.root, mixed.plan).commands.iterdir()), "it is not done with"

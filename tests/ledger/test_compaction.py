@@ -12,13 +12,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from ferryman import limits
-from ferryman.ledger import compaction
-from ferryman.ledger.maintenance import maintain
-from ferryman.ledger.retries import step_debt
-from ferryman.ledger.schemas import DOCUMENTS
-from ferryman.ledger.state import State
+from ferryman.engine.step_retries import step_debt
 from ferryman.limits import KIB
 from ferryman.observe.progress import Silent
+from ferryman.records.schemas import DOCUMENTS
+from ferryman.state import compaction
+from ferryman.state.maintenance import maintain
+from ferryman.state.state import State
 from ferryman.storage import query
 from ferryman.storage.parquet import content_size, write_part
 from tests.support.invariants import rows

@@ -7,15 +7,14 @@ from typing import Any
 
 import pytest
 
-from ferryman import limits
+from ferryman import account, limits
+from ferryman.account.relations import View
 from ferryman.destinations.base import Outcome
 from ferryman.engine import counting
 from ferryman.engine.counting import Counting
 from ferryman.errors import StateDamaged
-from ferryman.ledger import account
-from ferryman.ledger.folder import COUNTED
-from ferryman.ledger.fsck import fsck
-from ferryman.ledger.view import View
+from ferryman.operations.fsck import check
+from ferryman.state.layout import COUNTED
 from ferryman.storage import files
 from ferryman.testing.inprocess import InProcess
 from tests.support.trial import Interrupted, Trial, Until
@@ -107,17 +106,17 @@ def test_another_plan_is_counted_by_itself(trial: Trial) -> None:
 
 
 @pytest.mark.rule("status.kept")
-def test_a_file_that_is_wrong_is_found_by_fsck(trial: Trial) -> None:
+def test_a_file_that_is_wrong_is_found_by_check(trial: Trial) -> None:
     """It counts again, compares, and says what to do."""
     path = trial.root / COUNTED
     found: Any = files.unseal(path)
     found["status"]["destinations"]["out"]["delivered"] += 1
     files.replace(path, files.sealed(found))
-    [finding] = fsck(trial.root)
+    [finding] = check(trial.root)
     assert finding.path == str(path)
     assert finding.remedy.startswith("remove this file")
     path.unlink()
-    assert fsck(trial.root) == []
+    assert check(trial.root) == []
 
 
 def test_a_damaged_file_stops_nobody(trial: Trial) -> None:
@@ -125,10 +124,10 @@ def test_a_damaged_file_stops_nobody(trial: Trial) -> None:
     before = questions(trial)
     path = trial.root / COUNTED
     path.write_bytes(path.read_bytes()[:-3])
-    assert [finding.path for finding in fsck(trial.root)] == [str(path)]
+    assert [finding.path for finding in check(trial.root)] == [str(path)]
     assert questions(trial) == before
     trial.run()
-    assert fsck(trial.root) == []
+    assert check(trial.root) == []
     assert questions(trial) == before
 
 
@@ -137,7 +136,7 @@ def test_a_file_of_another_format_is_none(trial: Trial) -> None:
     path = trial.root / COUNTED
     files.replace(path, files.sealed({"of": "something else"}))
     assert trial.status()["balanced"]
-    assert fsck(trial.root) == []
+    assert check(trial.root) == []
 
 
 def test_a_missing_data_file_is_named_all_the_same(trial: Trial) -> None:

@@ -7,11 +7,10 @@ from pathlib import Path
 import pytest
 from bench import synthetic
 
-from ferryman import Plan, limits
+from ferryman import Plan, account, limits
 from ferryman.destinations import Null
-from ferryman.ledger import account
-from ferryman.ledger.state import state_root
 from ferryman.sources import Memory
+from ferryman.state.state import state_root
 
 
 @pytest.mark.rule("status.sizes")

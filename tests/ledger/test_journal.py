@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from ferryman.errors import StateDamaged
-from ferryman.ledger.journal import Journal, Result, RowResult, Rows
+from ferryman.records.row_results import Result, RowResult, Rows
+from ferryman.state.journal import Journal
 
 ROWS = Rows(100, 0, 5)
 

@@ -10,10 +10,10 @@ import pytest
 
 from ferryman import limits
 from ferryman.destinations.base import Outcome
-from ferryman.ledger import maintenance, merging
-from ferryman.ledger.outbox import OutboxWriter
-from ferryman.ledger.schemas import OUTBOX_CONTENT
 from ferryman.limits import KIB
+from ferryman.records.schemas import OUTBOX_CONTENT
+from ferryman.state import maintenance, merging
+from ferryman.state.outbox import OutboxWriter
 from ferryman.storage.parquet import content_size
 from tests.support.invariants import rows
 from tests.support.trial import Trial

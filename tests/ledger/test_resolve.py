@@ -9,8 +9,8 @@ import pytest
 from ferryman.destinations.base import Delivery
 from ferryman.document import Document
 from ferryman.errors import UsageError
-from ferryman.ledger import commands
-from ferryman.ledger.commands import Retried
+from ferryman.operations import resolve as operation
+from ferryman.operations.retry import Retried
 from ferryman.sources import Listed, Memory
 from tests.support.invariants import rows
 from tests.support.trial import Trial
@@ -36,7 +36,7 @@ def lost(trial: Trial) -> Trial:
 
 
 def resolve(trial: Trial, word: str, **filters: Any) -> Retried:
-    return commands.resolve(trial.plan, word, state=trial.state, **filters)
+    return operation.resolve(trial.plan, word, state=trial.state, **filters)
 
 
 def test_what_took_effect_leaves(lost: Trial) -> None:

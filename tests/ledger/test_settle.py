@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from ferryman.destinations.base import Delivery, Effect, Outcome
-from ferryman.ledger.events import sent_events
-from ferryman.ledger.journal import UNTOUCHED, Result, RowResult, Rows
-from ferryman.ledger.settle import late_answers, read_fold, settle
-from ferryman.ledger.state import State
+from ferryman.engine.settle.settle import late_answers, read_fold, settle
+from ferryman.records.events import sent_events
+from ferryman.records.row_results import UNTOUCHED, Result, RowResult, Rows
+from ferryman.state.state import State
 from ferryman.storage.files import fsync_folder
 from ferryman.storage.parquet import read_part, write_part
 from tests.support.invariants import rows as table_rows

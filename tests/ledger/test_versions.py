@@ -7,19 +7,19 @@ from typing import Any
 
 import pytest
 
+from ferryman import account, crash
 from ferryman.destinations import Outcome
 from ferryman.document import Document
-from ferryman.engine import driving
+from ferryman.engine import driver
 from ferryman.engine.wave import Run, Summary
 from ferryman.errors import PlanChanged, StateForeign, StateHeld, TransientError, UsageError
-from ferryman.ledger import account, versions
-from ferryman.ledger.fsck import fsck
-from ferryman.ledger.state import SEQUENCE, State, state_root
 from ferryman.observe.progress import Silent
+from ferryman.operations import fsck
+from ferryman.operations.migrate import migrate
 from ferryman.plan import Plan
 from ferryman.routers import Duplicate
 from ferryman.sources import Memory
-from ferryman.testing import crash
+from ferryman.state.state import SEQUENCE, State, state_root
 from ferryman.testing.inprocess import InProcess
 from tests.support.invariants import check, rows
 from tests.support.recorder import Recorder
@@ -55,8 +55,8 @@ class Versions:
         plan.freeze()
         root = state_root(plan, self.state)
         if from_version is not None:
-            versions.carry_over(root, plan, from_version)
-        with State.take(root, plan) as taken, driving.followed(taken, accept_changes):
+            migrate(root, plan, from_version)
+        with State.take(root, plan) as taken, driver.check_plan_changes(taken, accept_changes):
             summary = Run(taken, InProcess(), Silent(), **options).go()
         check(root, plan, summary)
         return summary
@@ -156,7 +156,7 @@ def test_a_new_version_carries_on(many: Versions) -> None:
     assert summary.messages[0].startswith("plan version 2 carries on from version 1: 0 documents are done again")
     lines = many.out("out").lines()
     assert max(line["seq"] for line in lines[:3]) < lines[3]["seq"]
-    assert fsck(root) == []
+    assert fsck.check(root) == []
     again = many.run(many.plan(2, louder), from_version=1)
     assert (again.waves, again.messages) == (0, [])
 
@@ -224,12 +224,12 @@ def test_what_had_failed_is_taken_up_again(many: Versions) -> None:
 
 def test_a_waiting_word_and_an_unsettled_wave_are_finished_first(many: Versions) -> None:
     """By the older version."""
-    from ferryman.ledger import commands
+    from ferryman.operations.retry import retry
 
     many.run(many.plan(1))
     old = many.plan(1)
     with State.take(state_root(old, many.state), old):
-        commands.retry(old, state=many.state, document="a", force=True)
+        retry(old, state=many.state, document="a", force=True)
     assert many.run(many.plan(2), from_version=1).exit == 0
     assert many.out("out").counted() == {"a": 2, "b": 1, "c": 1}
 
@@ -239,9 +239,9 @@ def test_the_older_state_is_fenced(many: Versions) -> None:
     old = many.plan(1)
     many.run(old)
     many.run(many.plan(2), from_version=1)
-    with pytest.raises(StateForeign, match="version 2 of this plan has taken this state over"):
+    with pytest.raises(StateForeign, match="version 2 of this plan continues from this state"):
         many.run(many.plan(1))
-    with pytest.raises(StateForeign, match="version 2 of this plan has taken this state over"):
+    with pytest.raises(StateForeign, match="version 2 of this plan continues from this state"):
         many.run(many.plan(3), from_version=1)
     assert account.status(state_root(old, many.state), old)["destinations"]["out"]["delivered"] == 3
     assert many.run(many.plan(3), from_version=2).exit == 0
@@ -309,7 +309,7 @@ def test_two_drivers_do_not_both_carry_it_over(many: Versions, point: str, monke
     def meanwhile(name: str) -> None:
         if name == point and not refused:
             with pytest.raises(StateHeld) as caught:
-                versions.carry_over(state_root(many.plan(2), many.state), many.plan(2), 1)
+                migrate(state_root(many.plan(2), many.state), many.plan(2), 1)
             refused.append(str(caught.value))
 
     many.run(many.plan(1))

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from ferryman import limits
+from ferryman.account import families as wholeness
+from ferryman.account.families import Wholeness
 from ferryman.destinations import Delivery, Outcome
 from ferryman.document import Document
 from ferryman.errors import TransientError
-from ferryman.ledger import wholeness
-from ferryman.ledger.wholeness import Wholeness
 from ferryman.plan import Plan
 from ferryman.sources import Csv
 from tests.support.recorder import Recorder

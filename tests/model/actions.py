@@ -30,7 +30,7 @@ class Step(NamedTuple):
         return f"{what} [{self.action}]"
 
 
-_JOURNAL, _SENDING, _SETTLE = "ledger.journal.Journal", "engine.deliver.sending.FileDelivery", "ledger.settle"
+_JOURNAL, _SENDING, _SETTLE = "state.journal.Journal", "engine.deliver.sending.FileDelivery", "engine.settle.settle"
 
 ACTIONS: Final[dict[str, Action]] = {
     # the outside
@@ -43,9 +43,9 @@ ACTIONS: Final[dict[str, Action]] = {
     # a driver starts
     "take": Action(
         "a driver starts: takes the lock, mends, loads",
-        ("storage.lock.Lock.take", "storage.log.Log.mend", "ledger.state.State.load"),
+        ("storage.lock.Lock.take", "storage.log.Log.mend", "state.state.State.load"),
     ),
-    "take.rival": Action("a driver starts while another one lives", ("ledger.state.State.take",), fault=True),
+    "take.rival": Action("a driver starts while another one lives", ("state.state.State.take",), fault=True),
     "epoch": Action(
         "announces its epoch on a table",
         ("storage.tables.Table.fence",),
@@ -53,7 +53,7 @@ ACTIONS: Final[dict[str, Action]] = {
     ),
     "recover": Action(
         "looks for an unsettled wave",
-        ("engine.wave.Run.recover", "ledger.maintenance.sweep"),
+        ("engine.wave.Run.recover", "state.maintenance.sweep"),
         ("recover.settled", "sweep.table"),
     ),
     "lost": Action("finds that another driver has taken over, and stops", ("storage.tables.taken_over",)),
@@ -61,7 +61,7 @@ ACTIONS: Final[dict[str, Action]] = {
     # 1 scan, 2 transform, 3 commit
     "scan": Action(
         "lists and judges",
-        ("engine.scan.listing.list_sources", "engine.scan.judge.judge"),
+        ("engine.scan.listing.list_sources", "engine.scan.detect.judge"),
         ("scan.listed", "scan.judged"),
     ),
     "transform": Action(
@@ -76,18 +76,18 @@ ACTIONS: Final[dict[str, Action]] = {
     "transform.again": Action("the same task runs twice", ("engine.transform.task.Transform.__call__",), fault=True),
     "transform.failed": Action(
         "a task reads a document of which it fails itself, and its children do not",
-        ("engine.transform.walk.Walk.first", "engine.transform.succession.succession"),
+        ("engine.transform.walk.Walk.first", "engine.transform.reconcile.reconcile"),
         fault=True,
     ),
     "transform.away": Action(
         "a task finds that a step or the source is away, and holds its documents",
-        ("engine.transform.walk.Walk.unread", "engine.transform.pulse.Pulse.failed"),
+        ("engine.transform.walk.Walk.unread", "engine.transform.health.NodeHealth.failed"),
         fault=True,
     ),
     "transform.done": Action("one attempt's files are taken", ("engine.wave.Run._wave",), ("transform.done",)),
     "redeliver": Action("opens a wave without documents", ("engine.wave.Run._redeliver",)),
     "commit": Action(
-        "commits the wave", ("ledger.commit.commit_wave",), ("commit.ready", "wave.logged", "wave.synced")
+        "commits the wave", ("engine.commit.commit.commit_wave",), ("commit.ready", "wave.logged", "wave.synced")
     ),
     "commit.synced": Action("syncs and marks the commit", ("storage.tables.Table.commit",), ("wave.marked",)),
     # 4 deliver
@@ -122,13 +122,13 @@ ACTIONS: Final[dict[str, Action]] = {
     ),
     "send.down": Action(
         "sends; the destination is down: a universal error",
-        ("engine.deliver.sender.universal",),
+        ("engine.deliver.callers.universal",),
         ("deliver.sent",),
         fault=True,
     ),
     "send.hung": Action(
         "sends, and is given up before an answer comes",
-        ("engine.deliver.sender.Sender.call", "engine.deliver.lane.Pass.__call__"),
+        ("engine.deliver.callers.ThreadCaller.call", "engine.deliver.lane.Pass.__call__"),
         ("deliver.sent", "deliver.hung"),
         fault=True,
     ),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ferryman.ledger.statuses import Status, move
+from ferryman.records.statuses import Status, move
 from tests.model.state import (
     UNTOUCHED,
     Claim,

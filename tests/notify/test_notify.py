@@ -17,8 +17,8 @@ from ferryman import limits
 from ferryman.destinations import Delivery, Outcome
 from ferryman.document import Document
 from ferryman.errors import PermanentError, PlanError
-from ferryman.ledger.folder import NOTIFIED
 from ferryman.plan import NotifyTarget, Plan, structure
+from ferryman.state.layout import NOTIFIED
 from tests.support.mailbox import Mailbox
 from tests.support.receiver import Receiver, Reply, closed_port
 from tests.support.trial import Trial

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import msgspec
 
+from ferryman import crash
 from ferryman.engine import wave  # noqa: F401 - loaded before the first fork
-from ferryman.testing import crash
 from tests.service.place import Place
 
 CHILD = __name__

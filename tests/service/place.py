@@ -14,12 +14,12 @@ from typing import Any
 from ferryman import Plan
 from ferryman.destinations import Sql
 from ferryman.document import Document
-from ferryman.engine.runner import Runner
+from ferryman.engine.runner.base import Runner
 from ferryman.errors import BadDocument
 from ferryman.intake import Queue
-from ferryman.ledger.state import State
 from ferryman.service import Serving, serve
 from ferryman.sources import Jobs
+from ferryman.state.state import State
 from ferryman.testing.inprocess import InProcess
 
 

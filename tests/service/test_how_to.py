@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ferryman.cli.intake import serve
-from ferryman.testing.crash import INTAKE
+from ferryman.crash import INTAKE
 from tests.support.page import Shell
 
 DOCS = Path(__file__).parents[2] / "docs"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ferryman.testing.crash import INTAKE
+from ferryman.crash import INTAKE
 from tests.service.child import CHILD
 from tests.service.place import Place
 from tests.service.receiver import Receiver

@@ -16,9 +16,9 @@ from ferryman.cli.app import start
 from ferryman.destinations import Delivery, Destination, Outcome
 from ferryman.engine.wave import Run
 from ferryman.intake import Queue
-from ferryman.ledger import commands
 from ferryman.service.processing import Processing
 from ferryman.sources import Jobs
+from ferryman.state.commands import queue_retry
 from tests.servers.server import Server
 from tests.service.place import Place, until
 from tests.support.recorder import Recorder
@@ -99,7 +99,7 @@ def test_a_retry_of_a_document_whose_job_is_done(intake: Place) -> None:
         run = Run(state, runner, intake.said, wait=0, clock=lambda: seconds[0])
         processing = Processing(intake.queue, run, state, intake.said.message, threading.Event())
         for _ in range(2):
-            commands.restart(state, "jobs", ["o/bad.txt"], "mended")
+            queue_retry(state, "jobs", ["o/bad.txt"], "mended")
             assert 0 < scans() <= 3
             assert (scans(), run.due_s()) == (0, None)
         seconds[0] += 60

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from ferryman import account
 from ferryman.errors import UsageError
 from ferryman.intake import Queue
-from ferryman.ledger import account
 from ferryman.service.workspace import Space, Workspace
 from tests.service.place import Place, until
 from tests.service.receiver import FileServer, Receiver
@@ -213,7 +213,7 @@ def test_a_graceful_stop(intake: Place) -> None:
 
 def test_lost_locks(intake: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """A consumer whose session ended under its work changes nothing; the work is done again."""
-    from ferryman.service import stations
+    from ferryman.service import stages as stations
 
     inner = stations.Estimating.work
     lost = []

@@ -16,10 +16,10 @@ from ferryman.destinations.base import Delivery, Outcome
 from ferryman.document import Document
 from ferryman.engine.wave import Run
 from ferryman.errors import PermanentError
-from ferryman.ledger.state import State, state_root
 from ferryman.observe.progress import Silent
 from ferryman.plan import Plan
 from ferryman.sources import Files
+from ferryman.state.state import State, state_root
 from ferryman.testing.inprocess import InProcess
 from tests.support.recorder import Recorder
 

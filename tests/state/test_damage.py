@@ -18,9 +18,9 @@ from ferryman import limits
 from ferryman.destinations.base import Delivery, Outcome
 from ferryman.document import Document
 from ferryman.errors import StateDamaged, StateForeign, UsageError
-from ferryman.ledger.fsck import fsck
-from ferryman.ledger.state import State
+from ferryman.operations.fsck import check
 from ferryman.plan import Plan
+from ferryman.state.state import State
 from ferryman.storage import files
 from tests.support import NOT_SOON_S
 from tests.support.places import MEMORY
@@ -199,7 +199,7 @@ def test_the_state_is_as_it_is_meant_to_be(damaged: Trial) -> None:
     """Undamaged, it has a file of every kind, and the next run recovers it."""
     state = State(damaged.root, damaged.plan)
     assert all(find(state).is_file() for find in KINDS.values())
-    assert fsck(damaged.root) == []
+    assert check(damaged.root) == []
     watch = Watch()
     damaged.run(observer=watch, wait=0)
     assert any("recovered: settled wave 3" in m for m in watch.messages)
@@ -218,7 +218,7 @@ def test_damage_is_refused_by_name(damaged: Trial, kind: str, how: str) -> None:
         assert str(path) in str(error)
         assert "Nothing was overwritten" in str(error)
         assert error.exit_code == 1
-    findings = [f.path for f in fsck(damaged.root)]
+    findings = [f.path for f in check(damaged.root)]
     assert findings == ([] if how == "deleted" and not expected(kind, how) else [str(path)])
 
 
@@ -267,7 +267,7 @@ def test_a_missing_folder_is_refused_by_name(damaged: Trial, folder: str) -> Non
     shutil.rmtree(damaged.root / folder)
     error = refusal(damaged, StateDamaged)
     assert error.path == str(damaged.root / folder)
-    assert str(damaged.root / folder) in [f.path for f in fsck(damaged.root)]
+    assert str(damaged.root / folder) in [f.path for f in check(damaged.root)]
 
 
 def test_a_missing_close_mark_is_refused_by_name(damaged: Trial) -> None:
@@ -286,10 +286,10 @@ def test_a_damaged_ledger_file_of_a_worker_is_refused_by_name(damaged: Trial) ->
     for how in (truncate, Path.unlink):
         how(path)
         assert refusal(damaged, StateDamaged).path == str(path)
-        assert [f.path for f in fsck(damaged.root)] == [str(path)]
+        assert [f.path for f in check(damaged.root)] == [str(path)]
         path.write_bytes(data)
     flip(path)
-    assert [f.path for f in fsck(damaged.root)] == [str(path)]
+    assert [f.path for f in check(damaged.root)] == [str(path)]
 
 
 def test_a_lost_name_does_not_make_a_new_state(damaged: Trial) -> None:
@@ -321,7 +321,7 @@ def test_fsck_lists_all_damaged_files_at_once(damaged: Trial) -> None:
     for path in paths:
         flip(path)
     before = tree(damaged.root)
-    findings = fsck(damaged.root)
+    findings = check(damaged.root)
     assert sorted(f.path for f in findings) == sorted(str(p) for p in paths)
     assert all("restore this file from a copy" in f.remedy for f in findings)
     assert tree(damaged.root) == before
@@ -334,13 +334,13 @@ def test_fsck_verifies_data_files_also_where_the_log_is_damaged(damaged: Trial) 
     logs = [entry(state, "ledger", 0), entry(state, "ledger", -1), state.root / "state.json"]
     for path in (data, *logs):
         flip(path)
-    assert {f.path for f in fsck(damaged.root)} >= {str(p) for p in (data, *logs)}
+    assert {f.path for f in check(damaged.root)} >= {str(p) for p in (data, *logs)}
 
 
 def test_fsck_of_nothing_is_a_mistake(place: Path) -> None:
     """No state there: the person is told to give the right --state."""
     with pytest.raises(UsageError, match="there is no state here"):
-        fsck(place / "nothing-v1")
+        check(place / "nothing-v1")
 
 
 PLAN_FILE = """
@@ -353,7 +353,7 @@ plan.source("docs", Memory([{"id": "a", "raw": b"one"}])).destination("out", Rec
 """
 
 
-def test_exit_codes_of_fsck(place: Path) -> None:
+def test_exit_codes_of_check(place: Path) -> None:
     """``ferryman fsck``: 0 all well, 1 damage, with every file on a line; 2 no state there."""
     (place / "plan.py").write_text(PLAN_FILE)
     trial = make(place)
@@ -406,7 +406,7 @@ def test_a_newer_format_is_refused(damaged: Trial) -> None:
     assert "Use the newer Ferryman" in str(error)
     with pytest.raises(StateForeign):
         damaged.status()
-    assert [f.remedy for f in fsck(damaged.root)] == ["use the Ferryman and the plan that wrote it"]
+    assert [f.remedy for f in check(damaged.root)] == ["use the Ferryman and the plan that wrote it"]
 
 
 @pytest.mark.parametrize("other", [Plan("other", 1), Plan("trial", 2)])

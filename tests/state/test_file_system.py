@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from ferryman.errors import UsageError
-from ferryman.ledger.journal import Journal, Rows
+from ferryman.records.row_results import Rows
+from ferryman.state.journal import Journal
 from ferryman.storage import files
 from tests.support.trial import Trial
 

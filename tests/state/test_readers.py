@@ -11,11 +11,10 @@ from typing import Any
 
 import pytest
 
-from ferryman import limits
+from ferryman import account, limits
 from ferryman.errors import EngineError, StateDamaged
-from ferryman.ledger import account
-from ferryman.ledger.fsck import fsck
 from ferryman.observe.progress import Silent
+from ferryman.operations.fsck import check
 from ferryman.storage.tables import Table
 from tests.support.trial import Trial
 
@@ -24,9 +23,9 @@ WAVES = 40
 ASK = """
 import sys
 from pathlib import Path
-from ferryman.ledger import account
-from ferryman.ledger.fsck import fsck
-from ferryman.ledger.state import State
+from ferryman import account
+from ferryman.operations.fsck import check
+from ferryman.state.state import State
 
 root, asked = Path(sys.argv[1]), 0
 plan = State.plan_of(root)
@@ -38,7 +37,7 @@ while not (root.parent / "enough").exists():
     events = account.history(root, "a", plan)
     assert [e["revision"] for e in events] == sorted(e["revision"] for e in events), events
     assert len({e["delivery_hash"] for e in events}) == len(events)
-    found = fsck(root)
+    found = check(root)
     assert found == [], found
     asked += 1
 print(asked)
@@ -106,7 +105,7 @@ def test_what_is_replaced_stays_while_somebody_reads(trial: Trial, monkeypatch: 
         assert len(kept) >= 3
         assert before["balanced"]
         assert view.rows("SELECT count(*) AS n FROM ledger") == [{"n": 2}]
-        assert fsck(trial.root) == []
+        assert check(trial.root) == []
     trial.put("a", text="the last")
     trial.run()
     assert replaced_files(trial) == set()
@@ -214,7 +213,7 @@ def test_a_torn_last_entry_is_no_damage_to_a_reader(trial: Trial) -> None:
     (state.ledger.log.marks / f"{last:020d}").unlink()
     assert trial.status()["balanced"]
     assert trial.statuses("a") == ["INDEXED"]
-    assert fsck(trial.root) == []
+    assert check(trial.root) == []
     summary = trial.run()
     assert any("torn by a crash before it took effect, set aside as" in m for m in summary.messages)
     assert trial.run().messages == []

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from ferryman.ledger import account, commands
+from ferryman import account
+from ferryman.operations.retry import retry
 from tests.state.soak import BROKEN, REFUSED, Soak, number_of
 from tests.support.trial import run_plan
 
@@ -39,7 +40,7 @@ def test_a_soak(tmp_path: Path, waves: int, life: int) -> None:
         check_memory(soak)
     for flag in soak.away.values():
         flag.unlink(missing_ok=True)
-    commands.retry(soak.plan, state=soak.state, status="pending")  # what met an outage often is due in an hour
+    retry(soak.plan, state=soak.state, status="pending")  # what met an outage often is due in an hour
     summary = run_plan(soak.plan, soak.state, wait=60.0)
     assert summary.pending == summary.in_doubt == 0
     check_destination(soak)

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from ferryman import crash
 from ferryman.destinations.base import Effect
 from ferryman.errors import EngineError, StateHeld, StateLost
-from ferryman.ledger.maintenance import sweep
-from ferryman.ledger.state import State
 from ferryman.plan.load import load_plan
+from ferryman.state.maintenance import sweep
+from ferryman.state.state import State
 from ferryman.storage.lock import Lock
-from ferryman.testing import crash
 from tests.support import no_lock
 from tests.support.recorder import Recorder, Store
 from tests.support.trial import Interrupted, Trial, Until, Watch

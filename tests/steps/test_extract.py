@@ -10,10 +10,9 @@ from typing import Any
 
 import pytest
 
-from ferryman import steps
+from ferryman import account, steps
 from ferryman.document import Document
 from ferryman.errors import BadDocument, Dropped, Unsupported, UsageError
-from ferryman.ledger import account
 from ferryman.testing.inprocess import InProcess
 from tests.steps import corpus
 from tests.support.network import Network

@@ -12,10 +12,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from ferryman import steps
+from ferryman import account, steps
 from ferryman.document import Document
 from ferryman.errors import BadDocument, Dropped
-from ferryman.ledger import account
 from tests.steps import corpus
 from tests.support.network import Network
 

@@ -12,12 +12,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
+from ferryman import account
 from ferryman.engine.wave import Summary
-from ferryman.ledger import account
-from ferryman.ledger.fsck import fsck
-from ferryman.ledger.state import SEQUENCE, SETTLED, WAVE
-from ferryman.ledger.statuses import MOVES, Status
+from ferryman.operations import fsck
 from ferryman.plan import Plan, destinations_of_sources
+from ferryman.records.statuses import MOVES, Status
+from ferryman.state.state import SEQUENCE, SETTLED, WAVE
 
 TABLES = ("outbox", "documents", "ledger")
 DERIVED = {Status.PROCESSING, Status.BATCHED}
@@ -72,7 +72,7 @@ def check(root: Path, plan: Plan, summary: Summary | None = None) -> None:
     elif summary is not None and summary.exit not in (0, 4):
         assert summary.exit == 3, summary
         assert summary.failed or summary.rejected or summary.in_doubt, summary
-    assert fsck(root) == []
+    assert fsck.check(root) == []
     _check_files(root, tables)
 
 

@@ -7,12 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ferryman import account
 from ferryman.document import Document
 from ferryman.engine.wave import Summary
-from ferryman.ledger import account, commands
-from ferryman.ledger.state import state_root
+from ferryman.operations.retry import Retried, retry
 from ferryman.plan import Handle, Plan
 from ferryman.sources import Memory
+from ferryman.state.state import state_root
 from tests.support.recorder import Recorder
 from tests.support.trial import run_plan
 
@@ -70,8 +71,8 @@ class Network:
     def root(self) -> Path:
         return state_root(self.plan, self.state)
 
-    def retry(self, **options: Any) -> commands.Retried:
-        return commands.retry(self.plan, state=self.state, **options)
+    def retry(self, **options: Any) -> Retried:
+        return retry(self.plan, state=self.state, **options)
 
     def counts(self, name: str) -> dict[str, int]:
         """What ``status`` says of a destination, zeros left out."""

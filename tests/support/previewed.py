@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 import ferryman
-from ferryman.engine import driving
-from ferryman.engine.preview import Preview
-from ferryman.engine.runner import Runner
+from ferryman.engine import driver
+from ferryman.engine.preview.preview import Preview
+from ferryman.engine.runner.base import Runner
 from ferryman.plan import Plan
 from ferryman.testing.inprocess import InProcess
 
@@ -26,7 +26,7 @@ def previewed(plan: Plan, state: Path, *, runner: Runner | None = None, **option
         yield runner or InProcess()
 
     with tempfile.TemporaryDirectory(prefix="ferryman-test-scratch-") as scratch, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(driving, "session_for", session_for)
+        patch.setattr(driver, "session_for", session_for)
         patch.setattr(tempfile, "tempdir", scratch)
         try:
             return ferryman.preview(plan, state=state, **options)

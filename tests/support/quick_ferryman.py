@@ -18,8 +18,8 @@ from typing import Any
 LOADED = (
     "ferryman.cli.app",
     "ferryman.destinations.sql",
-    "ferryman.ledger.commands",
-    "ferryman.ledger.fsck",
+    "ferryman.engine.commands",
+    "ferryman.operations.fsck",
     "ferryman.plan.load",
     "ferryman.sources",
     "rich.progress",
@@ -40,14 +40,14 @@ def serve(path: str) -> None:
     """Answer commands until we are killed."""
     for name in LOADED:  # before the first fork
         importlib.import_module(name)
-    from ferryman.engine import driving
+    from ferryman.engine import driver
     from ferryman.testing.inprocess import InProcess
 
     @contextlib.contextmanager
     def in_process(*_: Any) -> Iterator[InProcess]:
         yield InProcess(fork=True, failures=1)  # like local[*], where a task whose worker dies is not tried again
 
-    driving.session_for = in_process  # type: ignore[assignment]
+    driver.session_for = in_process  # type: ignore[assignment]
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those that answer
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(path)
@@ -81,8 +81,8 @@ def _answer(connection: socket.socket) -> None:
 
 
 def _work(streams: list[int], args: list[str], folder: str, environment: dict[str, str]) -> int:
+    from ferryman import crash
     from ferryman.cli.app import start
-    from ferryman.testing import crash
 
     for number, stream in enumerate(streams):
         os.dup2(stream, number)

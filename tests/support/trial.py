@@ -6,15 +6,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ferryman.engine import driving
-from ferryman.engine.runner import Runner
+from ferryman import account
+from ferryman.engine import driver
+from ferryman.engine.runner.base import Runner
 from ferryman.engine.wave import Run, Summary
-from ferryman.ledger import account, commands
-from ferryman.ledger.state import State, state_root
 from ferryman.observe.progress import Silent
+from ferryman.operations.retry import Retried, retry
 from ferryman.plan import Plan
 from ferryman.sources import Memory
 from ferryman.sources.base import Source
+from ferryman.state.state import State, state_root
 from ferryman.testing.inprocess import InProcess
 from tests.support.invariants import check
 from tests.support.recorder import Answer, Recorder
@@ -71,7 +72,7 @@ def run_plan(
     """
     plan.freeze()
     root = state_root(plan, state)
-    with State.take(root, plan) as taken, driving.plain_errors(taken):
+    with State.take(root, plan) as taken, driver.plain_errors(taken):
         summary = Run(taken, runner or InProcess(), observer or Watch(), **options).go(every)
     if checked:
         check(root, plan, summary)
@@ -145,8 +146,8 @@ class Trial:
         self.plan.freeze()
         return State.take(self.root, self.plan)
 
-    def retry(self, **options: Any) -> commands.Retried:
-        return commands.retry(self.plan, state=self.state, **options)
+    def retry(self, **options: Any) -> Retried:
+        return retry(self.plan, state=self.state, **options)
 
     def status(self) -> dict[str, Any]:
         return account.status(self.root, self.plan)

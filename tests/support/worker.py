@@ -8,8 +8,8 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from ferryman.engine.child import Child, Died
-from ferryman.engine.runner import Answer, Item
+from ferryman.engine.runner.base import Answer, Item
+from ferryman.engine.runner.child import Child, Died
 from ferryman.errors import EngineError, WorkerDied
 
 

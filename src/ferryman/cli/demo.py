@@ -83,7 +83,7 @@ def prepare(directory: Path) -> None:
 
 def _told(summary: Summary, root: Path, plan: Plan, seconds: float) -> int:
     """What was indexed and what was refused; the demo's exit code."""
-    from ferryman.ledger import account
+    from ferryman import account
 
     if summary.waves:
         say(f"{summary.delivered} documents delivered to the index in {seconds:.0f} s.")

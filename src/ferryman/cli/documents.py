@@ -78,10 +78,10 @@ def deliveries(
     --json writes all of them as they come, however many there are. As text the last line says how many more there are.
     -v also prints the tracebacks of unexpected errors.
     """
-    from ferryman.ledger import account
-    from ferryman.ledger.state import state_root
-    from ferryman.ledger.statuses import shown
+    from ferryman import account
     from ferryman.plan.load import load_plan, plan_file
+    from ferryman.records.statuses import shown
+    from ferryman.state.state import state_root
 
     loaded = load_plan(plan)
     _are_nodes(loaded, destination=destination, source=source)
@@ -137,7 +137,7 @@ def _list_incomplete(
     json: bool,
 ) -> None:
     """Families that have not ended, and how to see more of one."""
-    from ferryman.ledger import wholeness
+    from ferryman.account import families as wholeness
 
     found = wholeness.incomplete(root, loaded, source, family)
     if json:
@@ -154,7 +154,7 @@ def _list_incomplete(
 
 def _say_whether_whole(root: Path, family: str, loaded: Plan, plan: str, state: Path | None) -> None:
     """Has all of a family ended, and if not, how are its deliveries found?"""
-    from ferryman.ledger import wholeness
+    from ferryman.account import families as wholeness
 
     for found in wholeness.of_family(root, family, loaded):
         say(f"{found.family} of source {found.source} is {found.told()}")
@@ -175,9 +175,9 @@ def history(
 
     Every event of it and its family, oldest first. Starts no Spark.
     """
-    from ferryman.ledger import account
-    from ferryman.ledger.state import state_root
+    from ferryman import account
     from ferryman.plan.load import load_plan, plan_file
+    from ferryman.state.state import state_root
 
     loaded = load_plan(plan)
     root = state_root(loaded, state, plan_file(plan))
@@ -217,7 +217,7 @@ def _table(rows: list[dict[str, Any]], columns: tuple[str, ...]) -> None:
 
 
 def _cell(row: dict[str, Any], column: str) -> Any:
-    from ferryman.ledger.reasons import reason_of
+    from ferryman.records.reasons import reason_of
 
     value = row[column]
     if column == "created":
@@ -227,7 +227,7 @@ def _cell(row: dict[str, Any], column: str) -> Any:
 
 def _say_tracebacks(rows: list[dict[str, Any]]) -> None:
     """Of errors that nobody foresaw, each traceback once."""
-    from ferryman.ledger.reasons import reason_of, traceback_of
+    from ferryman.records.reasons import reason_of, traceback_of
 
     said = set()
     for row in rows:

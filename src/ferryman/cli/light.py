@@ -31,6 +31,6 @@ def load_ledger(args: list[str]) -> None:
         finder = _NoPandas()
         sys.meta_path.insert(0, finder)
         try:
-            importlib.import_module("ferryman.ledger.account")
+            importlib.import_module("ferryman.account.questions")
         finally:
             sys.meta_path.remove(finder)

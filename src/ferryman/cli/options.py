@@ -14,7 +14,7 @@ from ferryman import durations, needs
 from ferryman.errors import UsageError
 
 if TYPE_CHECKING:
-    from ferryman.plan import NotifyTarget
+    pass
 
 
 @dataclass
@@ -110,7 +110,7 @@ def machines_have(has: list[str] | None) -> dict[str, str]:
     return {f"spark.executorEnv.{needs.VARIABLE}": every}
 
 
-def notify_targets(texts: list[str] | None) -> list[NotifyTarget]:
+def notify_targets(texts: list[str] | None) -> list[str]:
     """What ``--notify`` names.
 
     Raises:
@@ -118,10 +118,9 @@ def notify_targets(texts: list[str] | None) -> list[NotifyTarget]:
     """
     from ferryman.plan import NotifyTarget
 
-    targets = [NotifyTarget(text) for text in texts or []]
-    if findings := [finding for target in targets for finding in target.findings()]:
+    if findings := [finding for text in texts or [] for finding in NotifyTarget(text).findings()]:
         raise UsageError("\n".join(f"--{finding}" for finding in findings))
-    return targets
+    return texts or []
 
 
 def seconds(option: str, text: str | None) -> float | None:
@@ -158,7 +157,7 @@ def status_name(text: str | None) -> str | None:
     Raises:
         UsageError: there is no such status; names all.
     """
-    from ferryman.ledger.statuses import stored
+    from ferryman.records.statuses import stored
 
     try:
         if text is not None:

@@ -16,7 +16,7 @@ from ferryman.cli.options import Conf, Has, Json, Master, PlanSpec, StateDir, Ve
 from ferryman.observe.progress import one_line
 
 if TYPE_CHECKING:
-    from ferryman.engine.preview import Expected, Preview
+    from ferryman.engine.preview.preview import Expected, Preview
     from ferryman.plan import Plan
 
 LIMIT = 20
@@ -105,9 +105,9 @@ def _previewed(plan: Plan, file: Path | None, state: Path | None, *, verbose: bo
     Raises:
         typer.Exit: with 130, when a person interrupts.
     """
-    from ferryman.ledger.state import state_root
     from ferryman.observe import watching
     from ferryman.observe.log import logging_to
+    from ferryman.state.state import state_root
 
     for warning in plan.check():
         if verbose:
@@ -116,9 +116,9 @@ def _previewed(plan: Plan, file: Path | None, state: Path | None, *, verbose: bo
     with Interrupt() as interrupt:
         try:
             with watching(sys.stderr, verbose) as observer, logging_to(observer, verbose):
-                from ferryman.engine import preview as engine  # loads Spark: after all that can be refused without it
+                from ferryman.engine.preview.preview import preview  # loads Spark: after what can be refused without it
 
-                return engine.preview(plan, state=root.parent, observer=interrupt.heeding(observer), **options)
+                return preview(plan, state=root.parent, observer=interrupt.heeding(observer), **options)
         except BaseException:
             if not interrupt.asked:
                 raise
@@ -185,13 +185,13 @@ def _which(row: dict[str, Any]) -> str:
 
 
 def _why(row: dict[str, Any]) -> str:
-    from ferryman.ledger.reasons import reason_of
+    from ferryman.records.reasons import reason_of
 
     return reason_of(row["message"] or "no reason was given").removeprefix(f"{row['document']}: ")
 
 
 def _trace(row: dict[str, Any]) -> Iterator[str]:
-    from ferryman.ledger.reasons import traceback_of
+    from ferryman.records.reasons import traceback_of
 
     yield from (f"    {line}" for line in traceback_of(row["message"] or "").splitlines())
 

@@ -45,13 +45,13 @@ def resolve(
     destination has it, and record that here. `ferryman deliveries PLAN --status in_doubt` lists them. Starts no Spark.
     While a run holds the state, the command is queued, and that run applies it.
     """
-    from ferryman.ledger import commands
-    from ferryman.ledger.state import state_root
+    from ferryman.operations.resolve import resolve
     from ferryman.plan.load import load_plan, plan_file
+    from ferryman.state.state import state_root
 
     loaded = load_plan(plan)
     root = state_root(loaded, state, plan_file(plan))
-    done = commands.resolve(
+    done = resolve(
         loaded, word.value, state=root.parent, document=document, destination=destination, source=source, why=why
     )
     again = command("run", plan, state=state)

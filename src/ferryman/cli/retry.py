@@ -34,13 +34,13 @@ def retry(
     --dirty is for documents that have changed where no fingerprint shows it: they are read, and sent if they differ.
     While a run holds the state, the request is queued, and that run applies it.
     """
-    from ferryman.ledger import commands
-    from ferryman.ledger.state import state_root
+    from ferryman.operations.retry import retry
     from ferryman.plan.load import load_plan, plan_file
+    from ferryman.state.state import state_root
 
     loaded = load_plan(plan)
     root = state_root(loaded, state, plan_file(plan))
-    done = commands.retry(
+    done = retry(
         loaded,
         state=root.parent,
         status=status_name(status),

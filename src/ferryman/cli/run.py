@@ -162,9 +162,9 @@ def carried(
     Raises:
         typer.Exit: with 130, when a person interrupts; they are told how to go on.
     """
-    from ferryman.ledger.state import state_root
     from ferryman.observe import watching
     from ferryman.observe.log import logging_to
+    from ferryman.state.state import state_root
 
     for warning in plan.check():
         if verbose:
@@ -173,9 +173,11 @@ def carried(
     with Interrupt() as interrupt:
         try:
             with watching(sys.stderr, verbose) as observer, logging_to(observer, verbose):
-                from ferryman.engine import wave  # loads Spark: after all that can be refused without it
+                from ferryman.operations import (
+                    run as operation,  # loads Spark: after all that can be refused without it
+                )
 
-                summary = wave.run(plan, state=root.parent, observer=interrupt.heeding(observer), **options)
+                summary = operation.run(plan, state=root.parent, observer=interrupt.heeding(observer), **options)
         except BaseException:
             if not interrupt.asked:
                 raise
@@ -225,8 +227,8 @@ def _counts(summary: Summary) -> str:
 
 def _examples(root: Path, plan: Plan, status: str, heading: str) -> None:
     """The first few documents of a status, with the reason of each."""
-    from ferryman.ledger import account
-    from ferryman.ledger.reasons import reason_of
+    from ferryman import account
+    from ferryman.records.reasons import reason_of
 
     rows = account.deliveries(root, status=status, limit=EXAMPLES, plan=plan)
     terminal.say(heading + (", the newest of them:" if rows else ""))

@@ -24,9 +24,9 @@ def status(plan: PlanSpec, state: StateDir = None, json: Json = False, verbose: 
     deliveries of the current version of each document. pending is everything that still has to be sent, tried or not;
     in_doubt was in flight, at-most-once, when it was killed: sent or not, the destination did not say.
     """
-    from ferryman.ledger import account
-    from ferryman.ledger.state import state_root
+    from ferryman import account
     from ferryman.plan.load import load_plan, plan_file
+    from ferryman.state.state import state_root
 
     loaded = load_plan(plan)
     loaded.check()

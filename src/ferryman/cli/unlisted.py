@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 def say_unread(plan: Plan, root: Path) -> None:
     """A line a source of which documents wait; see ``account.unread``."""
-    from ferryman.ledger import account
+    from ferryman import account
 
     advice = ways_back(plan)
     for name, (documents, example) in account.unread(root, plan).items() if advice else ():

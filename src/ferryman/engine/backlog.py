@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from typing import Final
 
-from ferryman.engine.deliver.dispatch import owed_rows
-from ferryman.ledger.state import State
+from ferryman.engine.deliver.dispatch import pending_rows
 from ferryman.limits import GIB, KIB, MIB
+from ferryman.state.state import State
 
 
 class Backlog:
@@ -44,7 +44,7 @@ class Backlog:
         """Destination -> bytes."""
         found: Counter[str] = Counter()
         for file in self._state.outbox.files.values():
-            if pending := owed_rows(file):
+            if pending := pending_rows(file):
                 found[file.partition["destination"]] += file.size * pending // file.rows
         return found
 

@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable
 
 from ferryman import limits
-from ferryman.ledger.account import keep_counted
-from ferryman.ledger.state import State
+from ferryman.account.questions import keep_counted
+from ferryman.state.state import State
 
 
 class Counting:

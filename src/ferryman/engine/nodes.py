@@ -8,17 +8,17 @@ from itertools import islice
 from typing import Final
 
 from ferryman import limits
-from ferryman.engine.runner import Runner
+from ferryman.engine.runner.base import Runner
 from ferryman.engine.scan.listing import Listing
-from ferryman.engine.transform.faults import Fault, FaultKind
-from ferryman.engine.transform.pulse import NodeReport, NodesNow
+from ferryman.engine.step_retries import StepDebt
+from ferryman.engine.transform.health import NodeReport, NodeStates
+from ferryman.engine.transform.node_errors import ErrorKind, NodeError
 from ferryman.engine.trouble import Troubles
-from ferryman.ledger.family import decode_held
-from ferryman.ledger.retries import StepDebt
 from ferryman.needs import VARIABLE, here, listed
 from ferryman.notify import Stopped
 from ferryman.plan import Plan, StepNode
 from ferryman.plan.forgotten import REMEDY, returns_nothing
+from ferryman.records.family import decode_held
 
 
 class Machine:
@@ -60,11 +60,11 @@ class Nodes:
         self.troubles = Troubles("", tell, clock)
         """By kind and name."""
 
-    def now(self) -> NodesNow:
+    def now(self) -> NodeStates:
         """What the next wave's tasks should know."""
         blocked = frozenset(n for n in self._kinds if self.blocked(n))
         failing = {n: dict(f) for n, f in self._failing.items()}
-        return NodesNow(blocked, frozenset(self._proven), failing, dict(self._unreached))
+        return NodeStates(blocked, frozenset(self._proven), failing, dict(self._unreached))
 
     def hear(self, reports: Iterable[NodeReport]) -> None:
         """Take in what the tasks of a wave have seen: a node that only its brake has stopped, and that was well in
@@ -218,7 +218,7 @@ class Nodes:
         node, _, scope = key.partition(" ")
         return f"{self._kinds.get(node, 'node')} {node}" + (f" ({scope})" if scope else "")
 
-    def _why(self, key: str, fault: Fault) -> str:
+    def _why(self, key: str, fault: NodeError) -> str:
         """Without what the message says anyway."""
         about = self._about(key.partition(" ")[0])
         return fault.text.removeprefix(f"{about}: ").removeprefix("reading it: ")
@@ -243,5 +243,5 @@ def _pending(deliveries: int) -> str:
     return f"{deliveries} deliveries are pending: " if deliveries else "What waits for it is pending: "
 
 
-def _permanent(report: NodeReport, fault: Fault) -> bool:
-    return report.stopped or fault.kind is FaultKind.MISCONFIGURED
+def _permanent(report: NodeReport, fault: NodeError) -> bool:
+    return report.stopped or fault.kind is ErrorKind.MISCONFIGURED

@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 
 from ferryman import limits
-from ferryman.ledger.retries import Hashes
+from ferryman.engine.step_retries import Hashes
 from ferryman.plan import Plan, SourceNode
 
 _NONE: Final[Hashes] = np.empty(0, np.uint64)

@@ -14,41 +14,40 @@ from __future__ import annotations
 import dataclasses
 import shutil
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from pathlib import Path
-from typing import Any, Final
+from collections.abc import Callable, Sequence
+from typing import Final
 
-from ferryman import limits
+from ferryman import crash, limits
+from ferryman.account.questions import left_over
+from ferryman.engine import commands, migration
+from ferryman.engine import step_retries as retries
 from ferryman.engine.backlog import Backlog
+from ferryman.engine.commit.commit import commit_wave
 from ferryman.engine.counting import Counting
-from ferryman.engine.deliver.dispatch import Dispatcher, owed_rows
+from ferryman.engine.deliver.dispatch import Dispatcher, pending_rows
 from ferryman.engine.deliver.newer import Newer
-from ferryman.engine.driving import driving
 from ferryman.engine.live import Follower
 from ferryman.engine.nodes import Nodes
-from ferryman.engine.runner import Patient, Runner, Shipped, run_patiently
-from ferryman.engine.scan.cut import Slice
+from ferryman.engine.runner.base import IsolatingRunner, PickledPlan, Runner, run_isolating
+from ferryman.engine.scan.batches import WaveBatch
+from ferryman.engine.scan.detect import ChangeSet, judge
 from ferryman.engine.scan.guard import Allowed
-from ferryman.engine.scan.judge import Verdict, judge
 from ferryman.engine.scan.listing import Listing, list_sources
+from ferryman.engine.settle.settle import late_answers, settle
+from ferryman.engine.step_retries import Hashes, StepDebt
 from ferryman.engine.summary import Summary as Summary
 from ferryman.engine.transform.staging import Staged
 from ferryman.engine.transform.task import Transform, now_us
 from ferryman.engine.trouble import Troubles
 from ferryman.engine.unlisted import Unlisted
 from ferryman.errors import WorkerDied
-from ferryman.ledger import commands, retries, versions
-from ferryman.ledger.account import left_over
-from ferryman.ledger.commit import commit_wave
-from ferryman.ledger.due import wait_of_file_s, wait_s
-from ferryman.ledger.maintenance import maintain, sweep
-from ferryman.ledger.retries import Hashes, StepDebt
-from ferryman.ledger.settle import late_answers, settle
-from ferryman.ledger.state import State, state_root
 from ferryman.notify import Reporter, Stopped
-from ferryman.observe.progress import Observer, Silent, counted
-from ferryman.plan import NotifyTarget, Plan, rivals
-from ferryman.testing import crash
+from ferryman.observe.progress import Observer, counted
+from ferryman.plan import NotifyTarget, conflicting_sources
+from ferryman.records.due import wait_of_file_s, wait_s
+from ferryman.state.commands import waiting
+from ferryman.state.maintenance import maintain, sweep
+from ferryman.state.state import State
 
 _IDLE_TURNS: Final = 3
 """Turns that may move nothing (a worker died, a document that was owed is not listed any more) before a run ends."""
@@ -62,53 +61,6 @@ _LIVE: Final = "live"
 
 _KEPT_MESSAGES: Final = 100
 """Messages that a driver remembers that goes on for months: what it said already it does not say again."""
-
-
-def run(
-    plan: Plan,
-    *,
-    state: str | Path | None = None,
-    spark: Any = None,
-    master: str = "local[*]",
-    conf: Mapping[str, str] | None = None,
-    wait: float | None = None,
-    every: float | None = None,
-    allow_deletes: bool | Collection[str] = False,
-    accept_changes: bool = False,
-    from_version: int | None = None,
-    max_pending: int | None = None,
-    notify: Sequence[NotifyTarget] = (),
-    observer: Observer | None = None,
-) -> Summary:
-    """Run a plan until all is delivered, or nothing more can be done now.
-
-    Args:
-        state: directory of states; this plan's is ``<state>/<plan>-v<version>``. Default ``.ferryman``.
-        spark: a session to use; without one the program's active session, and else a new one with ``master`` and
-            ``conf``. Only a new one is stopped at the end.
-        wait: seconds to wait for owed rows to come due; None: as long as the next is due within 60 s; 0: not at all.
-        every: keep scanning, with this many seconds from start to start; None: one scan.
-        allow_deletes: let a scan delete more than a source's ``max_deleted``: of everything, or of these first-level
-            folders.
-        accept_changes: go on under this version although the plan's structure has changed.
-        from_version: carry on from the state of this older version of the plan, if that was not done before.
-        max_pending: bytes on the disk, 4 GiB if None. While more is pending in the outbox, no more documents are read;
-            what is pending is sent.
-        notify: who is told what goes wrong, beside those that the plan names.
-
-    Raises:
-        PlanError, UsageError: nothing was done.
-        StateError: the state is held, damaged or foreign; nothing was touched.
-        EngineError: Spark or the disk failed; start again and it goes on.
-    """
-    if from_version is not None:
-        plan.freeze()
-        versions.carry_over(state_root(plan, state), plan, from_version)
-    with driving(plan, state, spark, master, conf or {}, accept_changes) as (taken, runner):
-        observer = observer or Silent()
-        return Run(
-            taken, runner, observer, wait=wait, allow_deletes=allow_deletes, notify=notify, max_pending=max_pending
-        ).go(every)
 
 
 class Run:
@@ -133,13 +85,13 @@ class Run:
         self._plan = state.plan
         self._longest_s = state.plan.longest_backoff_s
         self._runner = runner
-        self._patient = Patient(runner)
+        self._patient = IsolatingRunner(runner)
         self._observer = observer
         self._wait = wait
         self._allow_deletes = allow_deletes
         self._wave_bytes = wave_bytes
         self._sleep = sleep
-        self._shipped = Shipped.of(state.plan)
+        self._shipped = PickledPlan.of(state.plan)
         self._trouble = Troubles("destination", self._tell, clock)
         self._dispatcher = Dispatcher(state, self._shipped, runner, self._trouble, pace_s=pace_s)
         self._newer = Newer(state, self._dispatcher, self._tell)
@@ -215,7 +167,7 @@ class Run:
 
     def due_s(self) -> float | None:
         """Seconds until something can be done without a scan; None: nothing is owed."""
-        return 0.0 if commands.waiting(self._state) else self._pause()
+        return 0.0 if waiting(self._state) else self._pause()
 
     def recover(self) -> None:
         """Finish or discard what the last driver left, in one line."""
@@ -227,8 +179,8 @@ class Run:
             info = settle(state, state.wave, self._patient.run)
             done.append(f"settled wave {state.wave} ({info['delivered']} deliveries were noted)")
         crash.point("recover.settled")
-        if versions.is_pending(state):
-            self._tell(versions.adopt(state))
+        if migration.is_pending(state):
+            self._tell(migration.finish(state))
         if orphans := sweep(state):
             done.append(f"removed {orphans} staged files that no wave had committed")
         self._maintain()  # each start adds to the logs, also where no wave follows
@@ -251,7 +203,7 @@ class Run:
         shutil.rmtree(self._state.staging / _SCAN, ignore_errors=True)
         return bool(complete)
 
-    def _carry(self, verdict: Verdict, least: int) -> bool | None:
+    def _carry(self, verdict: ChangeSet, least: int) -> bool | None:
         """Was the listing complete, and carried to its end? None: list again. After ``least`` waves a person's word is
         taken up between two: it changes what the listing was compared with."""
         for done, piece in enumerate(verdict.slices):
@@ -262,14 +214,14 @@ class Run:
             self._wave(piece)
         return verdict.complete and not self._stopped_short
 
-    def _judged(self, only_owed: bool) -> Verdict:
+    def _judged(self, only_owed: bool) -> ChangeSet:
         """A new listing, compared with what is known."""
         self._observer.phase(self._state.wave + 1, "scan")
         folder = self._state.scratch(_SCAN)
         waiting = self._nodes.waiting(self._step_debt())
         owed, only = None, None
         if only_owed:
-            owed = retries.owed_by_steps(self._state, now_us(), waiting)
+            owed = retries.pending_at_steps(self._state, now_us(), waiting)
             only = retries.named(self._state, owed) if len(owed) <= limits.NAMED_DOCUMENTS else None
         else:
             self._unseen = set()
@@ -277,14 +229,14 @@ class Run:
             listings = list_sources(self._plan, self._shipped, folder, self._patient, only, live)
         self._unseen |= self._nodes.hear_listings(listings)
         crash.point("scan.listed")
-        verdict: Verdict = judge(
+        verdict: ChangeSet = judge(
             listings,
             self._state.documents,
             self._state.outbox,
             folder,
             now_us=now_us(),
             longest_s=self._longest_s,
-            rivals=rivals(self._plan.nodes),
+            conflicting_sources=conflicting_sources(self._plan.nodes),
             only_owed=only_owed,
             waiting=waiting,
             allow_deletes=self._allow_deletes,
@@ -302,7 +254,7 @@ class Run:
                 self._tell_once(note)
         return verdict
 
-    def _tell_plan(self, listings: list[Listing], verdict: Verdict) -> None:
+    def _tell_plan(self, listings: list[Listing], verdict: ChangeSet) -> None:
         """What the listing came to, for who watches."""
         rows = sum(piece.rows for piece in verdict.slices)
         if rows:
@@ -323,7 +275,7 @@ class Run:
             self._tell(self._backlog.describe(over=False))
         return not full
 
-    def _wave(self, piece: Slice) -> None:
+    def _wave(self, piece: WaveBatch) -> None:
         number = self._state.wave + 1
         self._observer.phase(number, "transform")
         self._observer.expects(piece.rows)
@@ -349,7 +301,7 @@ class Run:
             self._commit(number, staged)
             self._deliver_and_settle(number, refused=sum(s.counts["dead"] + s.counts["error_doc"] for s in staged))
 
-    def _tell_staged(self, piece: Slice, staged: list[Staged]) -> None:
+    def _tell_staged(self, piece: WaveBatch, staged: list[Staged]) -> None:
         """What the steps came to, for who watches."""
         deliveries = sum(part.rows for s in staged for _, part in s.outbox)
         dropped = sum(s.counts["dropped"] for s in staged)
@@ -358,14 +310,14 @@ class Run:
         counts = [f"{counted(piece.rows)} documents", f"{counted(deliveries)} deliveries to send", *more]
         self._observer.outcome(", ".join(counts))
 
-    def _transform(self, task: Transform, piece: Slice) -> list[Staged]:
+    def _transform(self, task: Transform, piece: WaveBatch) -> list[Staged]:
         """2; if a worker dies, the tasks one by one, and those that die again in careful mode."""
 
         def died(death: WorkerDied) -> None:
             self._tell(f"wave {task.wave}: {death}. Its tasks are run again, one by one.")
             self._littered = True
 
-        return run_patiently(self._runner, task, piece.tasks, dataclasses.replace(task, careful=True), died)
+        return run_isolating(self._runner, task, piece.tasks, dataclasses.replace(task, isolated=True), died)
 
     def _commit(self, number: int, staged: list[Staged]) -> None:
         self._observer.phase(number, "commit")
@@ -404,7 +356,7 @@ class Run:
 
     def _owed_rows(self) -> int:
         """Rows of the outbox that are still to be sent."""
-        return sum(map(owed_rows, self._state.outbox.files.values()))
+        return sum(map(pending_rows, self._state.outbox.files.values()))
 
     def _maintain(self) -> None:
         for note in maintain(self._state):
@@ -417,7 +369,7 @@ class Run:
     def _take_commands(self) -> bool:
         """What people have said since; has it changed anything?"""
         before = self._state.wave
-        for command in commands.waiting(self._state):
+        for command in waiting(self._state):
             count = commands.apply(self._state, command)
             self._unlisted.forget()
             self._tell(f"took up `{command.verb}` of {command.who}: {count} deliveries")
@@ -469,7 +421,7 @@ class Run:
         waits = []
         for file in self._state.outbox.files.values():
             destination = file.partition["destination"]
-            if not owed_rows(file):
+            if not pending_rows(file):
                 continue
             if (probe := self._dispatcher.wait_s(destination)) is not None:
                 waits.append(max(probe, wait_of_file_s(file, now, self._longest_s)))
@@ -482,7 +434,7 @@ class Run:
 
     def _due_files(self, now: int) -> bool:
         return any(
-            owed_rows(f)
+            pending_rows(f)
             and wait_of_file_s(f, now, self._longest_s) == 0
             and self._dispatcher.wait_s(f.partition["destination"]) == 0
             for f in self._state.outbox.files.values()
@@ -519,7 +471,7 @@ class Run:
             self._tell(self._backlog.describe(over=True))
         for message in self._nodes.messages(self._step_debt()):
             self._tell(message)
-        for name, rows in self._dispatcher.strangers().items():
+        for name, rows in self._dispatcher.unknown_destinations().items():
             self._tell(
                 f"destination {name} is not in the plan any more, {rows} rows wait for it: put it back under this name."
             )

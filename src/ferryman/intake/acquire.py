@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterator
 from itertools import islice
 from typing import Final
 
-from ferryman.errors import words
+from ferryman.errors import plain_text
 from ferryman.intake.access import Assembly
 from ferryman.intake.batch import Batch
 from ferryman.intake.errors import NodeInvalid, StateError
@@ -71,7 +71,7 @@ class Acquirer:
                 continue
             except NodeInvalid as e:
                 job.unlock()
-                self._warn(words(e))
+                self._warn(plain_text(e))
                 continue
             return job
         return None
@@ -136,7 +136,7 @@ class Acquirer:
                 try:
                     state = batch.state_of(node)
                 except NodeInvalid as e:
-                    self._warn(words(e))
+                    self._warn(plain_text(e))
                     continue
                 yield batch, state
 
@@ -148,7 +148,7 @@ class Acquirer:
         try:
             return batch.acquire(state) is not None
         except NodeInvalid as e:
-            self._warn(words(e))
+            self._warn(plain_text(e))
             return False
 
     # --- access requests ----------------------------------------------------------------------------------------------
@@ -169,7 +169,7 @@ class Acquirer:
                 elif request.acquire(AccessState.PENDING) is not None:
                     return request
             except NodeInvalid as e:
-                self._warn(words(e))
+                self._warn(plain_text(e))
         return None
 
     def _paused_now(self, path: str) -> bool:

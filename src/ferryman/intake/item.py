@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, ClassVar, NamedTuple
 
-from ferryman.errors import words
+from ferryman.errors import plain_text
 from ferryman.intake.errors import NodeInvalid, StateError
 from ferryman.intake.nodes import decoded, encoded
 from ferryman.intake.states import Transitions
@@ -101,7 +101,7 @@ class Item:
         try:
             after = self.table.states(status)
         except ValueError:
-            raise StateError(now.state, words(status)) from None
+            raise StateError(now.state, plain_text(status)) from None
         return self.table.move(now.state, after)
 
     def _move(self, choose: Callable[[StatusNode], Any], message: str, *, unlock: bool = False, **how: Any) -> None:

@@ -16,7 +16,7 @@ from xml.etree import ElementTree
 
 import msgspec
 
-from ferryman.errors import FerrymanError, UsageError, words
+from ferryman.errors import FerrymanError, UsageError, plain_text
 from ferryman.intake.batch import Batch
 from ferryman.intake.job import Job
 from ferryman.intake.nodes import time_text
@@ -89,7 +89,7 @@ def import_legacy(queue: Queue, records: Iterable[tuple[str, bytes]]) -> Importe
             known[name] = job.id
             done.jobs.append((name, job.id))
         except FerrymanError as e:
-            done.skipped.append((name, words(e)))
+            done.skipped.append((name, plain_text(e)))
     return done
 
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple, Self
 
-from ferryman.errors import UsageError, words
+from ferryman.errors import UsageError, plain_text
 from ferryman.intake import access
 from ferryman.intake.access import Assembly
 from ferryman.intake.acquire import Acquirer
@@ -228,8 +228,8 @@ class Queue:
                     continue
                 batch.delete()
             except (NodeInvalid, UsageError) as e:
-                log.warning("%s", words(e))
-                done.passed_over.append((batch_id, words(e)))
+                log.warning("%s", plain_text(e))
+                done.passed_over.append((batch_id, plain_text(e)))
             else:
                 done.removed.append(batch_id)
         return done
@@ -351,7 +351,7 @@ class Queue:
         try:
             return item.status == state
         except NodeInvalid as e:
-            log.warning("%s", words(e))
+            log.warning("%s", plain_text(e))
             return False
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from ferryman.errors import words
+from ferryman.errors import plain_text
 from ferryman.intake.errors import LockLost, NodeInvalid
 from ferryman.intake.nodes import decoded, time_text
 from ferryman.intake.store import Check, Conflict, Create, Op, SessionLost, Store, StoredNode
@@ -141,7 +141,7 @@ class NodeTree:
 
 def message_text(message: object) -> str:
     """A message as it may be stored."""
-    text = words(message)
+    text = plain_text(message)
     return text if len(text) <= MESSAGE_CHARS_MAX else text[: MESSAGE_CHARS_MAX - 1] + "…"
 
 

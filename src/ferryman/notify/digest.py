@@ -9,9 +9,9 @@ import duckdb
 import msgspec
 
 from ferryman import limits
-from ferryman.ledger.reasons import reason_of
-from ferryman.ledger.schemas import DOCUMENTS, LEDGER
-from ferryman.ledger.state import State
+from ferryman.records.reasons import reason_of
+from ferryman.records.schemas import DOCUMENTS, LEDGER
+from ferryman.state.state import State
 from ferryman.storage import parquet
 from ferryman.storage.query import connect
 

@@ -18,15 +18,14 @@ from typing import Any
 
 import msgspec
 
-from ferryman import limits
+from ferryman import crash, limits
 from ferryman.errors import StateDamaged
-from ferryman.ledger.folder import NOTIFIED
-from ferryman.ledger.state import State
 from ferryman.notify.channels import Undelivered, send
 from ferryman.notify.digest import Digest, Example, Stopped, digest, news_since
 from ferryman.plan.notice import NotifyTarget
+from ferryman.state.layout import NOTIFIED
+from ferryman.state.state import State
 from ferryman.storage import files
-from ferryman.testing import crash
 
 
 class Notified(msgspec.Struct, frozen=True):

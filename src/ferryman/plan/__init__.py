@@ -1,6 +1,6 @@
 """What is to be done, as frozen data."""
 
-from ferryman.plan.graph import End, destinations_of_sources, ends, rivals, successors, target_of
+from ferryman.plan.graph import End, conflicting_sources, destinations_of_sources, ends, successors, target_of
 from ferryman.plan.nodes import CalledNode, DestinationNode, Limits, Node, Policy, RouterNode, SourceNode, StepNode
 from ferryman.plan.notice import NotifyTarget
 from ferryman.plan.plan import Handle, Plan
@@ -23,9 +23,9 @@ __all__ = [
     "StepNode",
     "changed_sources",
     "changes",
+    "conflicting_sources",
     "destinations_of_sources",
     "ends",
-    "rivals",
     "structure",
     "successors",
     "target_of",

@@ -61,7 +61,7 @@ def destinations_of_sources(nodes: Sequence[Node]) -> dict[str, list[str]]:
     }
 
 
-def rivals(nodes: Sequence[Node]) -> dict[str, list[str]]:
+def conflicting_sources(nodes: Sequence[Node]) -> dict[str, list[str]]:
     """Source -> the other sources, in plan order, of which documents may reach the same target, keyed by id, under the
     same ids."""
     found: dict[str, list[str]] = {}

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import cloudpickle
 
-from ferryman.errors import words
+from ferryman.errors import plain_text
 from ferryman.plan.nodes import DestinationNode, Node, RouterNode, StepNode
 
 _DEPTH: Final = 5
@@ -41,7 +41,7 @@ def _error(value: Any) -> str | None:
     try:
         cloudpickle.dumps(value)
     except Exception as e:  # whatever an object's own __reduce__ raises
-        return (words(e).splitlines() or [type(e).__name__])[0].rstrip(".")
+        return (plain_text(e).splitlines() or [type(e).__name__])[0].rstrip(".")
     return None
 
 

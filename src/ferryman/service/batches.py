@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+from ferryman import crash
 from ferryman.errors import DeliveryError, PermanentError, TransientError
 from ferryman.intake import Batch, Queue
 from ferryman.service.callback import Callback
@@ -14,7 +15,6 @@ from ferryman.service.errors import Stopping
 from ferryman.service.fetch import Fetcher
 from ferryman.service.payload import Planned, has_payload, planned
 from ferryman.service.workspace import Workspace
-from ferryman.testing import crash
 
 AGAIN_S: Final = 30.0
 """Between two looks at a manifest whose server does not answer."""

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from ferryman.errors import FerrymanError, UsageError, told
+from ferryman import crash
+from ferryman.errors import FerrymanError, UsageError, message_of
 from ferryman.intake import Assembly, Job, LockLost, NodeInvalid, Queue, StateError, inventory
 from ferryman.intake.inventory import FILES, StoredFile
 from ferryman.intake.nodes import decoded, job_path, time_text
@@ -18,7 +19,6 @@ from ferryman.limits import MIB
 from ferryman.service.errors import Stopping
 from ferryman.service.workspace import Workspace
 from ferryman.storage import files
-from ferryman.testing import crash
 
 SMALL_BYTES: Final = 256 * MIB
 """A larger bundle goes to the large queue, so that a small one waits for small ones only."""
@@ -133,7 +133,7 @@ class Bundles:
         except (LockLost, StateError, NodeInvalid, Stopping):
             raise
         except (OSError, ValueError, FerrymanError) as e:
-            why = told(e)
+            why = message_of(e)
             self._say(f"{request.id}: {why}")
             request.fail(why)
         finally:

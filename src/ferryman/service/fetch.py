@@ -14,14 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 from urllib.parse import unquote, urljoin, urlsplit
 
-from ferryman import limits
+from ferryman import crash, limits
 from ferryman.errors import PermanentError, TransientError
 from ferryman.limits import GIB, KIB, MIB
 from ferryman.service import web
 from ferryman.service.errors import Corrupt, Stopping
 from ferryman.service.manifest import checked_url, shown
 from ferryman.storage import files
-from ferryman.testing import crash
 
 if TYPE_CHECKING:
     from urllib3 import BaseHTTPResponse, PoolManager

@@ -12,7 +12,7 @@ from urllib.parse import unquote, urljoin, urlsplit
 
 import msgspec
 
-from ferryman.errors import words
+from ferryman.errors import plain_text
 from ferryman.limits import MIB
 from ferryman.service.errors import Corrupt
 
@@ -104,7 +104,7 @@ def _of_json(text: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
         try:
             values = msgspec.json.decode(line)
         except (msgspec.MsgspecError, ValueError, RecursionError) as e:
-            raise Corrupt(f"line {number} of the manifest is no JSON: {words(e)}.") from None
+            raise Corrupt(f"line {number} of the manifest is no JSON: {plain_text(e)}.") from None
         if not isinstance(values, dict):
             raise Corrupt(f"line {number} of the manifest is JSON, but no object.")
         yield number, {_column(name): value for name, value in values.items()}

@@ -9,19 +9,19 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from ferryman.errors import UsageError, words
+from ferryman import crash
+from ferryman.account.results import DocumentResult, FailedDelivery, document_results
+from ferryman.errors import UsageError, plain_text
 from ferryman.intake import Job, JobState, LockLost, NodeInvalid, Queue, StateError
-from ferryman.ledger import commands
-from ferryman.ledger.endings import Ending, FailedDelivery, endings
 from ferryman.plan import Plan, SourceNode
 from ferryman.sources import Jobs, Listed
 from ferryman.sources.jobs import collection_of, local_id_of, piece_of
+from ferryman.state.commands import queue_retry
 from ferryman.storage import files
-from ferryman.testing import crash
 
 if TYPE_CHECKING:
     from ferryman.engine.wave import Run
-    from ferryman.ledger.state import State
+    from ferryman.state.state import State
 
 WAVE_JOBS: Final = 1000
 """Jobs that share a turn: enough to make its few commits cheap for each, few enough to judge in a second."""
@@ -177,7 +177,7 @@ class Processing:
             failed = [d for d, e in found.items() if e.failures and e.speaks_of(documents[d][0].fingerprint)]
             if failed:
                 jobs = sorted({documents[d][1] for d in failed})
-                commands.restart(self._state, name, failed, f"intake {_some(jobs, ', ')}")
+                queue_retry(self._state, name, failed, f"intake {_some(jobs, ', ')}")
                 asking.update(jobs)
         for job_id in asking:
             files.publish(notes[job_id], b"")
@@ -197,7 +197,7 @@ class Processing:
                     for name, source in self._sources.items()
                 }
             except NodeInvalid as e:
-                self._move(job, [f"{words(e)} Download the job again."])
+                self._move(job, [f"{plain_text(e)} Download the job again."])
         found = {
             name: self._endings(name, [document for each in expected.values() for document in each[name]])
             for name in self._sources
@@ -211,9 +211,9 @@ class Processing:
                 self._scan_at = self._clock() + LOST_AGAIN_S
         self._drop_lost()
 
-    def _endings(self, source: str, documents: Iterable[str]) -> dict[str, Ending]:
+    def _endings(self, source: str, documents: Iterable[str]) -> dict[str, DocumentResult]:
         wanted = list(documents)
-        return endings(self._state.root, self._state.plan, source, wanted) if wanted else {}
+        return document_results(self._state.root, self._state.plan, source, wanted) if wanted else {}
 
     def _move(self, job: Job, failures: list[str]) -> None:
         crash.point("job.judged")
@@ -263,7 +263,7 @@ def _documents(source: Jobs, job: Job) -> list[Listed]:
 Expected = dict[str, dict[str, Listed]]
 """Source -> document (its id with the prefix) -> what was listed."""
 
-Found = dict[str, dict[str, Ending]]
+Found = dict[str, dict[str, DocumentResult]]
 
 
 def _is_known(expected: Expected, found: Found) -> bool:

@@ -6,13 +6,13 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
+from ferryman import crash
 from ferryman.errors import DeliveryError, TransientError
 from ferryman.intake import Batch, NodeInvalid, Queue, Report
 from ferryman.service.batches import is_made
 from ferryman.service.callback import Callback
 from ferryman.service.payload import has_payload
 from ferryman.service.workspace import Workspace
-from ferryman.testing import crash
 
 AGAIN_S: Final = 30.0
 """Between two tries to reach a submitter who does not answer."""

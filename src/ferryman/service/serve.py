@@ -23,7 +23,7 @@ from ferryman.service.errors import Stopping
 from ferryman.service.fetch import Fetcher
 from ferryman.service.processing import Processing, jobs_sources
 from ferryman.service.reporting import Reporting
-from ferryman.service.stations import (
+from ferryman.service.stages import (
     Downloading,
     Estimating,
     JobStage,
@@ -37,8 +37,8 @@ from ferryman.service.worker import LOST_PAUSE_S, POLL_S, Loop, Worker
 from ferryman.service.workspace import FULL, Workspace
 
 if TYPE_CHECKING:
-    from ferryman.engine.runner import Runner
-    from ferryman.ledger.state import State
+    from ferryman.engine.runner.base import Runner
+    from ferryman.state.state import State
 
 log = logging.getLogger("ferryman.intake")
 
@@ -288,7 +288,7 @@ def on_spark(
     plan: Plan, state: Path | None, master: str, conf: Mapping[str, str], accept_changes: bool = False
 ) -> Iterator[tuple[State, Runner]]:
     """The driver of a plan's state, on a Spark session of its own."""
-    from ferryman.engine.driving import driving
+    from ferryman.engine.driver import drive
 
-    with driving(plan, state, None, master, conf, accept_changes) as driver:
+    with drive(plan, state, None, master, conf, accept_changes) as driver:
         yield driver

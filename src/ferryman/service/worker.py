@@ -24,10 +24,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
-from ferryman.errors import DeliveryError, FerrymanError, named
+from ferryman.errors import DeliveryError, FerrymanError, describe
 from ferryman.intake import Job, JobState, LockLost, NodeInvalid, Queue, QueueLost, StateError
 from ferryman.service.errors import Later, Stopping
-from ferryman.service.stations import Done, JobStage
+from ferryman.service.stages import Done, JobStage
 
 POLL_S: Final = 0.5
 """A thread looks so often whether it is to stop, and whether what waits is due; a watch tells it of new jobs."""
@@ -102,7 +102,7 @@ class Loop:
             self._lost = True
             self._stop.wait(LOST_PAUSE_S)
         except Exception as e:  # a fault of ours: say it, and go on with the rest
-            self._say(f"{self._thread.name}: {named(e)}")
+            self._say(f"{self._thread.name}: {describe(e)}")
             self._stop.wait(LOST_PAUSE_S)
 
 
@@ -161,11 +161,11 @@ class Worker:
             except OSError as e:
                 if e.errno in (errno.ENOSPC, errno.EDQUOT):
                     raise Later("the disk is full", FULL_AGAIN_S) from None
-                self._fail(job, named(e))
+                self._fail(job, describe(e))
             except FerrymanError:
                 raise
             except Exception as e:  # whatever it is, it is this job's end and no other's
-                self._fail(job, named(e))
+                self._fail(job, describe(e))
         except Later as e:
             if job.locked:
                 self._waiting.append((self._clock() + e.after_s, job))

@@ -17,7 +17,7 @@ from typing import Any, Final, NoReturn
 from urllib.parse import quote
 
 from ferryman import limits
-from ferryman.errors import BadDocument, TransientError, UsageError, words
+from ferryman.errors import BadDocument, TransientError, UsageError, plain_text
 from ferryman.sources.base import EMPTY, MISSING, THERE, Doubt, Listed
 from ferryman.sources.globs import Globs
 from ferryman.sources.paths import id_of_key, key_of, shown_key
@@ -259,7 +259,7 @@ class Bucket:
 
     def _words(self, error: Exception) -> str:
         """An error's text on one line, secrets blotted out."""
-        text = " ".join(words(error).split()) or type(error).__name__
+        text = " ".join(plain_text(error).split()) or type(error).__name__
         for secret in [*_secrets(self._options), *_USER.findall(self._url)]:
             text = text.replace(secret, "…")
         return _QUERY.sub("?…", text) if "://" in text else text

@@ -15,7 +15,7 @@ import msgspec
 
 from ferryman import limits
 from ferryman.document import Document, encode_fields
-from ferryman.errors import BadDocument, TransientError, UsageError, words
+from ferryman.errors import BadDocument, TransientError, UsageError, plain_text
 from ferryman.intake import Job, NodeInvalid, Queue, inventory
 from ferryman.intake.inventory import FILES, StoredFile
 from ferryman.sources.base import Detect, Listed, Source
@@ -148,7 +148,7 @@ class Jobs(Source):
         try:
             held = list(inventory.read(Path(partition.list)))
         except (OSError, ValueError, msgspec.MsgspecError) as e:
-            why = f"{partition.list}: the list of its files cannot be read: {words(e)}. Download the job again."
+            why = f"{partition.list}: the list of its files cannot be read: {plain_text(e)}. Download the job again."
             yield Listed(f"{partition.name}/", 0, refused=why)
             return
         folder = Path(partition.list).parent / FILES

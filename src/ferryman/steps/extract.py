@@ -12,7 +12,7 @@ from urllib.parse import unquote
 
 from ferryman import limits
 from ferryman.document import Document
-from ferryman.errors import BadDocument, DeliveryError, Dropped, Unsupported, UsageError, named
+from ferryman.errors import BadDocument, DeliveryError, Dropped, Unsupported, UsageError, describe
 from ferryman.steps.formats.content import Attachment, Content, Unreadable, cleaned
 from ferryman.steps.formats.kinds import MAIL, ContentKind, kind_of
 from ferryman.steps.values import Plain, keys_of
@@ -121,7 +121,7 @@ class extract_text(Plain):
         except BaseException as e:
             if not isinstance(e, Exception) and type(e).__name__ != _PANIC:
                 raise
-            why = " ".join(named(e).split())[:_SHOWN].rstrip(".")
+            why = " ".join(describe(e).split())[:_SHOWN].rstrip(".")
             raise BadDocument(
                 f"{doc.id}: {kind.label}: it is broken: {why}. Save it anew with the program that made it."
             ) from None

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from ferryman import limits
 from ferryman.document import Document
-from ferryman.errors import BadDocument, DeliveryError, Dropped, named
+from ferryman.errors import BadDocument, DeliveryError, Dropped, describe
 from ferryman.steps.formats.content import Unreadable
 from ferryman.steps.values import Plain
 
@@ -77,7 +77,7 @@ class unpack(Plain):
         except Unreadable as e:
             raise BadDocument(f"{doc.id}: {e}.") from None
         except Exception as e:
-            why = " ".join(named(e).split())[:_SHOWN]
+            why = " ".join(describe(e).split())[:_SHOWN]
             raise BadDocument(f"{doc.id}: the archive is broken: {why}. Pack it anew.") from None
         for member in found.values():
             yield from self._made(doc, member, budget, depth)

@@ -20,11 +20,11 @@ from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Tr
 from deltalake.exceptions import DeltaError
 from deltalake.transaction import AddAction, RemoveAction
 
+from ferryman import crash
 from ferryman.errors import EngineError, StateDamaged, StateLost
 from ferryman.storage.files import TEMPORARY, changed_before, fsync_folder, make_folder
 from ferryman.storage.log import Log
 from ferryman.storage.parquet import Part, epoch_of
-from ferryman.testing import crash
 
 _CONFIGURATION: dict[str, str | None] = {
     # Checkpoints and trimming are ours (maintenance), with marks; delta-rs must not do it by itself.

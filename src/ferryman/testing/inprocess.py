@@ -13,7 +13,7 @@ from typing import Any
 
 import cloudpickle
 
-from ferryman.engine.runner import Answer, Item
+from ferryman.engine.runner.base import Answer, Item
 from ferryman.errors import EngineError, WorkerDied
 
 

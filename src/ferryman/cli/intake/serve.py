@@ -21,8 +21,8 @@ from ferryman.cli.interrupt import CODE, SIGNALS
 from ferryman.cli.options import Conf, Has, Master, PlanSpec, StateDir, Verbose, machines_have, spark_settings
 
 if TYPE_CHECKING:
-    from ferryman.engine.runner import Runner
-    from ferryman.ledger.state import State
+    from ferryman.engine.runner.base import Runner
+    from ferryman.state.state import State
 
 ONE_S: Final = 1.0
 """Signals so close are one: `timeout` and some shells signal a process, and then its group."""
@@ -70,13 +70,13 @@ def serve(
     again: the work is found where it was. Further processes that serve the same queue share all work but the plan's,
     and take that over when the first one ends.
     """
-    from ferryman.ledger.state import state_root
     from ferryman.observe import watching
     from ferryman.observe.log import logging_to
     from ferryman.plan.load import load_plan, plan_file
     from ferryman.service import Serving
     from ferryman.service import serve as serving
     from ferryman.service.processing import jobs_sources
+    from ferryman.state.state import state_root
 
     settings = {**machines_have(has), **spark_settings(conf)}
     loaded = load_plan(plan)

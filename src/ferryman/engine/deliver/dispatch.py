@@ -9,24 +9,24 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from ferryman.destinations.base import Destination
-from ferryman.engine.deliver.contest import SendOrder, order_of
+from ferryman.engine.deliver.callers import Hung, ThreadCaller
 from ferryman.engine.deliver.lane import Lane, LaneReport, Pass
-from ferryman.engine.deliver.sender import Hung, Sender
+from ferryman.engine.deliver.precedence import SendOrder, order_of
 from ferryman.engine.deliver.sending import OutboxFile
-from ferryman.engine.runner import Runner, Shipped
+from ferryman.engine.runner.base import PickledPlan, Runner
 from ferryman.engine.trouble import Troubles
-from ferryman.errors import EngineError, PermanentError, WorkerDied, told
-from ferryman.ledger.due import wait_of_file_s
-from ferryman.ledger.outbox import split_family
-from ferryman.ledger.state import State
+from ferryman.errors import EngineError, PermanentError, WorkerDied, message_of
 from ferryman.plan import DestinationNode
+from ferryman.records.due import wait_of_file_s
+from ferryman.state.outbox import split_family
+from ferryman.state.state import State
 from ferryman.storage.tables import DataFile
 
 
 class Dispatcher:
     """Delivers passes; remembers over the passes of a run which destinations are in trouble."""
 
-    def __init__(self, state: State, shipped: Shipped, runner: Runner, trouble: Troubles, *, pace_s: float) -> None:
+    def __init__(self, state: State, shipped: PickledPlan, runner: Runner, trouble: Troubles, *, pace_s: float) -> None:
         self._state = state
         self._shipped = shipped
         self._runner = runner
@@ -75,12 +75,12 @@ class Dispatcher:
             self._judge(node.name, reports)
         return failures
 
-    def strangers(self) -> dict[str, int]:
+    def unknown_destinations(self) -> dict[str, int]:
         """Destinations that are not in the plan any more -> rows that still wait for them."""
         found: Counter[str] = Counter()
         for file in self._state.outbox.files.values():
-            if (name := file.partition["destination"]) not in self._nodes and owed_rows(file):
-                found[name] += owed_rows(file)
+            if (name := file.partition["destination"]) not in self._nodes and pending_rows(file):
+                found[name] += pending_rows(file)
         return dict(found)
 
     def wait_s(self, destination: str) -> float | None:
@@ -92,7 +92,7 @@ class Dispatcher:
         node = self._nodes.get(destination)
         if node is None or type(node.destination).highest_sequence is Destination.highest_sequence:
             return None
-        sender = Sender(f"ask-{destination}")
+        sender = ThreadCaller(f"ask-{destination}")
         try:
             sender.call(node.destination.check, timeout_s=node.policy.send_timeout)
             held = sender.call(node.destination.highest_sequence, timeout_s=node.policy.send_timeout)
@@ -107,7 +107,7 @@ class Dispatcher:
         longest_s = self._state.plan.longest_backoff_s
         found: dict[str, list[DataFile]] = {}
         for file in sorted(self._state.outbox.files.values(), key=first_sequence):
-            if owed_rows(file):
+            if pending_rows(file):
                 found.setdefault(file.partition["destination"], []).append(file)
         return {d: files for d, files in found.items() if any(wait_of_file_s(f, now_us, longest_s) == 0 for f in files)}
 
@@ -115,14 +115,14 @@ class Dispatcher:
         """Ask the destination, unless it is known to be in trouble."""
         if self.wait_s(node.name) != 0:
             return False
-        sender = Sender(f"check-{node.name}")
+        sender = ThreadCaller(f"check-{node.name}")
         try:
             sender.call(node.destination.check, timeout_s=node.policy.send_timeout)
         except Hung as e:
             self.trouble.begin(node.name, f"check: {e}", permanent=False)
             return False
         except Exception as e:
-            self.trouble.begin(node.name, told(e), permanent=isinstance(e, PermanentError))
+            self.trouble.begin(node.name, message_of(e), permanent=isinstance(e, PermanentError))
             return False
         finally:
             sender.end()
@@ -146,7 +146,7 @@ class Dispatcher:
 
     def _order(self, files: list[DataFile]) -> dict[int, SendOrder]:
         paths = {first_sequence(f): self._state.outbox.folder / f.path for f in files}
-        return order_of(paths, sum(map(owed_rows, files)), self._state.staging)
+        return order_of(paths, sum(map(pending_rows, files)), self._state.staging)
 
     def _deliver_one(self, task: Pass, lanes: list[Lane]) -> tuple[list[LaneReport], str]:
         """A worker that dies ends only this destination's pass: what it noted counts, the rest stays owed."""
@@ -189,6 +189,6 @@ def first_sequence(file: DataFile) -> int:
     return int(file.partition["first_sequence"])
 
 
-def owed_rows(file: DataFile) -> int:
+def pending_rows(file: DataFile) -> int:
     """Rows of an outbox file that are still to be sent (the others are parked)."""
     return file.rows - int(file.stats.get("nullCount", {}).get("due", 0))

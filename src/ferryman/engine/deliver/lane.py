@@ -8,15 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ferryman import limits
+from ferryman import crash, limits
 from ferryman.destinations.base import DestinationContext
-from ferryman.engine.deliver.sender import Hung
+from ferryman.engine.deliver.callers import Hung
 from ferryman.engine.deliver.sending import FileDelivery, LaneStop, OutboxFile, Turn
-from ferryman.engine.runner import Shipped
-from ferryman.errors import PermanentError, named
-from ferryman.ledger.journal import Journal
+from ferryman.engine.runner.base import PickledPlan
+from ferryman.errors import PermanentError, describe
 from ferryman.plan import DestinationNode
-from ferryman.testing import crash
+from ferryman.state.journal import Journal
 
 
 class Lane(NamedTuple):
@@ -24,7 +23,7 @@ class Lane(NamedTuple):
 
     destination: str
     files: list[OutboxFile]
-    careful: bool = False
+    isolated: bool = False
     """A worker died over this destination, or it hung: it is called in a child process."""
 
 
@@ -50,7 +49,7 @@ class Pass:
     process ends. Spark tries the task again, or says that a worker died; both find the note of it.
     """
 
-    shipped: Shipped
+    shipped: PickledPlan
     root: str
     number: int
     now_us: int
@@ -76,7 +75,7 @@ class Pass:
             epoch=self.epoch,
             now_us=self.now_us,
             pace_s=self.pace_s,
-            careful=lane.careful,
+            isolated=lane.isolated,
             live=self.live,
         )
         context = DestinationContext(plan.name, plan.version, node.name, self.number, node.policy.guarantee)
@@ -103,4 +102,4 @@ def _speak(turn: Turn, function: Any, *args: Any) -> None:
     except Hung as e:
         raise LaneStop(f"{function.__name__}: {e}", hung=True) from e
     except Exception as e:
-        raise LaneStop(named(e), isinstance(e, PermanentError)) from e
+        raise LaneStop(describe(e), isinstance(e, PermanentError)) from e

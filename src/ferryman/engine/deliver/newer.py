@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from ferryman.engine.deliver.dispatch import Dispatcher
-from ferryman.ledger.state import State
 from ferryman.plan import DestinationNode
+from ferryman.state.state import State
 
 _ABOVE: Final = (
     "destination {name} holds deliveries of a later time than this state: a state that was lost was made under another "

@@ -6,10 +6,10 @@ import random
 from typing import NamedTuple
 
 from ferryman.destinations.base import Guarantee, Outcome
-from ferryman.errors import words
-from ferryman.ledger.journal import UNTOUCHED, RowResult
-from ferryman.ledger.statuses import Status
+from ferryman.errors import plain_text
 from ferryman.plan import Policy
+from ferryman.records.row_results import UNTOUCHED, RowResult
+from ferryman.records.statuses import Status
 
 
 class Tries(NamedTuple):
@@ -23,7 +23,7 @@ class Tries(NamedTuple):
 def row_result(row: int, before: Tries, outcome: Outcome, policy: Policy, now_us: int) -> RowResult:
     """What is noted of a row whose outcome was not ok."""
     attempt, since, transient = before.attempt + 1, before.since, before.transient
-    kind, why = outcome.kind, words(outcome.why)
+    kind, why = outcome.kind, plain_text(outcome.why)
     if kind == "stale":
         return RowResult(row, Status.INDEXED, "stale: the destination has something newer", attempt, None)
     if outcome.universal:

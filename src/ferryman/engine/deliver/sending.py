@@ -21,24 +21,24 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ferryman import limits
+from ferryman import crash, limits
 from ferryman.destinations.base import Delivery, Guarantee, Outcome
-from ferryman.engine.deliver.contest import SendOrder
+from ferryman.engine.deliver.callers import Caller, Hung, Killed, ProcessCaller, ThreadCaller, universal
 from ferryman.engine.deliver.outcomes import Tries, row_result
-from ferryman.engine.deliver.sender import Caller, ChildSender, Hung, Killed, Sender, universal
+from ferryman.engine.deliver.precedence import SendOrder
 from ferryman.engine.live import Live
-from ferryman.errors import PermanentError, TransientError, named, words
-from ferryman.ledger.due import latest_us
-from ferryman.ledger.events import sent_events
-from ferryman.ledger.journal import Journal, Result, RowResult, Rows
-from ferryman.ledger.schemas import OUTBOX_CONTENT, OUTBOX_KEPT
-from ferryman.ledger.statuses import Status
+from ferryman.errors import PermanentError, TransientError, describe, plain_text
 from ferryman.outages import is_connection
 from ferryman.plan import DestinationNode, Policy
+from ferryman.records.due import latest_us
+from ferryman.records.events import sent_events
+from ferryman.records.row_results import Result, RowResult, Rows
+from ferryman.records.schemas import OUTBOX_CONTENT, OUTBOX_KEPT
+from ferryman.records.statuses import Status
+from ferryman.state.journal import Journal
 from ferryman.storage.files import fsync_folder
 from ferryman.storage.groups import RowGroups, values
 from ferryman.storage.parquet import read_part, write_part
-from ferryman.testing import crash
 
 _SENT: Final = (
     "document",
@@ -98,7 +98,7 @@ class Turn:
         epoch: int,
         now_us: int,
         pace_s: float,
-        careful: bool = False,
+        isolated: bool = False,
         live: str = "",
     ) -> None:
         self.live = Live(live)
@@ -110,12 +110,12 @@ class Turn:
         self.journal = Journal(root / "journal")
         self.once = node.policy.guarantee is Guarantee.AT_MOST_ONCE
         self.exactly = node.policy.guarantee is Guarantee.EXACTLY_ONCE
-        self.careful = careful
+        self.isolated = isolated
         self.until = time.monotonic() + pace_s
         self.met: list[Rows] = []
         self._alike: tuple[str, int, int] = ("", 0, 0)
         """Of the last chunks: what was said of all their rows, how many chunks, how many rows."""
-        self._sender: Caller = ChildSender(node.destination) if careful else Sender(node.name)
+        self._sender: Caller = ProcessCaller(node.destination) if isolated else ThreadCaller(node.name)
 
     @property
     def left_behind(self) -> bool:
@@ -132,7 +132,7 @@ class Turn:
 
     def all_alike(self, outcomes: list[Outcome] | None) -> LaneStop | None:
         """Has every row of many chunks in a row failed with the same words? Then it is the destination's trouble."""
-        said = {(o.kind, words(o.why)) for o in outcomes or ()}
+        said = {(o.kind, plain_text(o.why)) for o in outcomes or ()}
         if len(said) != 1 or next(iter(said))[0] not in ("permanent", "transient", "unforeseen"):
             self._alike = ("", 0, 0)
             return None
@@ -248,8 +248,8 @@ class FileDelivery:
         except Hung as e:
             raise LaneStop(f"write: {e}", hung=True) from e
         except Exception as e:
-            stop = LaneStop(named(e), isinstance(e, PermanentError)) if universal(e) else None
-            outcomes = [Outcome("unknown", named(e))] * len(chunk)
+            stop = LaneStop(describe(e), isinstance(e, PermanentError)) if universal(e) else None
+            outcomes = [Outcome("unknown", describe(e))] * len(chunk)
         crash.point("deliver.sent")
         self._note(rows, start, end, outcomes)  # 4
         stop = stop or _universal(outcomes) or turn.all_alike(outcomes)
@@ -283,7 +283,7 @@ class FileDelivery:
         except Hung:
             raise
         except Exception as e:
-            why = named(e)
+            why = describe(e)
             permanent = isinstance(e, PermanentError)
             if universal(e):
                 return [Outcome("permanent" if permanent else "transient", why, True)] * len(chunk)
@@ -363,7 +363,7 @@ class FileDelivery:
 
     def _write_part_in_time(self) -> None:
         """5. in careful mode after each chunk, for the next may end this process."""
-        if self.pending and (self.turn.careful or time.monotonic() - self.noted >= limits.RESULT_EVERY_S):
+        if self.pending and (self.turn.isolated or time.monotonic() - self.noted >= limits.RESULT_EVERY_S):
             self._write_part()
 
     def _write_part(self) -> None:
@@ -408,5 +408,5 @@ def _sizes(content: pa.Table) -> np.ndarray[Any, Any]:
 def _universal(outcomes: list[Outcome] | None) -> LaneStop | None:
     for outcome in outcomes or ():
         if outcome.universal:
-            return LaneStop(words(outcome.why), outcome.kind == "permanent")
+            return LaneStop(plain_text(outcome.why), outcome.kind == "permanent")
     return None

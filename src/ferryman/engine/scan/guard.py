@@ -16,8 +16,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ferryman import limits
+from ferryman.engine.scan.changes import SourceComparison
 from ferryman.engine.scan.listing import Listing
-from ferryman.engine.scan.verdict import SourceJudge
 from ferryman.sources import Source
 from ferryman.storage.groups import RowGroups
 
@@ -53,7 +53,7 @@ class HeldDeletes:
         return rows.filter(pc.invert(pc.is_in(folders, pa.array(sorted(self._folders), pa.string()))))
 
 
-def hold_back(judge: SourceJudge, listing: Listing, allowed: Allowed) -> HeldDeletes:
+def hold_back(judge: SourceComparison, listing: Listing, allowed: Allowed) -> HeldDeletes:
     """What must not be deleted of what the judge found missing."""
     source: Source = listing.source.source
     if not judge.gone:
@@ -89,7 +89,7 @@ def too_many(source: str, folder: str, gone: int, known: int, share: float, opti
     )
 
 
-def _contradiction(judge: SourceJudge, source: Source, listing: Listing) -> str:
+def _contradiction(judge: SourceComparison, source: Source, listing: Listing) -> str:
     """What is there for this machine though it was not listed; "" if nothing is."""
     there = source.still_there(_some(judge, source))
     if not there:
@@ -99,7 +99,7 @@ def _contradiction(judge: SourceJudge, source: Source, listing: Listing) -> str:
     return f"{there}, but not in the listing{listed}. Every machine must see the same there: mount it on all of them."
 
 
-def _some(judge: SourceJudge, source: Source) -> Iterator[str]:
+def _some(judge: SourceComparison, source: Source) -> Iterator[str]:
     """Missing documents by their own ids: a few of each folder."""
     looked_at: Counter[str] = Counter()
     left = limits.LOOKED_AT_AGAIN
@@ -115,7 +115,7 @@ def _some(judge: SourceJudge, source: Source) -> Iterator[str]:
                     return
 
 
-def _known(judge: SourceJudge, gone: Counter[str], trim: int) -> Counter[str]:
+def _known(judge: SourceComparison, gone: Counter[str], trim: int) -> Counter[str]:
     """How many documents there were in each folder that may be too empty now.
 
     Those that are missing, and those that are listed and not new.

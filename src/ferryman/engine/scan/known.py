@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ferryman.ledger.family import Given, decode_given, encode_given
+from ferryman.records.family import Published, decode_published, encode_published
 from ferryman.storage.groups import RowGroups
 
 KNOWN: Final = {
@@ -87,19 +87,19 @@ def _known(files: pa.ChunkedArray, rows: np.ndarray[Any, Any]) -> pa.Table:
     return every.rename_columns(list(KNOWN))
 
 
-def _amended(given: pa.ChunkedArray, undone: pa.ChunkedArray, unsure: pa.ChunkedArray) -> Any:
+def _amended(given: pa.ChunkedArray, unconfirmed_of: pa.ChunkedArray, unsure: pa.ChunkedArray) -> Any:
     """What was given, with what ``undone.Undone`` has found out of it."""
-    found = pc.or_(pc.is_valid(undone), unsure)
+    found = pc.or_(pc.is_valid(unconfirmed_of), unsure)
     if not pc.any(found).as_py():
         return given
-    columns = (column.to_pylist() for column in (given, undone, unsure))
+    columns = (column.to_pylist() for column in (given, unconfirmed_of, unsure))
     return pa.array([_with(*row) for row in zip(*columns, strict=True)], pa.string())
 
 
-def _with(given: str | None, undone: str | None, unsure: bool) -> str | None:
-    if undone is None and not unsure:
+def _with(given: str | None, unconfirmed_of: str | None, unsure: bool) -> str | None:
+    if unconfirmed_of is None and not unsure:
         return given
-    every: Iterable[Given] = decode_given(given or "")
-    if undone is not None:
-        every = {each.place: each for each in (*every, *decode_given(undone))}.values()
-    return encode_given((Given(*each.place) for each in every) if unsure else every)
+    every: Iterable[Published] = decode_published(given or "")
+    if unconfirmed_of is not None:
+        every = {each.place: each for each in (*every, *decode_published(unconfirmed_of))}.values()
+    return encode_published((Published(*each.place) for each in every) if unsure else every)

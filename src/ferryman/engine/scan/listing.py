@@ -19,11 +19,11 @@ import pyarrow.parquet as pq
 from ferryman import limits
 from ferryman.document import Document, check_size, content_version, encode_fields, excess
 from ferryman.engine.live import Live
-from ferryman.engine.runner import Runner, Shipped
-from ferryman.errors import BadDocument, Misconfigured, Unavailable, UsageError, told
-from ferryman.ledger.events import table_of
+from ferryman.engine.runner.base import PickledPlan, Runner
+from ferryman.errors import BadDocument, Misconfigured, Unavailable, UsageError, message_of
 from ferryman.outages import is_connection
 from ferryman.plan import Plan, SourceNode
+from ferryman.records.events import table_of
 from ferryman.sources import DataFrame, Doubt, Listed, Source
 
 LISTING: Final = pa.schema(
@@ -115,7 +115,7 @@ Only = Mapping[str, frozenset[str]]
 
 
 def list_sources(
-    plan: Plan, shipped: Shipped, folder: Path, runner: Runner, only: Only | None = None, live: str = ""
+    plan: Plan, shipped: PickledPlan, folder: Path, runner: Runner, only: Only | None = None, live: str = ""
 ) -> list[Listing]:
     """List every source of the plan, or only these documents, into files in ``folder``.
 
@@ -133,7 +133,7 @@ def list_sources(
         except UsageError:
             raise
         except Exception as e:
-            parts.append(ListedPart(node.name, "", 0, 0, told(e), outage=_outage_of(e)))
+            parts.append(ListedPart(node.name, "", 0, 0, message_of(e), outage=_outage_of(e)))
     per_task = -(-len(pieces) // (_TASKS_A_SLOT * runner.slots))  # a task costs more than a small folder
     tasks = [pieces[at : at + per_task] for at in range(0, len(pieces), per_task)] if pieces else []
     listed = chain.from_iterable(runner.run(ListPieces(shipped, str(folder), only, live), tasks))
@@ -159,7 +159,7 @@ def _read_only(source: DataFrame, wanted: frozenset[str], spark: Any) -> Any:
 class ListPieces:
     """Task: list some pieces, each (source, piece); one part for each source among them."""
 
-    shipped: Shipped
+    shipped: PickledPlan
     folder: str
     only: Only | None = None
     live: str = ""
@@ -190,7 +190,7 @@ class ListPieces:
                 except Exception as e:
                     if isinstance(e, OSError) and e.errno in (errno.ENOSPC, errno.EDQUOT):
                         raise  # our own disk, not the source
-                    failures.append(told(e))
+                    failures.append(message_of(e))
                     if (outage := _outage_of(e)) is not None:
                         outages.append(outage)
             live.add(listed % _TOLD_ROWS)
@@ -204,7 +204,7 @@ class ListPieces:
 class ListFrame:
     """Task: list one partition of a DataFrame; its rows are the documents."""
 
-    shipped: Shipped
+    shipped: PickledPlan
     folder: str
     source: str
 
@@ -218,16 +218,16 @@ class ListFrame:
             except Exception as e:
                 for _ in batches:  # Spark wants its input read to the end
                     pass
-                return out.finish(told(e))._replace(outage=_outage_of(e))
+                return out.finish(message_of(e))._replace(outage=_outage_of(e))
             return out.finish()
 
 
 def _outage_of(error: Exception) -> Outage | None:
     """What of a source that raised this; None: it is a fault of what was read, and asking again would not help."""
     if isinstance(error, Misconfigured):
-        return Outage(told(error), permanent=True)
+        return Outage(message_of(error), permanent=True)
     if isinstance(error, Unavailable) or is_connection(error, reading=True):
-        return Outage(told(error), permanent=False)
+        return Outage(message_of(error), permanent=False)
     return None
 
 
@@ -242,7 +242,7 @@ def _looked_at_again(source: Source, part: ListedPart) -> ListedPart:
     return part._replace(doubts=(), failure="; ".join(filter(None, (part.failure, why))))
 
 
-def _source(shipped: Shipped, name: str) -> Any:
+def _source(shipped: PickledPlan, name: str) -> Any:
     return next(n.source for n in shipped.plan().nodes if isinstance(n, SourceNode) and n.name == name)
 
 

@@ -9,12 +9,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ferryman.engine.scan.cut import LISTED, SLICE
-from ferryman.ledger.events import table_of
+from ferryman.engine.scan.batches import LISTED, SLICE
+from ferryman.records.events import table_of
 from ferryman.storage.groups import RowGroups
 
 
-class SliceOrder:
+class SourceOrder:
     """Makes slice rows of a verdict's.
 
     Args:

@@ -6,7 +6,7 @@ from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
-from ferryman.ledger.family import FailedMember, decode_failures, decode_held
+from ferryman.records.family import FailedMember, decode_failures, decode_held
 from ferryman.storage.groups import values
 
 KNOWN: Final = [

@@ -9,7 +9,7 @@ from typing import Any, Final
 from ferryman import limits
 from ferryman.document import Document
 from ferryman.errors import Dropped, PermanentError
-from ferryman.ledger.family import descends
+from ferryman.records.family import descends
 
 
 class Many:

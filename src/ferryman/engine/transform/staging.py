@@ -10,38 +10,36 @@ from typing import Any, Final, NamedTuple, Protocol
 
 import pyarrow as pa
 
-from ferryman import limits
+from ferryman import crash, limits
 from ferryman.document import Again, Document, Operation
 from ferryman.engine.transform.block import Block, KnownDocument
-from ferryman.engine.transform.faults import TRANSIENT, Fault, FaultKind
-from ferryman.engine.transform.outgoing import Outgoing, picked
-from ferryman.engine.transform.pulse import NodeReport, Pulse
-from ferryman.engine.transform.succession import WalkOutcome, succession
+from ferryman.engine.transform.health import NodeHealth, NodeReport
+from ferryman.engine.transform.node_errors import TRANSIENT, ErrorKind, NodeError
+from ferryman.engine.transform.outbox_buffer import OutboxBuffer, picked
+from ferryman.engine.transform.reconcile import WalkOutcome, reconcile
 from ferryman.engine.transform.unchanged import Unchanged
 from ferryman.engine.transform.walk import Met, Walk
-from ferryman.ledger.delivery import DeliveryHash, hasher
-from ferryman.ledger.events import ORDINAL_STEPS, table_of
-from ferryman.ledger.family import (
+from ferryman.plan import CalledNode, DestinationNode, Plan, target_of
+from ferryman.records.delivery_hash import DeliveryHash, hasher
+from ferryman.records.events import ORDINAL_STEPS, table_of
+from ferryman.records.family import (
     FailedMember,
-    Given,
-    GivenLines,
     Owed,
+    Published,
+    PublishedLines,
     content_of,
-    decode_given,
+    decode_published,
     encode_failures,
-    encode_given,
     encode_held,
+    encode_published,
     open_deliveries,
     parent_of,
 )
-from ferryman.ledger.outbox import OutboxWriter
-from ferryman.ledger.reasons import with_traceback
-from ferryman.ledger.schemas import DOCUMENTS, LEDGER
-from ferryman.ledger.settle import due_stats
-from ferryman.ledger.statuses import Status
-from ferryman.plan import CalledNode, DestinationNode, Plan, target_of
+from ferryman.records.reasons import with_traceback
+from ferryman.records.schemas import DOCUMENTS, LEDGER
+from ferryman.records.statuses import Status
+from ferryman.state.outbox import OutboxWriter, due_stats
 from ferryman.storage.parquet import Part, PartWriter, write_part
-from ferryman.testing import crash
 
 _End = tuple[str, str]
 
@@ -72,7 +70,7 @@ class Undecided(NamedTuple):
     failures: list[FailedMember]
     reached: list[FailedMember]
     kept: list[str]
-    given: list[Given] | GivenLines
+    given: list[Published] | PublishedLines
     retry: bool
 
 
@@ -80,7 +78,7 @@ class Unread(NamedTuple):
     """A document that could not be read."""
 
     i: int
-    fault: Fault
+    fault: NodeError
 
 
 class Trail(WalkOutcome, Protocol):
@@ -91,11 +89,11 @@ class Trail(WalkOutcome, Protocol):
 
 
 class Unreader(Protocol):
-    """Goes on with a document that could not be read; see ``Feed``."""
+    """Goes on with a document that could not be read; see ``DocumentReader``."""
 
     walk: Walk
 
-    def unread(self, block: Block, i: int, fault: Fault) -> tuple[Any, Callable[[], None] | None]: ...
+    def unread(self, block: Block, i: int, fault: NodeError) -> tuple[Any, Callable[[], None] | None]: ...
 
 
 class Mark(NamedTuple):
@@ -107,7 +105,7 @@ class Mark(NamedTuple):
 
     outbox: int
     ledger: int
-    given: tuple[int, list[Given]]
+    given: tuple[int, list[Published]]
     counts: dict[str, int]
     wish: Again | None
     family_at: set[str]
@@ -137,7 +135,7 @@ class Stager:
         self._block: Block
         self._i = 0
         """Row of the block that the walk is at."""
-        self._given: list[Given] | GivenLines = []
+        self._given: list[Published] | PublishedLines = []
         """What the walk has given so far of this document's family."""
         self._unchanged = Unchanged(plan, source)
         self._failed: list[tuple[Document, _End, str, str, int, bool]] = []
@@ -146,7 +144,7 @@ class Stager:
         """By block, in their order."""
         self._wishes: dict[str, Again] = {}
         """Origin -> when a step wants it again."""
-        self._sendings: dict[tuple[_End, str, Operation], Outgoing] = {}
+        self._sendings: dict[tuple[_End, str, Operation], OutboxBuffer] = {}
         self._bytes = 0
         """Content of the outbox rows since the last flush."""
         self._waiting = 0
@@ -180,21 +178,21 @@ class Stager:
         if self._bytes >= limits.PART_BYTES:
             self._flush()
 
-    def decide(self, pulses: Mapping[str, Pulse], feed: Unreader) -> None:
+    def decide(self, health: Mapping[str, NodeHealth], feed: Unreader) -> None:
         """All documents are through: whose fault was what went wrong?"""
         for block, waiting in self._undecided:
             self._block = block
             for each in waiting:
                 if isinstance(each, Undecided):
-                    self._decided(each, pulses)
-                elif pulses[each.fault.node].gives_back(each.fault) and self._stays(each):
+                    self._decided(each, health)
+                elif health[each.fault.node].gives_back(each.fault) and self._stays(each):
                     self._staged = self._staged._replace(unseen=True)
                 else:
                     _, go = feed.unread(block, each.i, each.fault)
                     if go is not None:
                         self._i, self._given = each.i, []
                         go()
-                        self._decided(_undecided(each.i, feed.walk, self._given, block), pulses)
+                        self._decided(_undecided(each.i, feed.walk, self._given, block), health)
             self._gather()
         self._undecided = []
 
@@ -217,7 +215,7 @@ class Stager:
         child = doc.id != origin
         if child:
             content = content_of(fields, doc.raw) if doc.only_if_changed else ""
-            given = Given(doc.id[len(origin) :], end[1], end[0], content)
+            given = Published(doc.id[len(origin) :], end[1], end[0], content)
             self._given.append(given)
             if content and self._unchanged.has(given):
                 self._event(doc, end, branches, Status.INDEXED, "unchanged: it is there as it is", 0)
@@ -242,8 +240,8 @@ class Stager:
 
     def mark(self) -> Mark:
         """What comes now goes into files of its own."""
-        if not isinstance(self._given, GivenLines):
-            self._given = GivenLines(self._given)
+        if not isinstance(self._given, PublishedLines):
+            self._given = PublishedLines(self._given)
         self._gather_outbox()
         self._gather_events()
         self._close_events()
@@ -256,7 +254,7 @@ class Stager:
 
     def take_back(self, mark: Mark) -> None:
         """Remove what came since."""
-        assert isinstance(self._given, GivenLines)
+        assert isinstance(self._given, PublishedLines)
         self._given.cut(mark.given)
         for sending in self._sendings.values():
             sending.clear()
@@ -290,7 +288,7 @@ class Stager:
             self._undecided[-1][1].append(found)
         elif self._block.first_seen and self._block.ids[i] not in self._wishes:
             self._clean.append(i)
-            self._clean_given.append(encode_given(given))
+            self._clean_given.append(encode_published(given))
         else:
             self._family(i, walk, given, retry)
         if self._marked:
@@ -300,7 +298,7 @@ class Stager:
             self._end_split()
         self._family_at.clear()
 
-    def unread(self, i: int, fault: Fault) -> None:
+    def unread(self, i: int, fault: NodeError) -> None:
         """Row ``i`` could not be read."""
         self._undecided[-1][1].append(Unread(i, fault))
 
@@ -318,7 +316,7 @@ class Stager:
         block.versions[i], block.fingerprints[i] = known.version, ""
         self._supersede(i)
         self._i = i
-        for given in decode_given(known.given):
+        for given in decode_published(known.given):
             self._delete(given)
         self._remember(i, "delete", given=known.given)
 
@@ -329,7 +327,7 @@ class Stager:
         if known.fingerprint != self._block.fingerprints[i]:
             self._others.append({**_row(self._block.ids[i], known), "fingerprint": self._block.fingerprints[i]})
 
-    def _decided(self, found: Undecided, pulses: Mapping[str, Pulse]) -> None:
+    def _decided(self, found: Undecided, health: Mapping[str, NodeHealth]) -> None:
         """What went wrong is known to be the documents' or the nodes'."""
         self._i = found.i
         failures = list(found.failures)
@@ -337,7 +335,7 @@ class Stager:
         known = self._block.known(found.i)
         told = _places(known.failures) if known is not None and found.retry else set()
         for met in found.met:
-            pulse = pulses.get(met.fault.node)
+            pulse = health.get(met.fault.node)
             if pulse is not None and pulse.gives_back(met.fault):
                 owed = met.owed
                 self._hold([(met.doc, o, met) for o in owed if (met.member, o.end) not in told])
@@ -362,7 +360,7 @@ class Stager:
         """An attempt of this delivery is spent; whether it is tried again."""
         fault, policy = met.fault, self._nodes[owed.destination].policy
         attempt, transient, since = owed.attempt + 1, owed.transient, owed.since
-        if fault.kind is FaultKind.PERMANENT:
+        if fault.kind is ErrorKind.PERMANENT:
             self._event(met.doc, owed.end, met.branches, Status.ERROR_DOC, fault.text, attempt)
             return Owed(*owed.end, attempt, False, since, transient)
         waited_s = None
@@ -396,7 +394,7 @@ class Stager:
         return True
 
     def _family(
-        self, i: int, walk: WalkOutcome, made: list[Given] | GivenLines, retry: bool, held: Collection[str] = ()
+        self, i: int, walk: WalkOutcome, made: list[Published] | PublishedLines, retry: bool, held: Collection[str] = ()
     ) -> None:
         """The row of ``documents``; deletes of what is not made any more."""
         if not retry:
@@ -407,7 +405,7 @@ class Stager:
         self._failed = []
         known = self._block.known(i)
         if known is not None and known.given:
-            heirs = succession(decode_given(known.given), made, walk, self._target, retry=retry)
+            heirs = reconcile(decode_published(known.given), made, walk, self._target, retry=retry)
             for old, why in heirs.replaced:
                 end = (old.destination, old.route)
                 self._event(self._relative(old.member), end, "", Status.DROPPED, why, 0, None, "delete")
@@ -418,12 +416,12 @@ class Stager:
                     made.append(old)
         again = known.again if retry and known is not None else None
         self._remember(
-            i, given=encode_given(made), due=due, failures=walk.failures, held=encode_held(held), again=again
+            i, given=encode_published(made), due=due, failures=walk.failures, held=encode_held(held), again=again
         )
         if retry and held and known is not None and _same(self._others[-1], _row(self._block.ids[i], known)):
             self._others.pop()  # it waits on; nothing is new
 
-    def _delete(self, given: Given) -> bool:
+    def _delete(self, given: Published) -> bool:
         """Send a delete, unless the destination keeps what it has; is it settled?"""
         node = self._nodes.get(given.destination)
         if node is None:
@@ -562,10 +560,10 @@ class Stager:
             found = self._hashers[(*end, operation)] = hasher(*self._plan, *end, operation)
         return found
 
-    def _sending(self, end: _End, branches: str, operation: Operation) -> Outgoing:
+    def _sending(self, end: _End, branches: str, operation: Operation) -> OutboxBuffer:
         key = (end, branches, operation)
         if (found := self._sendings.get(key)) is None:
-            found = self._sendings[key] = Outgoing(end, branches, operation, self._hasher(end, operation))
+            found = self._sendings[key] = OutboxBuffer(end, branches, operation, self._hasher(end, operation))
         return found
 
     # -- columns -----------------------------------------------------------------------------------
@@ -627,7 +625,7 @@ class Stager:
                 sending.clear()
         self._waiting = 0
 
-    def _send(self, sending: Outgoing) -> None:
+    def _send(self, sending: OutboxBuffer) -> None:
         """Append rows to their destination's file. If it is full, the next ones go into another."""
         name = sending.end[0]
         if (writer := self._writers.get(name)) is None:
@@ -640,7 +638,7 @@ class Stager:
 
     def _end_split(self) -> None:
         """The family is through. What its last files have is of this family alone: so it is known which belong
-        together, and one lane sends them in their order, see ``ledger.outbox.split_family``."""
+        together, and one lane sends them in their order, see ``state.outbox.split_family``."""
         self._gather_outbox()
         for name in self._split & self._writers.keys():
             self._close(name)
@@ -717,6 +715,6 @@ def _places(failures: list[FailedMember]) -> set[tuple[str, _End]]:
     return {(f.member, o.end) for f in failures for o in f.owed}
 
 
-def _undecided(i: int, walk: Trail, given: list[Given] | GivenLines, block: Block) -> Undecided:
+def _undecided(i: int, walk: Trail, given: list[Published] | PublishedLines, block: Block) -> Undecided:
     retry = block.to_retry(i) is not None
     return Undecided(i, walk.met, walk.failures, walk.reached, walk.kept, given, retry)

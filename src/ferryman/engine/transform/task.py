@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Final, Self
 
 from ferryman.engine.live import FIRST, Live
-from ferryman.engine.runner import Shipped
-from ferryman.engine.scan.cut import TaskCut
+from ferryman.engine.runner.base import PickledPlan
+from ferryman.engine.scan.batches import TaskSplit
 from ferryman.engine.transform.block import Block
-from ferryman.engine.transform.careful import CarefulFeed
-from ferryman.engine.transform.faults import Fault
-from ferryman.engine.transform.feed import Feed, Taken
-from ferryman.engine.transform.pulse import NodesNow, pulses
+from ferryman.engine.transform.health import NodeStates, health
+from ferryman.engine.transform.isolation import IsolatedReader
+from ferryman.engine.transform.node_errors import NodeError
+from ferryman.engine.transform.reader import DocumentReader, Taken
 from ferryman.engine.transform.staging import Staged, Stager
 
 _BLOCK: Final = 4096
@@ -29,39 +29,39 @@ _BLOCK: Final = 4096
 class Transform:
     """Task: take up the documents of one cut."""
 
-    shipped: Shipped
+    shipped: PickledPlan
     root: str
     wave: int
     now_us: int
     epoch: int = 0
     """Of the driver; 0: nothing of it is ever committed."""
-    nodes: NodesNow = field(default_factory=NodesNow)
-    careful: bool = False
+    nodes: NodeStates = field(default_factory=NodeStates)
+    isolated: bool = False
     """A worker died over it: each document in a child process."""
     live: str = ""
     """Folder for what is told meanwhile; see ``engine.live``."""
     live_errors: bool = False
     """Also the errors of its first documents."""
 
-    def __call__(self, cut: TaskCut) -> Staged:
-        with Uptake(self, cut) as uptake:
+    def __call__(self, cut: TaskSplit) -> Staged:
+        with TaskProcessing(self, cut) as uptake:
             for rows in cut.tables():
                 for at in range(0, rows.num_rows, _BLOCK):
                     uptake.take_up(Block(rows.slice(at, _BLOCK)))
         return uptake.finish()
 
 
-class Uptake:
+class TaskProcessing:
     """A task at work: takes up the documents of one cut, block by block."""
 
-    def __init__(self, task: Transform, cut: TaskCut) -> None:
+    def __init__(self, task: Transform, cut: TaskSplit) -> None:
         plan = task.shipped.plan()
-        self._pulses = pulses(plan, task.nodes, cut.rows)
+        self._pulses = health(plan, task.nodes, cut.rows)
         self._stager = Stager(plan, cut.source, Path(task.root), task.wave, task.now_us, task.epoch)
-        self._feed = Feed(plan, cut, self._stager, self._pulses)
+        self._feed = DocumentReader(plan, cut, self._stager, self._pulses)
         self._live = Live(task.live, errors=task.live_errors)
         self._feed.walk.heard = self._heard if self._live.wants_errors else None
-        self._careful = CarefulFeed(plan, cut, self._stager) if task.careful else None
+        self._careful = IsolatedReader(plan, cut, self._stager) if task.isolated else None
 
     def take_up(self, block: Block) -> list[int]:
         """Read, walk and stage each document of the block; which rows were not as they were."""
@@ -91,7 +91,7 @@ class Uptake:
         stager.end()
         return taken_up
 
-    def _heard(self, document: str, fault: Fault) -> None:
+    def _heard(self, document: str, fault: NodeError) -> None:
         """Of the first documents, tell it now: when the wave is through may be much later."""
         if self._feed.walk.row <= FIRST:
             self._live.error(document, fault.text, fault.trace)

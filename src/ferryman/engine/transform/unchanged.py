@@ -6,8 +6,8 @@ from collections import Counter
 from typing import Final
 
 from ferryman.engine.transform.block import Block
-from ferryman.ledger.family import Given, decode_given
 from ferryman.plan import DestinationNode, Plan, ends, target_of
+from ferryman.records.family import Published, decode_published
 
 _COMPARED: Final = ("look", "changed")
 """Why a document is taken up whose version before counts: its content differs, and nothing but that. Where a step's
@@ -17,7 +17,7 @@ error is owed, or a person has all sent again, all is sent."""
 class Unchanged:
     """Knows what the version before gave, of one document after the other.
 
-    What waits in the outbox is not known to be there: ``scan.undone`` has forgotten its content.
+    What waits in the outbox is not known to be there: ``scan.unconfirmed_of`` has forgotten its content.
     """
 
     def __init__(self, plan: Plan, source: str) -> None:
@@ -35,11 +35,11 @@ class Unchanged:
         """What is asked from now on is about this row's family."""
         self._block, self._i, self._had = block, i, None
 
-    def has(self, given: Given) -> bool:
+    def has(self, given: Published) -> bool:
         """Was just this given, with this content?"""
         if self._had is None:
             known = self._block.known(self._i)
             compared = known is not None and self._block.reasons[self._i] in _COMPARED
-            had = decode_given(known.given) if known is not None and compared else ()
+            had = decode_published(known.given) if known is not None and compared else ()
             self._had = frozenset(hash(each) for each in had if each.content)
         return hash(given) in self._had and given.destination not in self._shared

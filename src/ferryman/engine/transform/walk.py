@@ -17,13 +17,13 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from ferryman import limits
 from ferryman.document import Again, Document, check_size, encode_fields
-from ferryman.engine.transform.faults import OF_NODE, Fault, FaultKind, Traces, fault_of
-from ferryman.engine.transform.pulse import Pulse
+from ferryman.engine.transform.compiled import CompiledNode, End, joined, stations
+from ferryman.engine.transform.health import NodeHealth
+from ferryman.engine.transform.node_errors import OF_NODE, ErrorKind, NodeError, Traces, classify_error
 from ferryman.engine.transform.returned import Many, Returned
-from ferryman.engine.transform.stations import CompiledNode, End, joined, stations
-from ferryman.errors import BadDocument, Dropped, PermanentError, Unsupported, of_code, words
-from ferryman.ledger.family import FailedMember, Owed, ancestry, parent_of
+from ferryman.errors import BadDocument, Dropped, PermanentError, Unsupported, plain_text, unless_interrupt
 from ferryman.plan import Plan, SourceNode, StepNode
+from ferryman.records.family import FailedMember, Owed, ancestry, parent_of
 
 _Wanted = dict[End, Owed] | None
 """Deliveries to make -> what they have had; None: all, for the first time."""
@@ -43,7 +43,7 @@ class Met(NamedTuple):
     route: str
     branches: str
     owed: list[Owed]
-    fault: Fault
+    fault: NodeError
 
 
 class Stage(Protocol):
@@ -92,15 +92,15 @@ class Walk:
         *,
         task: int,
         guarded: Callable[[StepNode], Callable[..., Any]],
-        pulses: Mapping[str, Pulse],
+        health: Mapping[str, NodeHealth],
     ) -> None:
         self._stage = stage
         self._stations = stations(plan.nodes, task, guarded)
         self._source = self._stations[source]
         self._skips = _skips(plan, source)
         self.traces = Traces()
-        self.heard: Callable[[str, Fault], None] | None = None
-        self.take_over(pulses)
+        self.heard: Callable[[str, NodeError], None] | None = None
+        self.take_over(health)
         self.row = 0
         self.batch = ""
         self._origin = ""
@@ -115,10 +115,10 @@ class Walk:
 
     # -- what a worker asks for --------------------------------------------------------------------
 
-    def take_over(self, pulses: Mapping[str, Pulse]) -> None:
+    def take_over(self, health: Mapping[str, NodeHealth]) -> None:
         """Go on with what is known of the nodes."""
         for name, station in self._stations.items():
-            station.pulse = pulses.get(name)
+            station.pulse = health.get(name)
 
     def first(self, doc: Document) -> None:
         """The whole way."""
@@ -131,7 +131,7 @@ class Walk:
         self._replay(doc, self._source, "", "", owed)
         self._supersede(doc, owed)
 
-    def unread(self, doc: Document, fault: Fault, failures: Sequence[FailedMember] | None) -> None:
+    def unread(self, doc: Document, fault: NodeError, failures: Sequence[FailedMember] | None) -> None:
         """It could not be read; ``failures``: those of the same version, if this is a retry."""
         if failures is None:
             self._begin(doc.id, retrying=False)
@@ -173,7 +173,7 @@ class Walk:
                     self._drop_by(e, doc, station, route, branches, wanted)
                     return
                 except BaseException as e:
-                    self._fail(doc, station, route, branches, wanted, of_code(e))
+                    self._fail(doc, station, route, branches, wanted, unless_interrupt(e))
                     return
                 if (itself := _itself(out, doc)) is None:
                     self._go_several(doc, out, station, route, branches, wanted)
@@ -189,7 +189,7 @@ class Walk:
                     chosen = self._choose(doc, station)
                     copies = [doc.copy() for _ in chosen[1:]] if station.router.copies else []
                 except BaseException as e:
-                    self._fail(doc, station, route, branches, wanted, of_code(e))
+                    self._fail(doc, station, route, branches, wanted, unless_interrupt(e))
                     return
                 self._drop_untaken(doc, station, chosen, route, branches, wanted)
                 if station.router.copies:
@@ -232,13 +232,13 @@ class Walk:
         mark, met = self._stage.mark(), len(self.met)
         self._returned.begin(many)
         itself: list[Document] = []
-        fault: Fault | None = None
+        fault: NodeError | None = None
         error: BaseException | None = None
         while fault is None:
             try:
                 each = self._next(many, station)
             except BaseException as e:
-                error = of_code(e)
+                error = unless_interrupt(e)
                 break
             if each is None:
                 break
@@ -345,22 +345,22 @@ class Walk:
         """A step could not make this child."""
         error = doc.refused if isinstance(doc.refused, Unsupported) else BadDocument(doc.refused or "")
         if isinstance(error, Unsupported) and self._skips:
-            self._drop_by(Dropped(words(error)), doc, station, route, branches, wanted)
+            self._drop_by(Dropped(plain_text(error)), doc, station, route, branches, wanted)
         else:
             self._fail(doc, station, route, branches, wanted, error)
 
-    def _meant(self, error: Dropped | Unsupported, pulse: Pulse) -> Dropped | Unsupported:
+    def _meant(self, error: Dropped | Unsupported, pulse: NodeHealth) -> Dropped | Unsupported:
         """A step lets a document go, or does not read it, which is the same where its source says so."""
         if isinstance(error, Unsupported) and not self._skips:
             return error
         pulse.dropped()
-        return error if isinstance(error, Dropped) else Dropped(words(error))
+        return error if isinstance(error, Dropped) else Dropped(plain_text(error))
 
     def _drop_by(
         self, error: Dropped, doc: Document, station: CompiledNode, route: str, branches: str, wanted: _Wanted
     ) -> None:
         """A step lets it go."""
-        self._drop(doc, station.ends_by(route), branches, wanted, words(error) or f"dropped by {station.where}")
+        self._drop(doc, station.ends_by(route), branches, wanted, plain_text(error) or f"dropped by {station.where}")
 
     def _drop(self, doc: Document, below: Iterable[End], branches: str, wanted: _Wanted, why: str) -> None:
         for end in below:
@@ -397,8 +397,8 @@ class Walk:
         """A call failed."""
         self._meet(doc, station, route, branches, wanted, self._fault(station, error))
 
-    def _fault(self, station: CompiledNode, error: BaseException) -> Fault:
-        fault = fault_of(error, station.name, station.where, traces=self.traces)
+    def _fault(self, station: CompiledNode, error: BaseException) -> NodeError:
+        fault = classify_error(error, station.name, station.where, traces=self.traces)
         if self.heard is not None:
             self.heard(self._origin, fault)
         if station.pulse is not None:
@@ -406,7 +406,7 @@ class Walk:
         return fault
 
     def _meet(
-        self, doc: Document, station: CompiledNode, route: str, branches: str, wanted: _Wanted, fault: Fault
+        self, doc: Document, station: CompiledNode, route: str, branches: str, wanted: _Wanted, fault: NodeError
     ) -> None:
         """Nothing goes on from here, for now."""
         ends = station.ends_by(route)
@@ -443,7 +443,7 @@ class Walk:
                 except Dropped:
                     return
                 except BaseException as e:
-                    self._meet_again(owed, doc, self._fault(station, of_code(e)))
+                    self._meet_again(owed, doc, self._fault(station, unless_interrupt(e)))
                     return
                 if itself is None:
                     self._replay_each(members, station, route, branches, owed)
@@ -497,7 +497,7 @@ class Walk:
             else:
                 self.kept.append(member)
 
-    def _meet_again(self, owed: list[FailedMember], doc: Document, fault: Fault) -> None:
+    def _meet_again(self, owed: list[FailedMember], doc: Document, fault: NodeError) -> None:
         """The way back failed: the next retry goes to the same places."""
         for failure in owed:
             member = self._relative(doc, failure.member)
@@ -538,7 +538,7 @@ def _branch_taken(branches: str, station: CompiledNode) -> CompiledNode:
     return station.branches[taken[station.name]]
 
 
-_AWAY: Final = (*OF_NODE, FaultKind.CONNECTION)
+_AWAY: Final = (*OF_NODE, ErrorKind.CONNECTION)
 """Of such faults those of one family's members are alike."""
 
 
@@ -547,9 +547,9 @@ def _itself(out: Sequence[Document] | Many, doc: Document) -> Document | None:
     return out[0] if not isinstance(out, Many) and len(out) == 1 and out[0].id == doc.id else None
 
 
-def _held(station: CompiledNode) -> Fault:
+def _held(station: CompiledNode) -> NodeError:
     assert station.pulse is not None
-    return Fault(FaultKind.HELD, station.name, f"waits for {station.where}, which {station.pulse.why}")
+    return NodeError(ErrorKind.HELD, station.name, f"waits for {station.where}, which {station.pulse.why}")
 
 
 def _only(doc: Document) -> Document:

@@ -9,12 +9,12 @@ from sqlalchemy.exc import DBAPIError
 
 from ferryman.errors import DeliveryError, Misconfigured, PermanentError, TransientError, Unavailable
 
-Fault = tuple[type[DeliveryError], str]
+NodeError = tuple[type[DeliveryError], str]
 """Kind of error, what to do."""
 
 _AGAIN: Final = "it is tried again"
 
-FAULTS: Final[dict[str, Fault]] = {
+FAULTS: Final[dict[str, NodeError]] = {
     # SQLSTATE, or its first two letters for all that have no line of their own
     "08": (Unavailable, f"the connection was lost; {_AGAIN}"),
     "22": (PermanentError, "change the document in a step, or the table's column"),
@@ -78,7 +78,7 @@ def is_passing(error: psycopg.Error) -> bool:
     return error.sqlstate in ("40001", "40P01")
 
 
-def _fault(error: psycopg.Error) -> Fault | None:
+def _fault(error: psycopg.Error) -> NodeError | None:
     state = error.sqlstate
     if state is not None:
         return FAULTS.get(state) or FAULTS.get(state[:2])

@@ -1,0 +1,314 @@
+"""The account: what became of every delivery. Answers without Spark, and without touching the state.
+
+Readers see committed facts only. Between a wave's commit and its settling, the files that the commit names count too,
+and rows of the outbox that have no event yet are BATCHED.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final, NamedTuple, TypeVar
+
+import duckdb
+import pyarrow as pa
+
+from ferryman import limits
+from ferryman.account import kept_counts as counted
+from ferryman.account.kept_counts import Counted
+from ferryman.account.relations import View
+from ferryman.errors import EngineError, StateDamaged, UsageError
+from ferryman.plan import Plan, SourceNode, destinations_of_sources
+from ferryman.records.family import in_family
+from ferryman.records.schemas import LEDGER_COLUMNS
+from ferryman.records.statuses import Status, stored
+from ferryman.state.layout import COUNTED, TABLES
+from ferryman.state.state import SETTLED, WAVE, State
+from ferryman.storage.files import disk_full
+from ferryman.storage.log import Log
+from ferryman.storage.query import connect
+
+LEFT_OVER: Final = ("failed", "rejected", "in_doubt", "pending")
+"""What is counted of what has not ended well."""
+
+_LOOKS: Final = 20
+"""How often a reader looks beside a driver that commits all the time before it believes that a file is damaged."""
+
+_PAUSE_S: Final = 0.05
+"""Between two looks: what a driver removes from its logs is removed within moments."""
+
+_T = TypeVar("_T")
+
+
+def status(root: Path, plan: Plan) -> dict[str, Any]:
+    """What ``status --json`` shows; see semantics. ``balanced``: does every delivery of every document add up?"""
+    found = _counted(root, plan)
+    return _reading(root, plan, View.status) if found is None else found.status
+
+
+def left_over(root: Path, plan: Plan) -> dict[str, int]:
+    """How many deliveries of current documents are ``failed``, ``rejected``, ``in_doubt`` or still ``pending``."""
+    if (found := _counted(root, plan)) is None:
+        return _reading(root, plan, View.left_over)
+    every = found.status["destinations"].values()
+    return {name: sum(counts[name] for counts in every) for name in LEFT_OVER}
+
+
+def unread(root: Path, plan: Plan) -> dict[str, tuple[int, str]]:
+    """Documents that an operator has asked for again and that were not listed since: of each source that lists only
+    work (``Source.lists_all``) their number and one of them."""
+    sources = [n.name for n in plan.nodes if isinstance(n, SourceNode) and not n.source.lists_all]
+    return _reading(root, plan, lambda view: view.unread(sources)) if sources else {}
+
+
+def waves(root: Path, limit: int = 5, plan: Plan | None = None) -> list[dict[str, Any]]:
+    """The last waves, newest first: ``wave``, ``created``, ``events``, ``delivered``, ``failed``."""
+    found = _counted(root, plan) if limit <= counted.WAVES else None
+    return _reading(root, plan, lambda view: view.waves(limit)) if found is None else found.waves[:limit]
+
+
+def keep_counted(state: State, *, anew: bool) -> None:
+    """Keep what ``status`` says of a large state, for those who ask; for its driver, between waves.
+
+    Args:
+        anew: also if something is kept that seems to be of this moment.
+    """
+    if sum(f.rows for f in state.ledger.files.values()) <= limits.COUNTED_EVENTS:
+        return
+    reached = destinations_of_sources(state.plan.nodes)
+    with contextlib.suppress(StateDamaged):
+        if not anew and counted.kept(state, reached) is not None:
+            return
+    with view(state.root, state.plan) as seen:
+        status, done = seen.status(reached), seen.waves(counted.WAVES)
+    counted.keep(state, reached, status, done)
+
+
+def miscounted(root: Path, plan: Plan) -> bool:
+    """Is something kept of this moment that is not what the tables come to, counted again?"""
+    found = _counted(root, plan, by_plan=False)
+    if found is None:
+        return False
+    status = _reading(root, plan, lambda seen: seen.status(found.reached))
+    return status != found.status and _counted(root, plan, by_plan=False) == found
+
+
+def deliveries(
+    root: Path,
+    *,
+    status: str | None = None,
+    destination: str | None = None,
+    source: str | None = None,
+    family: str | None = None,
+    limit: int | None = None,
+    plan: Plan | None = None,
+) -> list[dict[str, Any]]:
+    """Deliveries of current documents, each by its latest event, newest first; rows have the ledger's columns.
+
+    Args:
+        status: as shown (``failed``, ``pending`` …) or as stored (``DEAD``, ``BATCHED`` …), in any case.
+        family: only of this origin and what was made of it; or of the rows of this file.
+
+    Raises:
+        UsageError: there is no such status; there is no state yet.
+    """
+    if limit is None:
+        return list(
+            each_delivery(root, status=status, destination=destination, source=source, family=family, plan=plan)
+        )
+    statuses, operation = named_statuses(status)
+
+    def look(seen: View) -> list[dict[str, Any]]:
+        return seen.docs(statuses, destination, source, limit=limit, operation=operation, family=family)
+
+    return _reading(root, plan, look)
+
+
+def each_delivery(
+    root: Path,
+    *,
+    status: str | None = None,
+    destination: str | None = None,
+    source: str | None = None,
+    family: str | None = None,
+    limit: int | None = None,
+    plan: Plan | None = None,
+) -> Iterator[dict[str, Any]]:
+    """The same deliveries one after the other: of a million few are in memory at a time."""
+    statuses, operation = named_statuses(status)
+
+    def rows() -> Iterator[dict[str, Any]]:
+        with view(root, plan) as seen:
+            yield from seen.each_doc(statuses, destination, source, operation, family, limit)
+
+    def look() -> tuple[dict[str, Any] | None, Iterator[dict[str, Any]]]:
+        found = rows()
+        return next(found, None), found  # all files have been read when the first row is there, for they are sorted
+
+    first, others = retry_read(root, look)
+    if first is not None:
+        yield first
+        yield from others
+
+
+def number_of_deliveries(
+    root: Path,
+    *,
+    status: str | None = None,
+    destination: str | None = None,
+    source: str | None = None,
+    family: str | None = None,
+    plan: Plan | None = None,
+) -> int:
+    """How many these are."""
+    statuses, operation = named_statuses(status)
+    return _reading(root, plan, lambda seen: seen.number_of_docs(statuses, destination, source, operation, family))
+
+
+def named_statuses(status: str | None) -> tuple[frozenset[Status], str | None]:
+    """The stored statuses that are meant, none for any, and the operation where it matters.
+
+    Raises:
+        UsageError: there is no such status.
+    """
+    if status is None:
+        return frozenset(), None
+    try:
+        return stored(status)
+    except ValueError as e:
+        raise UsageError(f"status {status}: {e}.") from None
+
+
+def history(root: Path, document: str, plan: Plan | None = None) -> list[dict[str, Any]]:
+    """Every event of a document and of what was made from it, oldest first; rows have the ledger's columns. Of a file
+    with rows that are documents: of its rows."""
+    columns, rows_too = ", ".join(LEDGER_COLUMNS), in_family(document)
+    query = f"""
+        SELECT {columns} FROM (
+            SELECT {columns}, ordinal FROM ledger WHERE document = $document OR {rows_too}
+            UNION ALL SELECT {columns}, 3 AS ordinal FROM unsent WHERE document = $document OR {rows_too}
+        ) ORDER BY wave, ordinal, created
+    """
+    return _reading(root, plan, lambda view: view.rows(query, {"document": document}))
+
+
+class StateTables(NamedTuple):
+    """The open tables of a state, as they are stored; see the reference of the state directory."""
+
+    ledger: pa.Table
+    """An event a row: what happened to a delivery."""
+    documents: pa.Table
+    """A document a row, in each wave that changed what is known of it: the row of the highest wave counts."""
+
+
+def tables(root: Path, plan: Plan) -> StateTables:
+    """All of a state's open tables, of one moment, in memory."""
+    return _reading(root, plan, lambda seen: StateTables(seen.ledger(), seen.documents()))
+
+
+@contextlib.contextmanager
+def view(root: Path, plan: Plan | None) -> Iterator[View]:
+    """The state's tables, for questions.
+
+    Raises:
+        UsageError: there is no state yet.
+        StateDamaged, StateForeign: by name.
+    """
+    state = State(root, plan if plan is not None else State.plan_of(root))
+    if not state.exists:
+        raise UsageError(
+            f"{root}: there is no state of this plan yet. Run it first, or give the --state that it ran with."
+        )
+    with (
+        state.readers.reading(),
+        tempfile.TemporaryDirectory(prefix="ferryman-", ignore_cleanup_errors=True) as spill,
+        named_damage(state, Path(spill)),
+        connect(Path(spill)) as db,
+    ):
+        state.verify()
+        yield View(db, state, Path(spill))
+
+
+@contextlib.contextmanager
+def named_damage(state: State, spill: Path) -> Iterator[None]:
+    """A query of the state's files that fails says over which; DuckDB does not.
+
+    Args:
+        spill: where it puts what does not fit into memory.
+
+    Raises:
+        StateDamaged: names the file.
+        EngineError: no file is damaged, there is too little room for the query.
+    """
+    try:
+        yield
+    except FileNotFoundError as e:
+        raise StateDamaged(str(e.filename or e), "the file is missing") from e
+    except duckdb.Error as e:
+        if isinstance(e, duckdb.OutOfMemoryException) or disk_full(e):
+            raise EngineError(
+                f"{state.root}: a question needs more than {limits.QUERY_MEMORY} of memory, and there is no room for "
+                f"the rest in {spill}: make room there, or set TMPDIR."
+            ) from e
+        found = state.damage() if state.exists else None
+        raise found or StateDamaged(str(state.root), f"cannot be queried ({str(e).splitlines()[0]})") from e
+
+
+def retry_read(root: Path, look: Callable[[], _T]) -> _T:
+    """What a look at a state finds; it looks again if a running driver changed files under its eyes, which looks like
+    damage. It is damage if two looks find the same and nothing was committed in between."""
+    before: tuple[object, ...] = ()
+    for _ in range(_LOOKS - 1):
+        logs = last_entries(root)
+        try:
+            return look()
+        except StateDamaged as e:
+            found = (e.path, e.what, logs)
+            if found == before:
+                raise
+            before = (e.path, e.what, last_entries(root))
+        time.sleep(_PAUSE_S)
+    return look()
+
+
+def last_entries(root: Path) -> tuple[int, ...]:
+    """The last entry of each table's log: what changes when a driver commits."""
+    return tuple(max(Log(root / name).versions(), default=-1) for name in TABLES)
+
+
+def _counted(root: Path, plan: Plan | None, *, by_plan: bool = True) -> Counted | None:
+    """What is kept, if it is of this moment; a damaged file is as good as none.
+
+    Args:
+        by_plan: only if it was counted by this plan.
+
+    Raises:
+        StateDamaged: of a table a log is not what was written, or a data file is missing.
+    """
+    state = State(root, plan if plan is not None else State.plan_of(root))
+    if not state.exists or not (root / COUNTED).exists():
+        return None
+    reached = destinations_of_sources(plan.nodes) if by_plan and plan is not None else None
+
+    def look() -> Counted | None:
+        with state.readers.reading():
+            state.verify()
+            state.load_consistently([WAVE, SETTLED])
+            for table in state.tables:
+                table.verify_sizes()
+            with contextlib.suppress(StateDamaged):
+                return counted.kept(state, reached)
+            return None
+
+    return retry_read(root, look)
+
+
+def _reading(root: Path, plan: Plan | None, ask: Callable[[View], _T]) -> _T:
+    def look() -> _T:
+        with view(root, plan) as seen:
+            return ask(seen)
+
+    return retry_read(root, look)

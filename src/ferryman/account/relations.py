@@ -1,0 +1,337 @@
+"""The tables of a state as relations of one DuckDB connection, and the questions that are asked of them.
+
+What concerns all deliveries is counted by hashes (``counts``); what is asked of some is looked for by them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import duckdb
+import pyarrow as pa
+
+from ferryman.account.counts import Tables, count
+from ferryman.plan import destinations_of_sources
+from ferryman.records.family import in_family
+from ferryman.records.schemas import DOCUMENTS, LEDGER, LEDGER_COLUMNS, OUTBOX, OUTBOX_PARTITION
+from ferryman.records.statuses import SHOWN, shown
+from ferryman.state.state import SETTLED, WAVE, State
+from ferryman.storage import parquet
+from ferryman.storage.query import quoted_list, register
+from ferryman.storage.tables import Table
+
+COUNTS: Final = tuple(SHOWN)
+
+SOURCE_COUNTS: Final = ("documents", "deleted", "again")
+
+_AT: Final = "wave * 4 + ordinal"
+"""Orders the events of a delivery."""
+
+_ROWS: Final = 2048
+"""Rows of an answer that are in memory at a time."""
+
+_SLACK: Final = 4
+"""How many candidates are looked at for each row that is wanted: some are of older revisions."""
+
+
+class View:
+    """One consistent set of files: ``documents``, ``ledger``, ``waiting`` (the outbox without payload) and ``unsent``
+    (what of it has no event yet). Between a wave's commit and its settling, the files that the commit
+    names count too."""
+
+    def __init__(self, db: duckdb.DuckDBPyConnection, state: State, folder: Path) -> None:
+        self._db = db
+        self._folder = folder
+        self._state = state
+        state.load_consistently([WAVE, SETTLED])
+        self.wave = wave = state.outbox.transactions[WAVE]
+        staged: dict[str, list[str]] = {"documents": [], "ledger": []}
+        if wave > state.outbox.transactions[SETTLED]:
+            info = state.outbox.log.find("wave", wave)
+            for table in (state.documents, state.ledger):
+                if table.transactions[SETTLED] < wave:
+                    staged[table.name] = [p[0] for p in info[table.name]]
+        self._documents = self._register(state.documents, DOCUMENTS, staged["documents"])
+        self._ledger = self._register(state.ledger, LEDGER, staged["ledger"])
+        self._register_outbox(state.outbox)
+
+    def rows(self, query: str, parameters: dict[str, Any] | None = None) -> list[dict[str, Any]]:
+        """A query's rows as dicts; times as ISO-8601 text."""
+        return list(self.each_row(query, parameters))
+
+    def each_row(self, query: str, parameters: dict[str, Any] | None = None) -> Iterator[dict[str, Any]]:
+        """The same, few in memory at a time; until the last one nothing else may be asked."""
+        found = self._db.execute(query, parameters or None)
+        names = [d[0] for d in found.description or []]
+        while rows := found.fetchmany(_ROWS):
+            for row in rows:
+                named = zip(names, row, strict=True)
+                yield {n: v.isoformat() if n == "created" and v is not None else v for n, v in named}
+
+    def ledger(self) -> pa.Table:
+        """Every event, as it is stored."""
+        return parquet.scan(self._ledger, LEDGER).to_table()
+
+    def documents(self) -> pa.Table:
+        """What is known of documents, as it is stored: of each the row of the highest wave counts."""
+        return parquet.scan(self._documents, DOCUMENTS).to_table()
+
+    def keep(self, name: str, query: str) -> None:
+        """A query's rows under a name, for the questions that follow."""
+        self._db.execute(f"CREATE OR REPLACE TEMP TABLE {name} AS {query}")
+
+    def status(self, reached: Mapping[str, Sequence[str]] | None = None) -> dict[str, Any]:
+        """See ``account.status``.
+
+        Args:
+            reached: source -> destinations; None: by the plan.
+        """
+        plan = self._state.plan
+        reached = destinations_of_sources(plan.nodes) if reached is None else reached
+        found = count(self._tables(), reached)
+        destinations = {name: dict.fromkeys(COUNTS, 0) for names in reached.values() for name in names}
+        for (destination, status, operation), number in found.ends.items():
+            counts = destinations.setdefault(destination, dict.fromkeys(COUNTS, 0))
+            counts[shown(status, operation)] += number
+        for destination, number in found.older.items():
+            destinations.setdefault(destination, dict.fromkeys(COUNTS, 0))["pending"] += number
+        sources = {name: dict.fromkeys(SOURCE_COUNTS, 0) for name in reached}
+        for name, (here, gone) in found.documents.items():
+            sources[name] = {"documents": here, "deleted": gone, "again": 0}
+        for name, number in self._asked_again():
+            sources[name]["again"] = number
+        return {
+            "plan": plan.name,
+            "version": plan.version,
+            "waves": self.wave,
+            "sources": sources,
+            "destinations": destinations,
+            "balanced": not found.two_ends and not found.missing,
+        }
+
+    def waves(self, limit: int) -> list[dict[str, Any]]:
+        """See ``account.waves``."""
+        return self.rows(f"""
+            SELECT wave, max(created) AS created, count(*) AS events,
+                count(*) FILTER (status = 'INDEXED') AS delivered,
+                count(*) FILTER (status IN ('ERROR', 'DEAD', 'ERROR_DOC', 'INDEXING')) AS failed
+            FROM ledger GROUP BY wave ORDER BY wave DESC LIMIT {int(limit)}
+        """)
+
+    def left_over(self) -> dict[str, int]:
+        """See ``account.left_over``."""
+        found = count(self._tables(), {}, ("DEAD", "ERROR_DOC", "INDEXING"))
+        pending = self._one("SELECT count(*) FROM waiting WHERE due IS NOT NULL") + found.pending_in_steps
+        counts = {"failed": 0, "rejected": 0, "in_doubt": 0, "pending": pending}
+        for (_, status, _), number in found.ends.items():
+            if (word := shown(status, "upsert")) in ("failed", "rejected", "in_doubt"):
+                counts[word] += number
+        return counts
+
+    def unread(self, sources: Collection[str]) -> dict[str, tuple[int, str]]:
+        """See ``account.unread``; of these sources."""
+        of = f"source IN {quoted_list(sources)}"
+        asked = "due = 0 OR forced"  # by an operator: what a step owes has a time
+        found = self._db.execute(f"""
+            SELECT source, count(*), min(document) FROM (
+                SELECT source, document, arg_max(coalesce({asked}, false), wave) AS asked FROM documents
+                WHERE {of} AND document IN (SELECT document FROM documents WHERE {of} AND ({asked}))
+                GROUP BY source, document
+            ) WHERE asked GROUP BY source ORDER BY source
+        """).fetchall()
+        return {source: (number, example) for source, number, example in found}
+
+    def docs(
+        self,
+        statuses: Collection[str] = (),
+        destination: str | None = None,
+        source: str | None = None,
+        document: str | None = None,
+        limit: int | None = None,
+        share: tuple[int, int] = (0, 1),
+        operation: str | None = None,
+        family: str | None = None,
+    ) -> list[dict[str, Any]]:
+        """Deliveries by their latest event; see ``account.deliveries``.
+
+        Args:
+            statuses: any of these; empty: whatever it is.
+            document: the delivery's document, or the origin of its family.
+            family: of this origin, or of the rows of this file; see ``wholeness``.
+            share: (i, n): of n shares into which whole families fall, the i-th.
+        """
+        where, wanted = _asked(statuses, destination, source, document, operation, family)
+        if share != (0, 1):
+            where.append(f"hash(origin) % {share[1]} = {share[0]}")
+        if limit is not None:  # the newest candidates are looked at first, and more only if need be
+            found = self.rows(_newest(where, limit, _SLACK * max(limit, 250)), wanted)
+            if len(found) == limit:
+                return found
+        self._db.execute("SET threads = 1")  # all columns of every row: the memory does not do for two
+        return self.rows(_newest(where, limit, None), wanted)
+
+    def each_doc(
+        self,
+        statuses: Collection[str] = (),
+        destination: str | None = None,
+        source: str | None = None,
+        operation: str | None = None,
+        family: str | None = None,
+        limit: int | None = None,
+    ) -> Iterator[dict[str, Any]]:
+        """The same deliveries, few in memory at a time; until the last one nothing else may be asked."""
+        self._keep_current(_asked(statuses, destination, source, None, operation, family), _ALL)
+        order = "ORDER BY wave DESC, ordinal DESC, document"
+        return self.each_row(
+            f"SELECT {', '.join(_ALL)} FROM current {order} {'' if limit is None else f'LIMIT {int(limit)}'}"
+        )
+
+    def number_of_docs(
+        self,
+        statuses: Collection[str] = (),
+        destination: str | None = None,
+        source: str | None = None,
+        operation: str | None = None,
+        family: str | None = None,
+    ) -> int:
+        """How many these are."""
+        self._keep_current(_asked(statuses, destination, source, None, operation, family), ["wave"])
+        return self._one("SELECT count(*) FROM current")
+
+    def docs_at_most(
+        self, statuses: Collection[str], destination: str | None, source: str | None, document: str | None
+    ) -> int:
+        """So many deliveries, or fewer, does ``docs`` find: their events are counted."""
+        where, wanted = _asked(statuses, destination, source, document)
+        among = f"WHERE {' AND '.join(where)}"
+        ((found,),) = self._db.execute(
+            f"SELECT (SELECT count(*) FROM ledger {among}) + (SELECT count(*) FROM unsent {among})", wanted or None
+        ).fetchall()
+        return int(found)
+
+    # -- inside ------------------------------------------------------------------------------------
+
+    def _keep_current(self, asked: tuple[list[str], dict[str, str]], columns: Sequence[str]) -> None:
+        """These columns, and ``ordinal``, of the deliveries that are asked for, as the table ``current``. In steps, of
+        which each has the memory for itself: of a million deliveries it does not do for all at once."""
+        where, wanted = asked
+        among, named = " AND ".join(where), ", ".join(columns)
+        self._db.execute("SET threads = 1")
+        self.keep("last", f"SELECT hash(delivery_hash) AS h, max({_AT}) AS at FROM ledger GROUP BY h")
+        self.keep("now", "SELECT hash(source, document) AS h, max(revision) AS newest FROM documents GROUP BY h")
+        self._db.execute(
+            f"""
+            CREATE OR REPLACE TEMP TABLE current AS
+                SELECT {named}, ordinal FROM ledger
+                JOIN last l ON hash(delivery_hash) = l.h AND {_AT} = l.at
+                JOIN now n ON hash(source, origin) = n.h AND revision = newest
+                WHERE {among}
+            UNION ALL
+                SELECT {named}, 3 AS ordinal FROM unsent
+                JOIN now n ON hash(source, origin) = n.h AND revision = newest
+                WHERE {among}
+            """,
+            wanted or None,
+        )
+
+    def _tables(self) -> Tables:
+        names = {d for (d,) in self._db.execute("SELECT DISTINCT destination FROM ledger").fetchall()}
+        names |= {file.partition["destination"] for file in self._state.outbox.files.values()}
+        rows = self._one("SELECT greatest((SELECT count(*) FROM ledger), (SELECT count(*) FROM documents))")
+        return Tables(self._db, self._documents, names - {""}, rows, self._folder)
+
+    def _asked_again(self) -> list[tuple[str, int]]:
+        """(source, documents that a step wants to be read again later)."""
+        return self._db.execute("""
+            SELECT source, count(*) FROM (
+                SELECT source, document, arg_max({again: again}, wave).again AS again FROM documents
+                WHERE document IN (SELECT document FROM documents WHERE again IS NOT NULL) GROUP BY source, document
+            ) WHERE again IS NOT NULL GROUP BY source
+        """).fetchall()
+
+    def _register(self, table: Table, schema: pa.Schema, staged: list[str]) -> list[Path]:
+        paths = [*table.paths(), *(table.folder / p for p in staged)]
+        register(self._db, table.name, paths, schema)
+        return paths
+
+    def _register_outbox(self, outbox: Table) -> None:
+        schema = pa.schema([f for f in OUTBOX if f.name not in (*OUTBOX_PARTITION, "fields", "raw")])
+        by_place: dict[tuple[str, str], list[Path]] = {}
+        for file in outbox.files.values():
+            place = (file.partition["wave"], file.partition["destination"])
+            by_place.setdefault(place, []).append(outbox.folder / file.path)
+        self._db.register("outbox_0", schema.empty_table())
+        pieces = ["SELECT *, 0::BIGINT AS wave, '' AS destination FROM outbox_0"]
+        for i, ((wave, destination), files) in enumerate(by_place.items(), 1):
+            self._db.register(f"outbox_{i}", parquet.scan(files, schema))
+            pieces.append(f"SELECT *, {int(wave)}, '{destination}' FROM outbox_{i}")
+        self._db.execute(f"""
+            CREATE TEMP VIEW waiting AS
+                SELECT *, 'BATCHED' AS status, NULL::VARCHAR AS message, NULL::TIMESTAMPTZ AS created
+                FROM ({" UNION ALL ".join(pieces)});
+            CREATE TEMP VIEW unsent AS
+                SELECT * FROM waiting WHERE delivery_hash NOT IN (
+                    SELECT delivery_hash FROM ledger WHERE delivery_hash IN (SELECT delivery_hash FROM waiting)
+                )
+        """)
+
+    def _one(self, query: str, parameters: dict[str, Any] | None = None) -> int:
+        [(value,)] = self._db.execute(query, parameters or None).fetchall()
+        return int(value)
+
+
+_ALL: Final = tuple(LEDGER_COLUMNS)
+
+
+def _newest(where: list[str], limit: int | None, window: int | None) -> str:
+    """Deliveries of current documents by their latest events, newest first, as SQL.
+
+    Args:
+        window: so many of the newest events are looked at; None: all.
+    """
+    named, among = ", ".join(_ALL), " AND ".join(where)
+    order = "ORDER BY wave DESC, ordinal DESC, document"
+    ordered = order.replace("wave", "c.wave").replace("ordinal", "c.ordinal").replace("document", "c.document")
+    return f"""
+        WITH candidates AS (
+            SELECT {named}, ordinal FROM ledger WHERE {among}
+            UNION ALL SELECT {named}, 3 AS ordinal FROM unsent WHERE {among}
+            {order} {"" if window is None else f"LIMIT {window}"}
+        ), last AS (
+            SELECT delivery_hash, max({_AT}) AS at FROM ledger
+            WHERE delivery_hash IN (SELECT delivery_hash FROM candidates) GROUP BY delivery_hash
+        ), now AS (
+            SELECT source, document, max(revision) AS revision FROM documents
+            WHERE document IN (SELECT origin FROM candidates) GROUP BY source, document
+        )
+        SELECT {", ".join("c." + name for name in _ALL)} FROM candidates c
+        LEFT JOIN last l ON c.delivery_hash = l.delivery_hash
+        JOIN now n ON c.source = n.source AND c.origin = n.document AND c.revision = n.revision
+        WHERE l.at IS NULL OR l.at = c.wave * 4 + c.ordinal
+        {ordered} {"" if limit is None else f"LIMIT {int(limit)}"}
+        """
+
+
+def _asked(
+    statuses: Collection[str],
+    destination: str | None,
+    source: str | None,
+    document: str | None,
+    operation: str | None = None,
+    family: str | None = None,
+) -> tuple[list[str], dict[str, str]]:
+    """Conditions on events, and their parameters; see ``View.docs``."""
+    wanted = {k: v for k, v in (("destination", destination), ("source", source)) if v}
+    where = ["destination <> ''", *(f"{column} = ${column}" for column in wanted)]
+    if statuses:
+        where.append(f"status IN {quoted_list(sorted(statuses))}")
+    if document is not None:
+        where.append("(document = $document OR origin = $document)")
+        wanted["document"] = document
+    if family is not None:
+        where.append(in_family(family))
+    if operation is not None:
+        where.append(f"operation = '{operation}'")
+    return where, wanted

@@ -1,0 +1,190 @@
+"""An operator's command becomes a wave of its own, or several if it concerns very many deliveries.
+
+One commit makes waiting rows due, or removes them, and names the events (who, when, why); then it is settled as usual.
+A command that is applied twice (a crash came before its file was removed) does no harm.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ferryman import crash, limits
+from ferryman.account.questions import view
+from ferryman.engine.commit.commit import commit_wave
+from ferryman.engine.settle.settle import settle
+from ferryman.records.events import EVENT_OF_ROW, ORDINAL_COMMAND, events, table_of
+from ferryman.records.family import FailedMember, Owed, decode_failures, encode_failures, open_deliveries
+from ferryman.records.schemas import DOCUMENTS
+from ferryman.records.statuses import Status
+from ferryman.state.commands import Command, DocumentsEffect, OutboxEffect
+from ferryman.state.outbox import OutboxWriter, row_groups
+from ferryman.state.state import State
+from ferryman.storage.parquet import Part, read_part, write_part
+from ferryman.storage.query import connect, register
+from ferryman.storage.tables import DataFile
+
+
+def apply(state: State, command: Command) -> int:
+    """Carry out a command; how many deliveries (or documents) it concerns."""
+    shares = _shares(state, command)
+    concerned = 0
+    for share in range(shares):
+        chosen = _chosen(state, command, (share, shares))
+        if chosen:
+            _carry_out(state, command, chosen)
+        documents = {(c["source"], c["origin"]) for c in chosen}
+        concerned += len(documents) if command.does.whole_documents else len(chosen)
+    state.check_ours()  # where nothing is concerned, nothing was committed that would have told
+    (state.commands / command.file).unlink(missing_ok=True)
+    crash.point("command.done")
+    return concerned
+
+
+def _carry_out(state: State, command: Command, chosen: list[dict[str, Any]]) -> None:
+    """A wave: the command's effect on these deliveries."""
+    number, does = state.wave + 1, command.does
+    about = _once_a_document(chosen) if does.event is Status.DIRTY else chosen
+    about = [{**c, "status": does.event.value, "message": command.message, "attempt": 0} for c in about]
+    event_file = write_part(state.ledger.folder, events(about, wave=number, ordinal=ORDINAL_COMMAND), epoch=state.epoch)
+    in_outbox = {} if does.whole_documents else _in_outbox(state, {c["delivery_hash"] for c in chosen})
+    if does.closes_claims:
+        _close_claims(state, in_outbox)
+    replaced = []
+    if does.outbox is not OutboxEffect.UNTOUCHED:
+        replaced = [_changed_file(state, path, does.outbox, hashes) for path, hashes in in_outbox.items()]
+    waiting_rows = set().union(*in_outbox.values())
+    elsewhere = [c for c in chosen if c["delivery_hash"] not in waiting_rows]
+    document_file = _changed_documents(state, elsewhere, number, does.documents)
+    crash.point("command.staged")
+    commit_wave(state, number, documents=document_file, ledger=[event_file], replaced=replaced)
+    settle(state, number, lambda task, items: [task(i) for i in items])
+    state.retire(state.outbox, [path for path, _ in replaced])
+
+
+def _statuses(command: Command) -> frozenset[str]:
+    """Of the deliveries that it concerns."""
+    concerned = command.does.concerns
+    return concerned if command.statuses is None else concerned & command.statuses
+
+
+def _shares(state: State, command: Command) -> int:
+    """Into how many waves it is cut: all that it concerns need not fit into memory."""
+    if not (statuses := _statuses(command)):
+        return 0
+    with view(state.root, state.plan) as seen:
+        most = seen.docs_at_most(statuses, command.destination, command.source, command.document)
+    return -(-most // limits.COMMAND_DELIVERIES)
+
+
+def _chosen(state: State, command: Command, share: tuple[int, int]) -> list[dict[str, Any]]:
+    """Deliveries the command concerns, a share of them: their columns."""
+    with view(state.root, state.plan) as seen:
+        found = seen.docs(_statuses(command), command.destination, command.source, command.document, share=share)
+    if command.documents is not None:
+        found = [d for d in found if d["origin"] in command.documents]
+    if command.does.whole_documents:
+        found = [d for d in found if d["operation"] == "upsert"]
+    return [{name: d[name] for name in (*EVENT_OF_ROW, "destination")} for d in found]
+
+
+def _once_a_document(chosen: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """One for each document, of none of its deliveries: they are what they are until it is found changed."""
+    about: dict[tuple[str, str], dict[str, Any]] = {}
+    for c in chosen:
+        origin = {**c, "document": c["origin"], "parent": None, "route": "", "branches": ""}
+        about[c["source"], c["origin"]] = {**origin, "destination": "", "delivery_hash": ""}
+    return list(about.values())
+
+
+def _in_outbox(state: State, hashes: set[str]) -> dict[str, set[str]]:
+    """Outbox files that hold such rows -> their hashes."""
+    found = {}
+    for path in state.outbox.files:
+        column = read_part(state.outbox.folder / path, ["delivery_hash"])["delivery_hash"]
+        if there := hashes.intersection(column.to_pylist()):
+            found[path] = there
+    return found
+
+
+def _changed_file(state: State, path: str, effect: OutboxEffect, hashes: set[str]) -> tuple[str, DataFile | None]:
+    """An outbox file and what takes its place, not yet committed: these rows due now from attempt zero, or gone."""
+    file = state.outbox.files[path]
+    wanted = pa.array(list(hashes), pa.string())
+    writer = OutboxWriter(state.outbox.folder, epoch=state.epoch)
+    for rows in row_groups(state.outbox.folder / path):
+        concerned = pc.is_in(rows["delivery_hash"], value_set=wanted)
+        if effect is OutboxEffect.REMOVED:
+            writer.write(rows.filter(pc.invert(concerned)))
+            continue
+        again = rows
+        for column in ("attempt", "due"):
+            at = rows.schema.get_field_index(column)
+            again = again.set_column(at, column, pc.if_else(concerned, pa.scalar(0, pa.int64()), rows[column]))
+        for column in ("since", "transient"):
+            at = rows.schema.get_field_index(column)
+            again = again.set_column(at, column, pc.if_else(concerned, pa.scalar(None, pa.int64()), rows[column]))
+        writer.write(again)
+    part = writer.finish()
+    return path, None if part is None else state.outbox.data_file(part, file.partition)
+
+
+def _close_claims(state: State, in_outbox: dict[str, set[str]]) -> None:
+    """An operator has decided: what a late worker says of these chunks does not count any more."""
+    for path, hashes in in_outbox.items():
+        key = int(state.outbox.files[path].partition["first_sequence"])
+        table = read_part(state.outbox.folder / path, ["row", "delivery_hash"])
+        rows = [r for r, h in zip(*(c.to_pylist() for c in table.columns), strict=True) if h in hashes]
+        for number in state.journal.passes():
+            for claim in state.journal.claims(number, key):
+                if any(claim.first <= row < claim.end for row in rows):
+                    state.journal.forget(number, claim)
+
+
+def _changed_documents(state: State, chosen: list[dict[str, Any]], number: int, effect: DocumentsEffect) -> list[Part]:
+    """``documents`` rows that make the next scan take these deliveries, or their documents, up again."""
+    if not chosen or not state.documents.files or effect is DocumentsEffect.UNTOUCHED:
+        return []
+    wanted: dict[tuple[str, str], set[tuple[str, str, str]]] = defaultdict(set)
+    for c in chosen:
+        member = c["document"][len(c["origin"]) :]
+        wanted[c["source"], c["origin"]].add((member, c["destination"], c["route"]))
+    with connect(state.staging) as db:
+        register(db, "documents", state.documents.paths(), DOCUMENTS)
+        db.register("wanted", pa.table({"source": [s for s, _ in wanted], "document": [d for _, d in wanted]}))
+        found = db.execute("""
+            SELECT * FROM (
+                SELECT d.* FROM documents d SEMI JOIN wanted w ON d.source = w.source AND d.document = w.document
+                QUALIFY row_number() OVER (PARTITION BY d.source, d.document ORDER BY wave DESC) = 1
+            ) WHERE operation = 'upsert'
+        """).fetchall()  # a deleted document cannot be read again
+    if not found:
+        return []
+    columns: dict[str, Any] = {f.name: [row[i] for row in found] for i, f in enumerate(DOCUMENTS)}
+    columns |= {"wave": number, "forced": pa.array([effect is DocumentsEffect.FORCED] * len(found))}
+    if effect is DocumentsEffect.UNVERIFIED:
+        columns |= {"fingerprint": ""}
+    elif (
+        effect is DocumentsEffect.DUE
+    ):  # a forced document is taken up because it is forced, nothing of it is owed by steps
+        names = zip(columns["source"], columns["document"], strict=True)
+        failures = [
+            [_opened(f, wanted[name]) for f in decode_failures(text)]
+            for name, text in zip(names, columns["failed"], strict=True)
+        ]
+        columns |= {
+            "due": 0,
+            "owed": [open_deliveries(each) for each in failures],
+            "held": None,
+            "failed": [encode_failures(each) for each in failures],
+        }
+    return [write_part(state.documents.folder, table_of(DOCUMENTS, len(found), **columns), epoch=state.epoch)]
+
+
+def _opened(failure: FailedMember, wanted: set[tuple[str, str, str]]) -> FailedMember:
+    """The failure with these deliveries, (member, destination, route), owed again from attempt zero."""
+    owed = [Owed(*o.end, 0, True) if (failure.member, *o.end) in wanted else o for o in failure.owed]
+    return FailedMember(failure.member, failure.node, failure.route, failure.branches, owed)

@@ -1,0 +1,1 @@
+"""3. Commit: one transaction names what a wave staged."""

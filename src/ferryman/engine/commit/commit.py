@@ -1,0 +1,56 @@
+"""Commit: one transaction on the outbox fixes for ever what a wave decided."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ferryman import crash
+from ferryman.state.state import SEQUENCE, WAVE, State
+from ferryman.storage.files import fsync_folder
+from ferryman.storage.parquet import Part
+from ferryman.storage.tables import DataFile
+
+
+def commit_wave(
+    state: State,
+    number: int,
+    *,
+    outbox: Sequence[tuple[str, Part]] = (),
+    documents: Sequence[Part] = (),
+    ledger: Sequence[Part] = (),
+    replaced: Sequence[tuple[str, DataFile | None]] = (),
+) -> None:
+    """Commit wave ``number``.
+
+    1. sync the folders: the staged files' names become durable (their content is); look that all of them are there
+    2. one transaction: outbox rows under their sequences, the names of the staged ``documents`` rows and ledger events,
+       the wave's number, the next free sequence, the driver's epoch
+
+    Before 2 there are only orphan files; after it the wave is a fact, and nothing of it is computed again.
+
+    Args:
+        outbox: (destination, file) in the order of their rows.
+        replaced: (path of a live outbox file, the file in its place or None): a person's word on waiting rows.
+
+    Raises:
+        StateLost: another driver took over; nothing was committed.
+        EngineError: a staged file is missing; nothing was committed.
+    """
+    for table in state.tables:  # 1
+        fsync_folder(table.folder)
+    for table, parts in ((state.documents, documents), (state.ledger, ledger)):
+        table.check_written([table.data_file(part) for part in parts])
+    crash.point("commit.ready")
+    sequence = state.next_sequence
+    adds = [file for _, file in replaced if file is not None]
+    for destination, part in outbox:
+        partition = {"wave": str(number), "destination": destination, "first_sequence": str(sequence)}
+        adds.append(state.outbox.data_file(part, partition))
+        sequence += part.rows
+    state.outbox.commit(  # 2
+        "wave",
+        adds=adds,
+        removes=[path for path, _ in replaced],
+        transactions={WAVE: number, SEQUENCE: sequence},
+        info={"wave": number, "documents": list(documents), "ledger": list(ledger)},
+    )

@@ -1,0 +1,84 @@
+"""Being the driver of a plan's state: alone, with a Spark session, and with errors in plain words."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from ferryman.engine import migration
+from ferryman.engine.runner.base import Runner
+from ferryman.errors import EngineError, FerrymanError
+from ferryman.plan import Plan
+from ferryman.state.state import State, state_root
+
+
+@contextlib.contextmanager
+def drive(
+    plan: Plan,
+    state: str | Path | None,
+    spark: Any = None,
+    master: str = "local[*]",
+    conf: Mapping[str, str] = MappingProxyType({}),
+    accept_changes: bool = False,
+) -> Iterator[tuple[State, Runner]]:
+    """Be the driver of a plan's state, with a Spark session, for a while. Arguments and errors as for ``run``."""
+    plan.freeze()
+    with (
+        State.take(state_root(plan, state), plan) as taken,
+        plain_errors(taken),
+        check_plan_changes(taken, accept_changes),
+        session_for(plan, spark, master, conf) as runner,
+    ):
+        yield taken, runner
+
+
+@contextlib.contextmanager
+def check_plan_changes(state: State, accept_changes: bool) -> Iterator[None]:
+    """The state remembers the plan; what a person should know of its changes is told when the run begins."""
+    if not migration.is_pending(state):
+        found = state.follow(accept_changes=accept_changes)
+        again = "`ferryman retry --force` has all done again"
+        state.notes += [f"{change}: what is done is not done again; {again}" for change in found.structure]
+        if found.code:
+            state.notes.append(
+                f"{', '.join(found.code)} changed: only documents that are taken up from now on see it; {again}"
+            )
+        state.notes += [f"{change}: what was delivered stays where it is; {again}" for change in found.targets]
+    yield
+
+
+@contextlib.contextmanager
+def session_for(plan: Plan, spark: Any, master: str, conf: Mapping[str, str]) -> Iterator[Runner]:
+    """A runner on the given session, on the program's own, or on a new one, which is stopped at the end."""
+    from ferryman.engine.runner.spark import SparkRunner, running, start  # Spark is loaded once the state is sound
+
+    theirs = spark if spark is not None else running()
+    if theirs is not None:
+        yield SparkRunner(theirs)
+        return
+    started = start(master, conf, f"ferryman {plan.key}")
+    try:
+        yield SparkRunner(started)
+    finally:
+        started.stop()
+
+
+@contextlib.contextmanager
+def plain_errors(state: State) -> Iterator[None]:
+    """A full disk says so, whoever met it."""
+    try:
+        yield
+    except Exception as e:
+        full = isinstance(e, OSError) and e.errno in (errno.ENOSPC, errno.EDQUOT)
+        if full or (not isinstance(e, OSError) and "No space left on device" in str(e)):
+            raise EngineError(
+                f"{state.root}: the disk is full. Nothing is lost: make room and run again. "
+                f"(Waiting rows take {state.bytes_owed()} bytes.)"
+            ) from e
+        if isinstance(e, OSError) and not isinstance(e, FerrymanError):
+            raise EngineError(f"{state.root}: {e}. Nothing is lost: mend it and run again.") from e
+        raise

@@ -1,0 +1,141 @@
+"""The first wave of a state that continues from an older version's (see ``operations.migrate``).
+
+Rows for destinations that are not in the plan any more are dropped, and documents whose way has changed are read again.
+Until this is through, ``migration.json`` says that it is to be done; it may be done twice.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from ferryman import crash
+from ferryman.engine.commit.commit import commit_wave
+from ferryman.engine.settle.settle import settle
+from ferryman.plan import changed_sources, structure
+from ferryman.records.events import EVENT_OF_ROW, ORDINAL_COMMAND, table_of
+from ferryman.records.schemas import DOCUMENTS, LEDGER, OUTBOX_KEPT
+from ferryman.records.statuses import Status
+from ferryman.state.latest import chosen_by_file, every, last_of
+from ferryman.state.layout import MIGRATION
+from ferryman.state.state import State
+from ferryman.storage import files
+from ferryman.storage.groups import RowGroups
+from ferryman.storage.parquet import Part, PartWriter, read_part, write_part
+from ferryman.storage.query import connect, quoted_list, verify
+
+
+def is_pending(state: State) -> bool:
+    """Is ``finish`` still to be done?"""
+    return (state.root / MIGRATION).exists()
+
+
+def finish(state: State) -> str:
+    """The new state's first wave; what it did, in one line."""
+    before, after = state.remembered(), structure(state.plan)
+    older: Any = files.unseal(state.root / MIGRATION)
+    why = f"plan version {state.plan.version} carries on from version {older['from']}"
+    number = state.wave + 1
+    gone = [name for name, node in before.items() if node.kind in ("destination", "tee") and name not in after]
+    paths = [f.path for f in state.outbox.files.values() if f.partition["destination"] in gone]
+    dropped = [_dropped(state, path, number, why) for path in paths]
+    parts = [write_part(state.ledger.folder, table, epoch=state.epoch) for table in dropped if table.num_rows]
+    staged, restarted = _taken_up_again(state, changed_sources(before, after), number, why)
+    parts += restarted
+    crash.point("version.staged")
+    if parts or staged:
+        commit_wave(state, number, documents=staged, ledger=parts, replaced=[(path, None) for path in paths])
+        settle(state, number, lambda task, items: [task(i) for i in items])
+        state.retire(state.outbox, paths)
+    state.remember(after)
+    (state.root / MIGRATION).unlink()
+    files.fsync_folder(state.root)
+    crash.point("version.adopted")
+    rows = sum(t.num_rows for t in dropped)
+    ended = f"; {rows} rows for {', '.join(gone)} were dropped, for they are not in it any more" if rows else ""
+    again = sum(part.rows for part in staged)
+    return f"{why}: {again} documents are done again, for their way has changed or had failed{ended}"
+
+
+def _dropped(state: State, path: str, number: int, why: str) -> pa.Table:
+    """Events of all rows of an outbox file whose destination is gone."""
+    rows = read_part(state.outbox.folder / path, OUTBOX_KEPT)
+    destination = state.outbox.files[path].partition["destination"]
+    return table_of(
+        LEDGER,
+        rows.num_rows,
+        **{name: rows[name] for name in EVENT_OF_ROW},
+        destination=destination,
+        status=Status.DROPPED.value,
+        message=f"{why}: it has no {destination}",
+        attempt=rows["attempt"],
+        wave=number,
+        ordinal=ORDINAL_COMMAND,
+        created=dt.datetime.now(dt.UTC),
+    )
+
+
+def _taken_up_again(state: State, sources: list[str], number: int, why: str) -> tuple[list[Part], list[Part]]:
+    """Files of ``documents`` rows that make the next scan read these documents as new revisions, and of their events.
+
+    All of the changed sources; and everywhere what had failed, for its deliveries have other hashes now.
+    """
+    changed = f"source IN (SELECT unnest({quoted_list(sources)}))" if sources else "false"
+    more = {"again": (f"operation = 'upsert' AND ({changed} OR failed IS NOT NULL)", pa.bool_())}
+    files = list(state.documents.files.values())
+    paths = [state.documents.folder / file.path for file in files]
+    wanted = [np.zeros(file.rows, bool) for file in files]
+    verify(paths)
+    with tempfile.TemporaryDirectory(dir=state.staging) as folder, connect(Path(folder)) as db:
+        for last in map(last_of, every(db, paths, sum(file.rows for file in files), Path(folder), more)):
+            for number_of_file, rows in chosen_by_file(last, last["again"]):
+                wanted[number_of_file][rows] = True
+    staged, events = [], []
+    for path, mask in zip(paths, wanted, strict=True):
+        if mask.any():
+            documents, restarted = (
+                PartWriter(state.documents.folder, DOCUMENTS, epoch=state.epoch),
+                PartWriter(state.ledger.folder, LEDGER, epoch=state.epoch),
+            )
+            with RowGroups(str(path), DOCUMENTS.names, verified=True) as file:
+                for rows in file.pick(np.flatnonzero(mask)):
+                    again = _forced(rows, number)
+                    documents.write(again)
+                    restarted.write(_restarted(again, why))
+            staged.append(documents.finish())
+            events.append(restarted.finish())
+    return staged, events
+
+
+def _forced(rows: pa.Table, wave: int) -> pa.Table:
+    columns = {f.name: rows[f.name].cast(f.type) for f in DOCUMENTS}
+    return table_of(DOCUMENTS, rows.num_rows, **{**columns, "wave": wave, "forced": pa.array([True] * rows.num_rows)})
+
+
+def _restarted(documents: pa.Table, why: str) -> pa.Table:
+    """An event a document, of none of its deliveries: they are what they are until they are made anew."""
+    return table_of(
+        LEDGER,
+        documents.num_rows,
+        source=documents["source"],
+        document=documents["document"],
+        origin=documents["document"],
+        version=documents["version"],
+        revision=documents["revision"],
+        operation="upsert",
+        route="",
+        branches="",
+        destination="",
+        delivery_hash="",
+        status=Status.RESTART.value,
+        message=why,
+        attempt=0,
+        wave=documents["wave"],
+        ordinal=ORDINAL_COMMAND,
+        created=dt.datetime.now(dt.UTC),
+    )

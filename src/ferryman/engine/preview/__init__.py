@@ -1,0 +1,1 @@
+"""Preview: what the next run would do with some documents."""

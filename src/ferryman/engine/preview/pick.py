@@ -1,0 +1,105 @@
+"""One document out of a judged scan, whether or not the scan takes it up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import duckdb
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from ferryman.engine.scan.batches import LISTED, SLICE, RowRange, TaskSplit
+from ferryman.engine.scan.known import kept
+from ferryman.engine.scan.listing import Listing
+from ferryman.records.events import table_of
+from ferryman.storage.groups import RowGroups
+from ferryman.storage.query import connect, quoted_list
+
+_UNSURE = ("look", "unchanged")
+"""A document of which the content decides whether it is taken up; one that is not taken up."""
+
+
+class Picked(NamedTuple):
+    """A document's row of each source that has it, as cuts of one row."""
+
+    id: str
+    judged: list[TaskSplit]
+    """As the scan takes it up, if it does once it has read it."""
+    anyway: dict[str, tuple[str, TaskSplit]]
+    """Source -> (why the scan does not take it up, a cut that takes it up all the same): "unchanged", or "later", when
+    failed steps are due."""
+
+
+def pick(
+    id: str, cuts: Iterable[TaskSplit], listings: Iterable[Listing], documents: list[Path], folder: Path
+) -> Picked:
+    """Find it among what is taken up, else in the listing.
+
+    Args:
+        documents: files of the state's table.
+        folder: for the rows.
+    """
+    found: dict[str, tuple[pa.Table, int]] = {}
+    for cut in cuts:
+        for rows in cut.slices():
+            mine = rows.filter(pc.equal(rows["id"], id))
+            if mine.num_rows:
+                found[cut.source] = mine, cut.number
+    judged = [_cut(source, rows, number, folder / f"picked-{source}") for source, (rows, number) in found.items()]
+    anyway = {}
+    files = kept(documents, folder / "known")
+    with connect(folder) as db:
+        for listing in listings:
+            name = listing.source.name
+            rows = found[name][0] if name in found else _listed(id, listing)
+            if rows is None or rows["reason"][0].as_py() not in _UNSURE:
+                continue
+            known, retry = _known(db, files, name, id)
+            rows = _with(rows, reason="retry" if retry else "forced", **known)
+            cut = _cut(name, rows, 0, folder / f"anyway-{name}")
+            anyway[name] = ("later" if retry else "unchanged", cut)
+    return Picked(id, judged, anyway)
+
+
+def _listed(id: str, listing: Listing) -> pa.Table | None:
+    """Its last row in the listing, in SLICE's columns."""
+    found = None
+    for part in listing.parts:
+        if not part.rows:
+            continue
+        with RowGroups(part.path, LISTED) as file:
+            for rows in file.all():
+                mine = rows.filter(pc.equal(rows["id"], id))
+                if mine.num_rows:
+                    last = mine.slice(mine.num_rows - 1)
+                    columns = {name: last[name] for name in LISTED}
+                    found = table_of(SLICE, 1, part=part.path, reason="unchanged", unsure=False, **columns)
+    return found
+
+
+def _known(db: duckdb.DuckDBPyConnection, files: list[str], source: str, id: str) -> tuple[dict[str, Any], bool]:
+    """Where ``documents`` has its last row, in SLICE's columns, {} if nowhere; and are failed steps due?"""
+    if not files:
+        return {}, False
+    found = db.execute(
+        f"""
+        SELECT filename, file_row_number, due IS NOT NULL
+        FROM read_parquet({quoted_list(files)}, filename = true, file_row_number = true)
+        WHERE source = $source AND document = $id ORDER BY wave DESC LIMIT 1
+        """,
+        {"source": source, "id": id},
+    ).fetchone()
+    return ({}, False) if found is None else ({"known_file": found[0], "known_row": found[1]}, found[2])
+
+
+def _with(rows: pa.Table, **values: Any) -> pa.Table:
+    """The row with other values in these columns."""
+    return pa.Table.from_pylist([{**rows.to_pylist()[-1], **values}], schema=SLICE)
+
+
+def _cut(source: str, rows: pa.Table, number: int, path: Path) -> TaskSplit:
+    pq.write_table(rows.cast(SLICE), f"{path}.parquet")
+    return TaskSplit(source, [RowRange(f"{path}.parquet", 0, rows.num_rows)], True, number)

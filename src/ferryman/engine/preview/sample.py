@@ -1,0 +1,122 @@
+"""A sample of what a scan takes up: its first few documents, transformed apart from all others.
+
+Of many documents only their content tells whether they changed, so a sample is drawn in turns: a few tasks look for the
+first documents that are taken up, then more tasks, until there are enough. Each source gets its share.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ferryman.engine.scan.batches import TaskSplit
+from ferryman.engine.transform.block import Block
+from ferryman.engine.transform.staging import Staged
+from ferryman.engine.transform.task import TaskProcessing, Transform
+
+_BLOCK = 1024
+"""Rows read at a time, at most."""
+
+
+class Drawn(NamedTuple):
+    """A document that was taken up."""
+
+    at: int
+    """Its row in the cut."""
+    id: str
+    reason: str
+
+
+class Sampled(NamedTuple):
+    """What a task found in its cut."""
+
+    drawn: list[Drawn]
+    rows: int
+    """How many it looked at."""
+    staged: Staged
+    """Of all that were drawn."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Task: take up the first documents of a cut, so many at most, that are to be taken up."""
+
+    transform: Transform
+
+    def __call__(self, item: tuple[TaskSplit, int]) -> Sampled:
+        cut, most = item
+        drawn: list[Drawn] = []
+        passed = 0
+        with TaskProcessing(self.transform, cut) as uptake:
+            for rows in cut.tables():
+                at = 0
+                while at < rows.num_rows and len(drawn) < most:
+                    block = Block(rows.slice(at, min(most - len(drawn), _BLOCK)))
+                    drawn += [Drawn(passed + at + i, block.ids[i], _reason(block, i)) for i in uptake.take_up(block)]
+                    at += len(block)
+                passed += at
+                if len(drawn) >= most:
+                    break
+        return Sampled(drawn, passed, uptake.finish())
+
+
+class Draw(NamedTuple):
+    """Some documents of a source, and the files in which is what they came to (of others, too)."""
+
+    source: str
+    documents: list[Drawn]
+    staged: Staged
+
+
+def draw(
+    cuts: Iterable[TaskSplit],
+    limit: int,
+    run: Callable[[Sequence[tuple[TaskSplit, int]]], list[Sampled]],
+    slots: int,
+) -> tuple[list[Draw], list[TaskSplit]]:
+    """The first documents of each source, ``limit`` in all; and what of the cuts was not looked at.
+
+    Args:
+        run: a ``Sample`` on a runner.
+    """
+    queues: dict[str, list[TaskSplit]] = {}
+    for cut in cuts:
+        queues.setdefault(cut.source, []).append(cut)
+    draws: list[Draw] = []
+    left, width = limit, 1
+    while left and any(queues.values()):
+        waiting = {source: queue[:width] for source, queue in queues.items() if queue}
+        share = -(-left // len(waiting))
+        answers = iter(run([(cut, share) for turn in waiting.values() for cut in turn]))
+        for source, turn in waiting.items():
+            room = min(share, left)
+            left -= room
+            rest = []
+            for cut in turn:
+                sampled = next(answers)
+                kept = sampled.drawn[:room]
+                room -= len(kept)
+                if kept:
+                    draws.append(Draw(source, kept, sampled.staged))
+                passed = sampled.rows if len(kept) == len(sampled.drawn) else kept[-1].at + 1 if kept else 0
+                rest.append(cut.after(passed))
+            left += room
+            queues[source][:width] = [cut for cut in rest if cut.rows]
+        width = min(2 * width, slots)
+    in_order = list(queues)
+    return sorted(draws, key=lambda d: in_order.index(d.source)), [c for queue in queues.values() for c in queue]
+
+
+def reasons(cuts: Iterable[TaskSplit]) -> Counter[str]:
+    """How many rows of the cuts are taken up for which reason; ``look``: if their content has changed."""
+    return sum((cut.reasons() for cut in cuts), Counter())
+
+
+def _reason(block: Block, i: int) -> str:
+    """Why it is taken up, now that its content is known."""
+    known, reason = block.known(i), block.reasons[i]
+    if known is not None and (reason == "look" or (reason == "retry" and not block.is_retry(i, known))):
+        return "changed"
+    return reason

@@ -1,0 +1,122 @@
+"""The port to whatever runs tasks: Spark in the product, plain processes in protocol tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+import cloudpickle
+
+from ferryman import limits
+from ferryman.errors import WorkerDied
+from ferryman.plan import Plan
+
+Item = TypeVar("Item")
+Answer = TypeVar("Answer")
+
+
+class Runner(Protocol):
+    """Runs tasks on executors. A task may run more than once, at the same time too; one answer an item is returned."""
+
+    @property
+    def slots(self) -> int:
+        """How many tasks run at the same time."""
+        ...
+
+    def run(self, task: Callable[[Item], Answer], items: Sequence[Item]) -> list[Answer]:
+        """``task(item)`` for every item, answers in the items' order. Task, items and answers are pickled.
+
+        Raises:
+            WorkerDied: the process of a task ended in the middle of it, as often as the runner tries.
+            EngineError: a task failed for good.
+        """
+        ...
+
+    def run_frame(self, read: Callable[[Any], Any], task: Callable[[int, Any], Answer]) -> list[Answer]:
+        """``task(partition number, iterator of Arrow record batches)`` for every partition of a DataFrame.
+
+        Args:
+            read: SparkSession -> DataFrame.
+        """
+        ...
+
+
+def run_isolating(
+    runner: Runner,
+    task: Callable[[Item], Answer],
+    items: Sequence[Item],
+    isolated: Callable[[Item], Answer] | None = None,
+    died: Callable[[WorkerDied], None] = lambda death: None,
+) -> list[Answer]:
+    """``runner.run``; if a worker dies, each task again for itself, so that only its own may fail.
+
+    Args:
+        careful: the same task in another way, for an item of which the worker dies again.
+        died: told of the first death.
+
+    Raises:
+        WorkerDied: it died over the same item ``limits.DEATHS`` times more.
+    """
+    try:
+        return runner.run(task, items)
+    except WorkerDied as e:
+        died(e)
+
+    def one(item: Item) -> Answer:
+        for task_now in [task, *[isolated or task] * limits.DEATHS]:
+            try:
+                [answer] = runner.run(task_now, [item])
+            except WorkerDied as e:
+                death = e
+                continue
+            return answer
+        raise death
+
+    with ThreadPoolExecutor(runner.slots, thread_name_prefix="ferryman-apart") as pool:
+        return list(pool.map(one, items))
+
+
+class IsolatingRunner:
+    """A runner that tries again what a worker died over: the deaths are somebody else's, the tasks are ours."""
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+
+    @property
+    def slots(self) -> int:
+        return self._runner.slots
+
+    def run(self, task: Callable[[Item], Answer], items: Sequence[Item]) -> list[Answer]:
+        """See ``Runner.run``."""
+        return run_isolating(self._runner, task, items)
+
+    def run_frame(self, read: Callable[[Any], Any], task: Callable[[int, Any], Answer]) -> list[Answer]:
+        """See ``Runner.run_frame``."""
+        for _ in range(limits.DEATHS):
+            try:
+                return self._runner.run_frame(read, task)
+            except WorkerDied:
+                continue
+        return self._runner.run_frame(read, task)
+
+
+class PickledPlan(NamedTuple):
+    """A plan on its way to the workers; what lives in the plan file travels by value."""
+
+    blob: bytes
+
+    @classmethod
+    def of(cls, plan: Plan) -> PickledPlan:
+        return cls(cloudpickle.dumps(plan))
+
+    def plan(self) -> Plan:
+        """The plan, unpickled once a process."""
+        return _unpickled(self.blob)
+
+
+@lru_cache(maxsize=4)
+def _unpickled(blob: bytes) -> Plan:
+    plan: Plan = cloudpickle.loads(blob)
+    return plan

@@ -1,0 +1,227 @@
+"""Spark, and nothing else that knows it: sessions, and tasks as ``mapInArrow`` stages.
+
+A stage's input is one row a task; what tasks read and write are files, so document content never crosses the JVM.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+import os
+import pickle
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import cloudpickle
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from ferryman.engine.runner.base import Answer, Item
+from ferryman.engine.runner.java import check_java
+from ferryman.errors import EngineError, UsageError, WorkerDied
+
+_INTERRUPTED = 130
+"""Exit code of a process that a signal has ended."""
+
+_ANSWER = "number long, answer binary"
+
+
+class SparkRunner:
+    """Runs tasks on a Spark session: classic, or through Spark Connect."""
+
+    def __init__(self, spark: Any) -> None:
+        self.spark = spark
+
+    @property
+    def slots(self) -> int:
+        """Cores that Spark has for us, as far as it says."""
+        try:
+            return max(1, int(self.spark.sparkContext.defaultParallelism))
+        except (AttributeError, PySparkException):
+            return max(1, int(self.spark.conf.get("spark.default.parallelism", "2")))
+
+    def run(self, task: Callable[[Item], Answer], items: Sequence[Item]) -> list[Answer]:
+        """See ``Runner.run``."""
+        if not items:
+            return []
+        pickled = [cloudpickle.dumps(item) for item in items]  # classes of the plan file travel by value
+
+        def stage(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            for batch in batches:
+                for number in batch.column(0).to_pylist():
+                    answer = task(pickle.loads(pickled[number]))
+                    _settle_in()
+                    yield _answer(number, answer)
+
+        frame = self.spark.range(0, len(items), 1, len(items))
+        return [answer for _, answer in _collect(frame.mapInArrow(stage, _ANSWER))]
+
+    def run_frame(self, read: Callable[[Any], Any], task: Callable[[int, Any], Answer]) -> list[Answer]:
+        """See ``Runner.run_frame``."""
+
+        def stage(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            context = TaskContext.get()
+            number = 0 if context is None else context.partitionId()
+            answer = task(number, batches)
+            _settle_in()
+            yield _answer(number, answer)
+
+        return [answer for _, answer in _collect(read(self.spark).mapInArrow(stage, _ANSWER))]
+
+
+def running() -> SparkSession | None:
+    """The session that this program has already, as in a notebook."""
+    return SparkSession.getActiveSession()
+
+
+def start(master: str, conf: Mapping[str, str], name: str) -> SparkSession:
+    """A session of our own. Workers run this very Python.
+
+    Raises:
+        UsageError: Spark does not start with this master and configuration, or there is no Java for it.
+    """
+    if not master.startswith("sc://") and "PYSPARK_GATEWAY_PORT" not in os.environ:  # there is a JVM already
+        check_java()
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    settings = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false"}
+    if master.startswith("local"):
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")  # no look-up of this machine's name, no warning about it
+        settings |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+    if not master.startswith("sc://"):
+        settings["spark.driver.extraJavaOptions"] = (
+            f"-Dlog4j2.configurationFile={Path(__file__).with_name('log4j2.properties')}"
+        )
+    settings |= conf
+    builder = SparkSession.builder.appName(name)
+    builder = builder.remote(master) if master.startswith("sc://") else builder.master(master)
+    for key, value in settings.items():
+        builder = builder.config(key, value)
+    try:
+        with _unbroken(), _without_chatter():
+            session = builder.getOrCreate()
+    except Exception as e:
+        raise UsageError(
+            f"Spark did not start with --master {master}: {str(e).splitlines()[0] if str(e) else type(e).__name__}"
+        ) from e
+    with contextlib.suppress(AttributeError, PySparkException):  # Connect has no context
+        session.sparkContext.setLogLevel("ERROR")
+    return session
+
+
+@contextlib.contextmanager
+def _unbroken() -> Iterator[None]:
+    """Ctrl-C and SIGTERM wait until Spark has started: a start that is broken off leaves a JVM that nobody ends.
+
+    A second signal ends this process at once, and with it the JVM, which then finds all that it looks for at its start.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield  # signals are heard by the main thread alone
+        return
+    heard: list[int] = []
+
+    def hear(number: int, _frame: FrameType | None) -> None:
+        if heard:
+            os._exit(_INTERRUPTED)
+        heard.append(number)
+
+    before = {number: signal.signal(number, hear) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            if signal.getsignal(number) == hear:  # Spark has one of its own for Ctrl-C
+                signal.signal(number, handler)
+        if heard and callable(handler := before[signal.Signals(heard[0])]):
+            handler(heard[0], None)
+        elif heard and handler is signal.SIG_DFL:
+            signal.raise_signal(heard[0])
+
+
+_CHATTER = b"WARNING: Using incubator modules: "
+"""What the JVM says of a module that Spark asks for; it has no switch for it."""
+
+
+@contextlib.contextmanager
+def _without_chatter() -> Iterator[None]:
+    """What is started meanwhile writes its errors into a pipe, from which all but the JVM's chatter is passed on."""
+    try:
+        ours = os.dup(2)
+    except OSError:  # there is no stderr
+        yield
+        return
+    reading, writing = os.pipe()
+    os.dup2(writing, 2)
+    os.close(writing)
+    threading.Thread(target=_pass_on, args=(reading, ours), name="ferryman-stderr", daemon=True).start()
+    try:
+        yield
+    finally:
+        os.dup2(ours, 2)
+
+
+def _pass_on(reading: int, to: int) -> None:
+    """Until whoever writes into the pipe has ended."""
+    with open(reading, "rb", buffering=0) as pipe, open(to, "wb", buffering=0) as out, contextlib.suppress(OSError):
+        held = b""
+        while data := pipe.read(65_536):
+            *lines, held = (held + data).split(b"\n")
+            out.write(b"".join(line + b"\n" for line in lines if not line.startswith(_CHATTER)))
+            if held and not _CHATTER.startswith(held[: len(_CHATTER)]):
+                out.write(held)  # a prompt without its end is not held back
+                held = b""
+        out.write(held)
+
+
+@functools.cache
+def _settle_in() -> None:
+    """Once a worker, when what it needs is loaded.
+
+    PySpark collects garbage after each task, and looking through all modules takes it 60 ms. Arrow's own allocator
+    gives memory back and has it cleared again for each file, which takes a sixth of the time of delivering.
+    """
+    gc.collect()
+    gc.freeze()
+    pa.set_memory_pool(pa.system_memory_pool())
+
+
+def _answer(number: int, answer: Any) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays(
+        [pa.array([number], pa.int64()), pa.array([pickle.dumps(answer)], pa.binary())], names=["number", "answer"]
+    )
+
+
+def _collect(frame: Any) -> list[tuple[int, Any]]:
+    try:
+        rows = frame.collect()
+    except Exception as e:
+        if any(sign in str(e) for sign in _SIGNS_OF_DEATH):
+            raise WorkerDied(f"Spark: {_A_DEATH}") from e
+        raise EngineError(f"Spark: {_reason(e)}") from e
+    return sorted(((row[0], pickle.loads(bytes(row[1]))) for row in rows), key=lambda r: r[0])
+
+
+_SIGNS_OF_DEATH = ("Python worker exited unexpectedly", "Python worker failed to connect", "ExecutorLostFailure")
+_A_DEATH = "a Python worker died: it was killed from outside, ran out of memory, or crashed in a step or a destination"
+
+
+def _reason(error: Exception) -> str:
+    """The line of a Spark error that a person can use: a Python worker's own last line, if there is one."""
+    text = str(error)
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    for line in reversed(lines):
+        head = line.split(":", 1)[0]
+        if (
+            head.replace(".", "").replace("_", "").isalnum()
+            and head.endswith(("Error", "Exception"))
+            and not head.startswith(("org.", "java."))
+        ):
+            return line
+    return lines[0] if lines else type(error).__name__

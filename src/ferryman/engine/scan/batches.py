@@ -1,0 +1,236 @@
+"""Scan, third part: what is taken up is cut into tasks and waves.
+
+Rows that were judged one by one are written to files of their own. Where all of a source is new there is nothing to
+say of a single row, and the tasks take the listing's files as they are.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ferryman import limits
+from ferryman.engine.scan.known import KNOWN, joined
+from ferryman.records.events import table_of
+from ferryman.storage.groups import RowGroups
+
+JUDGED: Final = pa.schema(
+    [
+        pa.field("part", pa.string()),
+        pa.field("row", pa.int64()),
+        pa.field("id", pa.string()),
+        pa.field("size", pa.int64()),
+        pa.field("fingerprint", pa.string()),
+        pa.field("location", pa.string()),
+        pa.field("refused", pa.string()),
+        pa.field("version", pa.string()),
+        pa.field("reason", pa.string()),
+        pa.field("known_version", pa.string()),
+        pa.field("known_revision", pa.int64()),
+        pa.field("known_fingerprint", pa.string()),
+        pa.field("known_operation", pa.string()),
+        pa.field("given", pa.string()),
+        pa.field("due", pa.int64()),
+        pa.field("failed", pa.string()),
+        pa.field("held", pa.string()),
+        pa.field("again", pa.int64()),
+    ]
+)
+"""One row a document that a wave takes up; ``part`` and ``row`` say where its listing row is (null for ``gone``)."""
+
+SLICE: Final = pa.schema(
+    [
+        *(f for f in JUDGED if f.name not in KNOWN),
+        pa.field("known_file", pa.string()),
+        pa.field("known_row", pa.int64()),
+        pa.field("known_size", pa.int64()),
+        pa.field("undone", pa.string()),
+        pa.field("unsure", pa.bool_()),
+    ]
+)
+"""The same as it lies in a slice's file: where the row in ``documents`` is, and its bytes, instead of what it says."""
+
+LISTED: Final = ["row", "id", "size", "fingerprint", "location", "refused", "version"]
+"""Columns that a judged row has from its listing."""
+
+
+_Numbers = np.ndarray[Any, Any]
+
+
+class RowRange(NamedTuple):
+    """Rows ``first`` ≤ n < ``end`` of a file."""
+
+    path: str
+    first: int
+    end: int
+
+
+class TaskSplit(NamedTuple):
+    """What one transform task takes."""
+
+    source: str
+    pieces: list[RowRange]
+    judged: bool
+    """Pieces of a slice's file; else of the listing itself, where all is new."""
+    number: int = 0
+    """Of this task in its wave."""
+
+    @property
+    def rows(self) -> int:
+        return sum(p.end - p.first for p in self.pieces)
+
+    def after(self, rows: int) -> TaskSplit:
+        """The same without its first rows."""
+        pieces = []
+        for path, first, end in self.pieces:
+            passed = min(rows, end - first)
+            rows -= passed
+            if first + passed < end:
+                pieces.append(RowRange(path, first + passed, end))
+        return self._replace(pieces=pieces)
+
+    def reasons(self) -> Counter[str]:
+        """How many rows are taken up for which reason."""
+        found: Counter[str] = Counter()
+        if not self.judged:
+            found["new"] = self.rows
+        for path, first, end in self.pieces if self.judged else ():
+            with RowGroups(path, ["reason"]) as file:
+                for rows in file.between(first, end):
+                    found.update(rows["reason"].to_pylist())
+        return found
+
+    def tables(self) -> Iterator[pa.Table]:
+        """The rows in JUDGED's columns, a row group or less at a time."""
+        for rows in self.slices():
+            yield joined(rows, JUDGED)
+
+    def slices(self) -> Iterator[pa.Table]:
+        """The same rows in SLICE's columns."""
+        for path, first, end in self.pieces:
+            with RowGroups(path, SLICE.names if self.judged else LISTED) as file:
+                for rows in file.between(first, end):
+                    yield rows if self.judged else _all_new(path, rows)
+
+
+class WaveBatch(NamedTuple):
+    """What one wave takes up."""
+
+    tasks: list[TaskSplit]
+    bytes: int
+
+    @property
+    def rows(self) -> int:
+        return sum(t.rows for t in self.tasks)
+
+
+class Splitter:
+    """Cuts rows into tasks and waves, in the order in which they come.
+
+    Args:
+        folder: where judged rows are written.
+        slots: tasks that run at once; a small scan is cut so that all have work, and end at about the same time.
+        rows, size: how much there is at most, in all.
+    """
+
+    def __init__(self, folder: Path, slots: int, rows: int, size: int, wave_bytes: int) -> None:
+        self._folder = folder
+        self._task_rows = int(np.clip(rows // (2 * slots), 256, limits.TASK_DOCUMENTS))
+        enough = np.clip(size // (2 * slots), limits.MIB, limits.EVEN_TASK_BYTES)
+        self._task_bytes = int(np.clip(size // (8 * slots), enough, limits.TASK_BYTES))
+        self._wave_bytes = wave_bytes
+        self._slices: list[WaveBatch] = []
+        self._tasks: list[TaskSplit] = []
+        self._bytes = 0
+        self._writer: pq.ParquetWriter | None = None
+        self._path = ""
+        self._written = 0
+        self._source = ""
+        self._pending: list[Any] = []
+        """Pieces of listing files, or tables of judged rows: the next task."""
+        self._pending_rows = self._pending_bytes = self._pending_known = 0
+
+    def add_judged(self, source: str, rows: pa.Table) -> None:
+        """Rows in SLICE's columns."""
+        self._add(
+            source, rows["size"].to_numpy(), rows["known_size"].to_numpy(), lambda *at: rows.slice(at[0], at[1] - at[0])
+        )
+
+    def add_listed(self, source: str, path: str) -> None:
+        """All rows of a listing file, all of them new."""
+        with RowGroups(path, ["size"]) as file:
+            sizes = np.concatenate([rows["size"].to_numpy() for rows in file.all()])
+        self._add(source, sizes, np.zeros_like(sizes), lambda start, end: RowRange(path, start, end))
+
+    def finish(self) -> list[WaveBatch]:
+        """All waves."""
+        self._end_task()
+        self._end_wave()
+        return self._slices
+
+    def _add(self, source: str, sizes: _Numbers, known: _Numbers, take: Callable[[int, int], Any]) -> None:
+        """Rows of these sizes, of which so many bytes are known from before: a task holds both."""
+        if source != self._source:
+            self._end_task()
+            self._source = source
+        ends, known_ends = np.cumsum(sizes), np.cumsum(known)
+        start = 0
+        while start < len(sizes):
+            before, known_before = (int(sums[start - 1]) if start else 0 for sums in (ends, known_ends))
+            end = min(
+                int(np.searchsorted(ends, before + self._task_bytes - self._pending_bytes, side="right")),
+                int(np.searchsorted(known_ends, known_before + limits.TASK_BYTES - self._pending_known, side="right")),
+            )
+            end = max(end, start + (not self._pending_rows))  # a task has at least one row
+            end = min(end, start + self._task_rows - self._pending_rows, len(sizes))
+            if end > start:
+                self._pending.append(take(start, end))
+                self._pending_rows += end - start
+                self._pending_bytes += int(ends[end - 1]) - before
+                self._pending_known += int(known_ends[end - 1]) - known_before
+            if end < len(sizes) or self._pending_rows >= self._task_rows:
+                self._end_task()
+            start = end
+
+    def _end_task(self) -> None:
+        """End the wave first if the task does not fit into it any more."""
+        if not self._pending:
+            return
+        if self._tasks and self._bytes + self._pending_bytes > self._wave_bytes:
+            self._end_wave()
+        judged = not isinstance(self._pending[0], RowRange)
+        pieces = [self._write(self._pending)] if judged else self._pending
+        self._tasks.append(TaskSplit(self._source, pieces, judged, len(self._tasks)))
+        self._bytes += self._pending_bytes
+        self._pending = []
+        self._pending_rows = self._pending_bytes = self._pending_known = 0
+
+    def _write(self, tables: list[pa.Table]) -> RowRange:
+        if self._writer is None:
+            self._path = str(self._folder / f"slice-{len(self._slices):06d}.parquet")
+            constant = ["part", "reason", "known_file"]  # nearly
+            self._writer = pq.ParquetWriter(self._path, SLICE, compression="lz4", use_dictionary=constant)
+            self._written = 0
+        table = pa.concat_tables(tables)
+        self._writer.write_table(table, row_group_size=table.num_rows)
+        self._written += table.num_rows
+        return RowRange(self._path, self._written - table.num_rows, self._written)
+
+    def _end_wave(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+        if self._tasks:
+            self._slices.append(WaveBatch(self._tasks, self._bytes))
+            self._tasks, self._bytes = [], 0
+
+
+def _all_new(path: str, listed: pa.Table) -> pa.Table:
+    columns = {name: listed[name] for name in LISTED}
+    return table_of(SLICE, listed.num_rows, part=path, reason="new", unsure=False, **columns)

@@ -1,0 +1,413 @@
+"""The verdict on one source: which of its documents are taken up, and why; which are gone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+import duckdb
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from ferryman import limits
+from ferryman.engine.scan.batches import Splitter
+from ferryman.engine.scan.candidates import LIVE, SETTLED, WAITING, Queries, find_candidates
+from ferryman.engine.scan.listing import Listing
+from ferryman.engine.scan.order import SourceOrder
+from ferryman.engine.scan.unconfirmed import UNCONFIRMED, unconfirmed, unconfirmed_of
+from ferryman.records.due import is_due_sql
+from ferryman.records.events import table_of
+from ferryman.storage.query import quoted, quoted_list, stream
+from ferryman.storage.spread import Spread, part_of, partitions_for
+from ferryman.storage.tables import Table
+
+_LISTED: Final = pa.schema(
+    [
+        ("h", pa.uint64()),
+        ("place", pa.int64()),
+        ("id", pa.string()),
+        ("version", pa.string()),
+        ("fingerprint", pa.string()),
+        ("refused", pa.bool_()),
+    ]
+)
+"""A row of the listing; ``place``: in all of it."""
+
+_KNOWN: Final = pa.schema(
+    [
+        ("h", pa.uint64()),
+        ("source", pa.string()),
+        ("document", pa.string()),
+        ("version", pa.string()),
+        ("revision", pa.int64()),
+        ("fingerprint", pa.string()),
+        ("operation", pa.string()),
+        ("wave", pa.int64()),
+        ("due", pa.int64()),
+        ("forced", pa.bool_()),
+        ("held", pa.string()),
+        ("again", pa.int64()),
+        ("is_given", pa.bool_()),
+        ("file", pa.int64()),
+        ("row", pa.int64()),
+        ("size", pa.int64()),
+    ]
+)
+"""A row of ``documents`` without what is wide of it: that is ``size`` bytes, in this row of this file."""
+
+_NARROW: Final = (
+    *("document", "version", "revision", "fingerprint", "operation", "wave", "due", "forced", "held", "again"),
+)
+
+_TAKEN: Final = pa.schema([("h", pa.uint64()), ("id", pa.string())])
+
+_VERDICT: Final = pa.schema(
+    [
+        ("place", pa.int64()),
+        ("id", pa.string()),
+        ("reason", pa.string()),
+        ("clash", pa.bool_()),
+        ("file", pa.int64()),
+        ("row", pa.int64()),
+        ("size", pa.int64()),
+        ("undone", pa.string()),
+        ("unsure", pa.bool_()),
+    ]
+)
+"""A document that is taken up, or gone (``place`` is null)."""
+
+_DEPTH: Final = 24
+"""How often a part is halved; what is then still together has one hash."""
+
+_Part = dict[str, pa.Table]
+
+
+class SourceComparison:
+    """Judges one source, in three steps, each a part of the rows at a time.
+
+    1. By hashes: of which ids do listing and ``documents`` not say the same? Nothing more happens where all is new.
+    2. These by the whole rules, in parts by hash of the id.
+    3. What is taken up is put back into the source's order, in parts by place, when it is cut.
+
+    Attributes:
+        duplicates, examples: rows too many in the listing, of each id the last is kept; some of these ids.
+        known: documents that were there when the source was last listed.
+        gone: those of them that are not listed any more.
+
+    Args:
+        folder: of its own, for what does not fit into memory.
+        files: of ``documents``, in its order, as they can be read by tasks.
+        due: is a failed step of ``k`` due, as SQL; see ``due_now``.
+        now_us: a document that a step wants again by now is taken up.
+        rivals: sources that may bring the same ids to the same destination, with those that are listed before it.
+    """
+
+    def __init__(
+        self,
+        db: duckdb.DuckDBPyConnection,
+        folder: Path,
+        listing: Listing,
+        documents: Table,
+        files: list[str],
+        outbox: Table,
+        due: str,
+        now_us: int,
+        only_owed: bool,
+        conflicting_sources: Mapping[str, SourceComparison | None],
+    ) -> None:
+        self._db = db
+        self._folder = folder
+        self._source = listing.source.source
+        self.name = listing.source.name
+        self.max_deleted = self._source.max_deleted
+        self._due = due
+        self._now_us = now_us
+        self._files = files
+        self._outbox = outbox
+        self._only_owed = only_owed
+        self._with_gone = self._source.lists_all and not only_owed and not listing.failures
+        self._rivals = conflicting_sources
+        self.paths = [p.path for p in listing.parts if p.rows]
+        self._starts = np.cumsum([0, *(p.rows for p in listing.parts if p.rows)])
+        self._rows = int(self._starts[-1])
+        self.duplicates = 0
+        self.examples: list[str] = []
+        self.gone = 0
+        why = (
+            f"its id is taken: source {' or '.join(conflicting_sources)} brings a document of this id to the same "
+            "destination: give each source a prefix="
+        )
+        self._order = SourceOrder(self.paths, self._starts, files, why)
+        known_rows = sum(f.rows for f in documents.files.values())
+        self._suspects = find_candidates(
+            self._hashes(),
+            folder,
+            self._rows + known_rows,
+            only_waiting=only_owed,
+            with_gone=self._with_gone,
+        )
+        self.known = self._suspects.known
+        self._all_new = not self._suspects.any_known and not self._suspects.special
+        if not self._all_new:
+            self._range = max(limits.CUT_ROWS, -(-2 * self._rows // 256))
+            self._taken_up = Spread(folder, "taken-up", _VERDICT, 2 * self._rows // self._range + 1)
+            self._gone_parts = min(len(files), 256) or 1
+            self._gone = Spread(folder, "gone", _VERDICT, self._gone_parts)
+            if self._suspects.rows:
+                self._judge(documents)
+            self._taken_up.close()
+            self._gone.close()
+
+    def cut_taken_up(self, cutter: Splitter) -> None:
+        """What is listed and must be read or fed, in the source's order."""
+        if not self._all_new:
+            for part in range(2 * self._rows // self._range + 1):
+                for rows in self._order.taken_up(self._taken_up.read(part)):
+                    cutter.add_judged(self.name, rows)
+        elif not self._only_owed:
+            for path in self.paths:
+                cutter.add_listed(self.name, path)
+
+    def missing(self) -> Iterator[pa.RecordBatch]:
+        """What was known and is not listed any more."""
+        if self.gone:
+            for part in range(self._gone_parts):  # as ``documents`` has them: each of its row groups is read once
+                rows = self._gone.read(part)
+                yield from rows.sort_by([("file", "ascending"), ("row", "ascending")]).combine_chunks().to_batches()
+
+    def taken_up(self, reason: str) -> Iterator[pa.RecordBatch]:
+        """What is listed and taken up for this reason, in no order."""
+        if not self._all_new:
+            for part in range(2 * self._rows // self._range + 1):
+                for batch in self._taken_up.batches(part):
+                    yield batch.filter(pc.equal(batch.column("reason"), reason))
+
+    def cut_gone(self, cutter: Splitter, released: Callable[[pa.RecordBatch], pa.RecordBatch]) -> None:
+        """Those of the missing documents that are deleted."""
+        for batch in map(released, self.missing()):
+            if batch.num_rows:
+                cutter.add_judged(self.name, self._order.gone(pa.Table.from_batches([batch])))
+
+    # -- 1: by hashes ------------------------------------------------------------------------------
+
+    def _hashes(self) -> Queries:
+        listed_print, known_print = "0::UBIGINT", "1::UBIGINT"
+        if self._source.detect == "fingerprint":
+            listed_print = "CASE WHEN fingerprint <> '' AND refused IS NULL THEN fingerprint END"
+            known_print = "fingerprint"
+        settled = f"operation = 'upsert' AND NOT forced AND due IS NULL AND (again > {self._now_us}) IS NOT FALSE"
+        if self._source.detect == "none":
+            settled = "false"
+        flags = (
+            f"CASE WHEN {settled} THEN {SETTLED} ELSE 0 END + CASE operation WHEN 'upsert' THEN {LIVE} ELSE 0 END + "
+            f"CASE WHEN forced OR due IS NOT NULL THEN {WAITING} ELSE 0 END"
+        )
+        taken = None
+        if self._rivals:
+            names = quoted_list(self._rivals)
+            given = f"source IN (SELECT unnest({names})) AND operation = 'upsert' AND given <> ''"
+            theirs = [f"SELECT document AS h FROM documents WHERE {given}"]
+            theirs += [f"SELECT id AS h FROM {_rows_of(r.paths)}" for r in self._rivals.values() if r and r.paths]
+            taken = " UNION ALL ".join(theirs)
+        listed = "SELECT 0::UBIGINT AS h, h AS v, h AS f WHERE false"
+        if self.paths:
+            listed = f"SELECT id AS h, version AS v, {listed_print} AS f FROM {_rows_of(self.paths)}"
+        known = (
+            f"SELECT document AS h, version AS v, {known_print} AS f, wave, {flags} AS flags "
+            f"FROM documents WHERE source = {quoted(self.name)}"
+        )
+        return Queries(self._db, listed, known, taken)
+
+    # -- 2: by the whole rules ---------------------------------------------------------------------
+
+    def _judge(self, documents: Table) -> None:
+        """Everything that is suspect, dealt out by hash, a part at a time."""
+        rows = self._rows + sum(f.rows for f in documents.files.values())
+        share = min(1.0, self._suspects.rows / max(1, rows))
+        size = share * (sum(map(_bytes, self.paths)) + sum(_bytes(f, _NARROW) for f in self._files))
+        parts = partitions_for(self._suspects.rows, int(size), limits.JUDGED_ROWS, limits.JUDGED_BYTES)
+        streams = {
+            "listed": (_LISTED, self._listed()),
+            "known": (_KNOWN, self._known()),
+            "unconfirmed": (UNCONFIRMED, unconfirmed(self._db, self._outbox, self.name)),
+            "taken": (_TAKEN, self._taken()),
+        }
+        spreads = {name: self._dealt(name, schema, batches, parts) for name, (schema, batches) in streams.items()}
+        for part in range(parts):
+            self._judge_part({name: spread.read(part) for name, spread in spreads.items()}, 0)
+        self.examples = sorted(self.examples)[:3]
+
+    def _dealt(self, name: str, schema: pa.Schema, batches: Iterator[pa.RecordBatch], parts: int) -> Spread:
+        spread = Spread(self._folder, name, schema, parts)
+        for batch in batches:
+            suspect = self._suspects.among(batch.column(0).to_numpy())
+            rows = batch.filter(pa.array(suspect))
+            spread.add(rows, part_of(rows.column(0).to_numpy(), parts))
+        spread.close()
+        return spread
+
+    def _listed(self) -> Iterator[pa.RecordBatch]:
+        for path, start in zip(self.paths, self._starts.tolist(), strict=False):
+            columns = f"id, row + {start}, id, version, fingerprint, refused IS NOT NULL"
+            yield from stream(self._db, f"SELECT {columns} FROM {_rows_of([path])}", _LISTED)
+
+    def _known(self) -> Iterator[pa.RecordBatch]:
+        sources = quoted_list([self.name, *self._rivals])
+        is_given = "given <> ''" if self._rivals else "false"
+        for number, path in enumerate(self._files):
+            yield from stream(
+                self._db,
+                f"""
+                SELECT document, source, {", ".join(_NARROW)}, {is_given}, {number}, file_row_number,
+                    strlen(given) + coalesce(strlen(failed), 0)
+                FROM read_parquet({quoted(path)}, file_row_number = true)
+                WHERE source IN (SELECT unnest({sources}))
+                """,
+                _KNOWN,
+            )
+
+    def _taken(self) -> Iterator[pa.RecordBatch]:
+        for rival in self._rivals.values():
+            if rival is not None and rival.paths:
+                yield from stream(self._db, f"SELECT id, id FROM {_rows_of(rival.paths)}", _TAKEN)
+
+    def _judge_part(self, part: _Part, depth: int) -> None:
+        """Halve it while it is too large, or the query engine has too little memory for it."""
+        rows, size = (sum(getattr(t, of) for t in part.values()) for of in ("num_rows", "nbytes"))
+        if depth < _DEPTH and (rows > 2 * limits.JUDGED_ROWS or size > 2 * limits.JUDGED_BYTES):
+            self._judge_halves(part, depth)
+            return
+        try:
+            verdict = self._verdict(part)
+        except duckdb.OutOfMemoryException:
+            if depth >= _DEPTH:
+                raise
+            self._judge_halves(part, depth)
+            return
+        self._note(verdict)
+
+    def _judge_halves(self, part: _Part, depth: int) -> None:
+        for half in range(2):
+            self._judge_part({name: _half(table, depth, half) for name, table in part.items()}, depth + 1)
+
+    def _verdict(self, part: _Part) -> pa.Table:
+        """What is taken up or gone of a part of the ids, in the columns of ``_VERDICT``."""
+        for name, table in part.items():
+            self._db.register(name, table)
+        try:
+            found = self._db.sql(self._judged()).to_arrow_table()
+            waiting = unconfirmed_of(self._db, found) if part["unconfirmed"].num_rows else None
+            if self._suspects.special:
+                self._count_duplicates(part["listed"])
+        finally:
+            for name in part:
+                self._db.unregister(name)
+        columns = {name: found[name] for name in ("place", "id", "reason", "clash", "file", "row")}
+        if waiting is None:
+            return table_of(_VERDICT, found.num_rows, size=found["size"], unsure=False, **columns)
+        deletes, unsure = waiting
+        texts = pa.array(deletes, pa.string())
+        size = pc.add(pc.fill_null(found["size"], 0), pc.cast(pc.fill_null(pc.binary_length(texts), 0), pa.int64()))
+        return table_of(_VERDICT, found.num_rows, size=size, unconfirmed_of=texts, unsure=unsure, **columns)
+
+    def _count_duplicates(self, listed: pa.Table) -> None:
+        twice = self._db.execute("SELECT id, count(*) FROM listed GROUP BY id HAVING count(*) > 1").fetchall()
+        self.duplicates += sum(count - 1 for _, count in twice)
+        self.examples = sorted([*self.examples, *(id for id, _ in twice)])[:3]
+
+    def _judged(self) -> str:
+        """The documents that are taken up or gone, as a query.
+
+        An id that a rival has given its destination, or lists before us, is refused, unless it is ours. It is looked at
+        in every scan, like what cannot be read: once the rival is gone it is taken up.
+        """
+        join = "FULL JOIN" if self._with_gone else "LEFT JOIN"
+        clash = "false"
+        if self._rivals:
+            given = "operation = 'upsert' AND is_given"
+            theirs = f"SELECT document FROM last WHERE source <> {quoted(self.name)} AND {given}"
+            clash = (
+                f"id IN ({theirs} UNION ALL SELECT id FROM taken) AND "
+                f"id NOT IN (SELECT document FROM last WHERE source = {quoted(self.name)} AND {given})"
+            )
+        return f"""
+            WITH last AS (
+                SELECT * FROM known
+                QUALIFY row_number() OVER (PARTITION BY source, document ORDER BY wave DESC, row DESC) = 1
+            ), each AS (
+                SELECT *, {clash} AS clash FROM listed
+                QUALIFY row_number() OVER (PARTITION BY id ORDER BY place DESC) = 1
+            ), l AS (
+                SELECT place, id, fingerprint, clash, refused OR clash AS refused,
+                    CASE WHEN NOT clash THEN version END AS version
+                FROM each
+            )
+            SELECT l.place, coalesce(l.id, k.document) AS id, coalesce(l.clash, false) AS clash,
+                {self._reason()} AS reason, k.file, k.row, k.size, k.revision
+            FROM l {join} (SELECT * FROM last WHERE source = {quoted(self.name)}) k ON l.id = k.document
+            WHERE reason IS NOT NULL
+        """
+
+    def _reason(self) -> str:
+        """Why a document is taken up, as SQL; NULL: it is not."""
+        due = f"WHEN {self._due} THEN 'retry'"
+        if self._only_owed:
+            return f"CASE WHEN k.forced THEN 'forced' {due} END"
+        always = "WHEN k.operation = 'upsert' THEN 'again'" if self._source.detect == "none" else ""
+        same_print = "l.fingerprint <> '' AND l.fingerprint = k.fingerprint AND NOT l.refused"
+        trusted = f"WHEN {same_print} THEN NULL" if self._source.detect == "fingerprint" else ""
+        return (
+            "CASE WHEN k.document IS NULL THEN 'new' "
+            "WHEN l.id IS NULL THEN CASE WHEN k.operation = 'upsert' THEN 'gone' END "
+            f"WHEN k.forced OR k.again <= {self._now_us} THEN 'forced' {due} {always} "
+            "WHEN k.operation = 'delete' THEN 'new' "
+            "WHEN l.version = k.version THEN NULL "
+            f"WHEN l.version IS NOT NULL THEN 'changed' {trusted} "
+            "ELSE 'look' END"
+        )
+
+    def _note(self, verdict: pa.Table) -> None:
+        """Put what is taken up where its place in the listing is; what is refused for a clash comes after all of it."""
+        is_gone = pc.equal(verdict["reason"], "gone")
+        gone = verdict.filter(is_gone).combine_chunks()
+        self.gone += gone.num_rows
+        for batch in gone.to_batches():
+            files = batch.column("file").to_numpy(zero_copy_only=False).astype(np.int64)
+            self._gone.add(batch, files * self._gone_parts // len(self._files))
+        for batch in verdict.filter(pc.invert(is_gone)).combine_chunks().to_batches():
+            place, clash = (batch.column(name).to_numpy(zero_copy_only=False) for name in ("place", "clash"))
+            self._taken_up.add(batch, (place.astype(np.int64) + self._rows * clash) // self._range)
+
+
+def due_now(now_us: int, longest_s: float, waiting: Collection[str]) -> str:
+    """Is a failed step of ``k``, a row of ``documents``, due, as SQL?
+
+    Args:
+        longest_s: the longest back-off.
+        waiting: what holds documents back now.
+    """
+    held = f" AND (k.held IS NULL OR k.held NOT IN ({', '.join(map(quoted, sorted(waiting)))}))" if waiting else ""
+    return f"{is_due_sql('k.due', now_us, longest_s)}{held}"
+
+
+def _rows_of(paths: list[str]) -> str:
+    return f"read_parquet({quoted_list(paths)})"
+
+
+def _bytes(path: str, columns: tuple[str, ...] | None = None) -> int:
+    """Of these columns of a file, all if none are named, unpacked."""
+    metadata = pq.read_metadata(path)
+    groups = [metadata.row_group(n) for n in range(metadata.num_row_groups)]
+    if columns is None:
+        return sum(group.total_byte_size for group in groups)
+    found = [group.column(n) for group in groups for n in range(group.num_columns)]
+    return sum(c.total_uncompressed_size for c in found if c.path_in_schema in columns)
+
+
+def _half(rows: pa.Table, depth: int, half: int) -> pa.Table:
+    """Rows whose hash has this bit, counted from its lowest."""
+    bits = (rows["h"].to_numpy() >> np.uint64(depth)) & np.uint64(1)
+    return rows.filter(pa.array(bits == half)).combine_chunks()

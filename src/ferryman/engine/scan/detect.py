@@ -1,0 +1,92 @@
+"""Scan, second half: the driver judges a finished listing once, then cuts it into waves.
+
+What is new, changed, owed (a failed step is due) or gone is decided by a join of the listing with the ``documents``
+table, a part of the ids at a time: whatever there is of them, no more is in memory than a few parts. Contents are not
+touched; documents whose content was not read while listing are marked ``look``: the worker that reads them decides.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import NamedTuple
+
+from ferryman import limits
+from ferryman.engine.scan.batches import Splitter, WaveBatch
+from ferryman.engine.scan.changes import SourceComparison, due_now
+from ferryman.engine.scan.guard import Allowed, hold_back
+from ferryman.engine.scan.known import kept
+from ferryman.engine.scan.listing import Listing
+from ferryman.records.schemas import DOCUMENTS
+from ferryman.storage.query import connect, register
+from ferryman.storage.tables import Table
+
+
+class ChangeSet(NamedTuple):
+    """A judged listing."""
+
+    slices: list[WaveBatch]
+    notes: list[str]
+    """What a person should know: duplicates, incomplete listings."""
+    complete: bool
+    too_many: list[str]
+    """Why deletes wait for a person's word: messages that name ``--allow-deletes``."""
+
+
+def judge(
+    listings: list[Listing],
+    documents: Table,
+    outbox: Table,
+    folder: Path,
+    *,
+    now_us: int,
+    longest_s: float = limits.BACKOFF_MAX_S,
+    conflicting_sources: Mapping[str, Sequence[str]] = MappingProxyType({}),
+    only_owed: bool = False,
+    waiting: Collection[str] = (),
+    allow_deletes: Allowed = False,
+    slots: int = 2,
+    wave_bytes: int = limits.WAVE_BYTES,
+) -> ChangeSet:
+    """Judge the listings of all sources, then cut.
+
+    Args:
+        conflicting_sources: source -> others that may bring documents of the same ids to the same target.
+        only_owed: take up only what a failed step or a person is waiting for; nothing is judged as gone.
+        waiting: what documents are ``held`` by that are not due now, whatever their time says.
+        allow_deletes: see ``guard.Allowed``.
+        slots: tasks that run at once; a small scan is cut so that all have work.
+    """
+    notes = [_incomplete(x, why) for x in listings for why in x.failures]
+    files = kept(documents.paths(), folder / "known")
+    with connect(folder) as db:
+        register(db, "documents", [Path(file) for file in files], DOCUMENTS)
+        judges: dict[str, SourceComparison] = {}
+        for listing in listings:
+            name = listing.source.name
+            others = {other: judges.get(other) for other in conflicting_sources.get(name, ())}
+            place = Path(tempfile.mkdtemp(dir=folder))
+            due = due_now(now_us, longest_s, waiting)
+            judges[name] = SourceComparison(
+                db, place, listing, documents, files, outbox, due, now_us, only_owed, others
+            )
+        for j in judges.values():
+            if j.duplicates:
+                notes.append(
+                    f"source {j.name}: {j.duplicates} duplicate ids, of each the last is kept: {', '.join(j.examples)}"
+                )
+        cutter = Splitter(folder, slots, sum(x.rows for x in listings), sum(x.bytes for x in listings), wave_bytes)
+        for j in judges.values():
+            j.cut_taken_up(cutter)
+        held = [hold_back(judges[x.source.name], x, allow_deletes) for x in listings]
+        notes += [_incomplete(x, h.contradicted) for x, h in zip(listings, held, strict=True) if h.contradicted]
+        for j, h in zip(judges.values(), held, strict=True):  # last: what replaces them elsewhere is delivered first
+            j.cut_gone(cutter, h.released)
+        complete = not any(x.failures for x in listings) and not any(h.contradicted for h in held)
+        return ChangeSet(cutter.finish(), notes, complete, [why for h in held for why in h.too_many])
+
+
+def _incomplete(listing: Listing, why: str) -> str:
+    return f"source {listing.source.name}: incomplete listing, nothing of it is deleted: {why}"

@@ -1,0 +1,304 @@
+"""Settle: what the journal says becomes the ledger, and what is done leaves the outbox.
+
+Numbered as in the body of ``settle``; a crash between any two is finished by running it again:
+
+1. close the pass: nothing unclaimed of it is sent any more
+2. read its journal, once
+3. write the ledger events that no worker wrote (of chunks whose worker died after it noted them, and of unknown ones)
+4. commit the ledger: this fixes the fold for ever
+5. commit the wave's staged ``documents`` rows
+6. rewrite outbox files of which some rows stay (executors do)
+7. remove the pass's journal, but for unanswered claims: their late results belong to the next settle
+8. commit the outbox: what is done leaves it
+
+5–8 follow from what 4 committed, never from the journal again. Files are moved, not rows: workers' results are data
+files of the ledger already, and an outbox file that was delivered whole is only removed.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ferryman import crash
+from ferryman.engine.settle.overtaken import drop_overtaken
+from ferryman.records.events import sent_events
+from ferryman.records.row_results import Result, RowResult, Rows
+from ferryman.records.schemas import OUTBOX_KEPT
+from ferryman.records.statuses import Status
+from ferryman.state.journal import Journal
+from ferryman.state.outbox import OutboxWriter, row_groups
+from ferryman.state.state import SETTLED, State
+from ferryman.storage.files import fsync_folder
+from ferryman.storage.parquet import Part, read_part, write_part
+from ferryman.storage.tables import DataFile
+
+_I = TypeVar("_I")
+_A = TypeVar("_A")
+
+
+class RunTasks(Protocol):
+    """``Runner.run``: task(item) for every item, on executors."""
+
+    def __call__(self, task: Callable[[_I], _A], items: Sequence[_I], /) -> list[_A]: ...
+
+
+class Repair(NamedTuple):
+    """Rows of an outbox file whose ledger events the driver must have written."""
+
+    path: str
+    destination: str
+    wave: int
+    rows: Rows
+    noted: list[RowResult]
+    eligible: list[int] | None
+    """Rows of the range that were attempted; None: all that are in the file."""
+
+
+class Fold(NamedTuple):
+    """What a journal comes to."""
+
+    results: list[Result]
+    """Results that have a ledger file, no two about the same row."""
+    repairs: list[Repair]
+    unknown: list[Rows]
+    """Claims of this pass without a result."""
+
+
+def settle(state: State, wave: int, run: RunTasks) -> dict[str, Any]:
+    """Settle a committed wave; returns what it came to: ``{"counts": {status: n}, …}``. Idempotent."""
+    if state.ledger.transactions[SETTLED] < wave:
+        state.journal.close(wave)  # 1
+        crash.point("settle.closed")
+        fold = read_fold(state, wave)  # 2
+        _commit_ledger(state, wave, fold, run)
+    info = state.ledger.log.find("ledger", wave)
+    if state.documents.transactions[SETTLED] < wave:
+        staged = state.outbox.log.find("wave", wave)["documents"]
+        adds = [state.documents.data_file(Part(*p)) for p in staged]
+        fsync_folder(state.documents.folder)
+        state.documents.commit("documents", adds=adds, transactions={SETTLED: wave})  # 5
+    if state.outbox.transactions[SETTLED] < wave:
+        touched = {path: parts for path, parts in info["files"].items() if path in state.outbox.files}
+        mixed = [Rewrite(str(state.root), path, tuple(parts), state.epoch) for path, parts in touched.items() if parts]
+        rewritten = run(rewrite, mixed) if mixed else []  # 6
+        crash.point("settle.rewritten")
+        keep = {Rows(*rows) for rows in info["unknown"]}
+        for pass_ in state.journal.passes():  # 7
+            if pass_ <= wave:
+                state.journal.trim(pass_, keep if pass_ == wave else set())
+                crash.point("settle.trimmed")
+        fsync_folder(state.outbox.folder)
+        adds = [
+            state.outbox.data_file(part, state.outbox.files[item.path].partition)
+            for item, part in zip(mixed, rewritten, strict=True)
+            if part is not None
+        ]
+        state.outbox.commit("outbox", adds=adds, removes=list(touched), transactions={SETTLED: wave})  # 8
+        state.retire(state.outbox, touched)
+    return info
+
+
+def read_fold(state: State, wave: int) -> Fold:
+    """Read the journal of this pass, and what came late for the one before.
+
+    What was noted of a chunk is read only where no ledger file covers it: each of its rows may be named there.
+    """
+    by_key = {int(f.partition["first_sequence"]): f for f in state.outbox.files.values()}
+    claims = [claim for claim in state.journal.claims(wave) if claim.key in by_key]
+    found = [result for result in state.journal.results(wave) if result.key in by_key]
+    results = _without_overlap(found)
+    covered = _by_key(results)
+    notes = state.journal.notes(wave, lambda rows: rows.key in by_key and not _covered(rows, covered))
+    answered = _by_key([*found, *notes])
+
+    def repair(note: Result, rows: list[RowResult]) -> Repair:
+        file = by_key[note.key]
+        return Repair(file.path, file.partition["destination"], wave, note.range, rows, note.eligible)
+
+    repairs = []
+    for pass_ in state.journal.passes():
+        if pass_ < wave:
+            # What came late counts only if it answers a claim that was left open; a late worker's ledger file may have
+            # been swept already, what it noted of its chunk is whole.
+            left_open = {claim for claim in state.journal.claims(pass_) if claim.key in by_key}
+            for note in state.journal.notes(pass_, left_open.__contains__):
+                repairs.append(repair(note, drop_overtaken(state, by_key[note.key], note.rows)))
+    repairs += [repair(note, note.rows) for note in notes]
+    return Fold(results, repairs, [claim for claim in claims if not _covered(claim, answered)])
+
+
+def _by_key(results: Iterable[Result]) -> dict[int, list[Rows]]:
+    """The ranges of each outbox file."""
+    ranges: dict[int, list[Rows]] = defaultdict(list)
+    for result in results:
+        ranges[result.key].append(result.range)
+    return ranges
+
+
+def _covered(rows: Rows, ranges: dict[int, list[Rows]]) -> bool:
+    """Does one of the ranges hold all of these rows?"""
+    return any(other.first <= rows.first and rows.end <= other.end for other in ranges.get(rows.key, ()))
+
+
+def _without_overlap(results: list[Result]) -> list[Result]:
+    """Of results in the order of their rows those that count.
+
+    Two workers of one file (a lost pair of a speculation) may both have written: then the one that begins first counts,
+    and rows only the other one covers are sent again or found done, as if it had not written.
+    """
+    kept: list[Result] = []
+    for result in results:
+        if not kept or result.key != kept[-1].key or result.first >= kept[-1].end:
+            kept.append(result)
+    return kept
+
+
+def _commit_ledger(state: State, wave: int, fold: Fold, run: RunTasks) -> None:
+    by_key = {int(f.partition["first_sequence"]): f for f in state.outbox.files.values()}
+    repairs = list(fold.repairs)
+    for rows in fold.unknown:
+        file = by_key[rows.key]
+        meant = state.journal.claimed_rows(wave, rows)
+        repairs.append(
+            Repair(file.path, file.partition["destination"], wave, rows, _unknown(state, file, rows, meant), meant)
+        )
+    repaired = run(Repairer(str(state.root), state.epoch), repairs) if repairs else []  # 3
+    crash.point("settle.repaired")
+    parts: dict[str, list[Part]] = defaultdict(list)
+    leaving: dict[str, int] = defaultdict(int)
+    touched: dict[str, int] = defaultdict(int)
+    deleted = 0
+    for result in fold.results:
+        path = by_key[result.key].path
+        assert result.ledger_part is not None
+        parts[path].append(result.ledger_part)
+        leaving[path] += result.leave
+        deleted += result.deleted
+        touched[path] += result.sent
+    for item, (part, left, taken_out) in zip(repairs, repaired, strict=True):
+        if part is not None:
+            parts[item.path].append(part)
+            leaving[item.path] += left
+            deleted += taken_out
+            touched[item.path] += part.rows
+    staged = [Part(*p) for p in state.outbox.log.find("wave", wave)["ledger"]]
+    failed = sum(n.status in (Status.DEAD, Status.ERROR_DOC) for item in repairs for n in item.noted)
+    fsync_folder(state.ledger.folder)
+    state.ledger.commit(  # 4
+        "ledger",
+        adds=[state.ledger.data_file(p) for p in (*staged, *(p for ps in parts.values() for p in ps))],
+        transactions={SETTLED: wave},
+        info={
+            "wave": wave,
+            "files": {
+                path: [] if leaving[path] == state.outbox.files[path].rows else [p.path for p in ps]
+                for path, ps in parts.items()
+            },
+            "unknown": fold.unknown,
+            "delivered": sum(leaving.values()),
+            "deleted": deleted,
+            "sent": sum(touched.values()),
+            "stale": _stale(fold, by_key),
+            "dead": failed + sum(result.failed for result in fold.results),
+        },
+    )
+
+
+def _stale(fold: Fold, by_key: dict[int, DataFile]) -> dict[str, int]:
+    """Destination -> deliveries that it left alone, for it has something newer: done, with a word to it."""
+    counts: Counter[str] = Counter()
+    for result in fold.results:
+        counts[by_key[result.key].partition["destination"]] += result.stale
+    for item in fold.repairs:
+        counts[item.destination] += sum(n.status == Status.INDEXED for n in item.noted)
+    return dict(+counts)
+
+
+def _unknown(state: State, file: DataFile, rows: Rows, meant: list[int] | None) -> list[RowResult]:
+    """A claimed chunk without a result: every row that the claim meant is unknown."""
+    table = read_part(state.outbox.folder / file.path, ["row", "attempt"])
+    why = "unknown: claimed, and the worker ended before it noted a result"
+    wanted = None if meant is None else set(meant)
+    return [
+        RowResult(row, Status.INDEXING, why, attempt + 1, None)
+        for row, attempt in zip(table["row"].to_pylist(), table["attempt"].to_pylist(), strict=True)
+        if rows.first <= row < rows.end and (wanted is None or row in wanted)
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Repairer:
+    """Task: write the ledger events of rows that no worker wrote."""
+
+    root: str
+    epoch: int
+
+    def __call__(self, item: Repair) -> tuple[Part | None, int, int]:
+        """(the file, how many of its rows leave the outbox, how many of these are deletes)."""
+        table = read_part(Path(self.root) / "outbox" / item.path, OUTBOX_KEPT)
+        rows = table["row"]
+        mask = pc.and_(pc.greater_equal(rows, item.rows.first), pc.less(rows, item.rows.end))
+        if item.eligible is not None:
+            mask = pc.and_(mask, pc.is_in(rows, value_set=pa.array(item.eligible, pa.int64())))
+        events = sent_events(table.filter(mask).combine_chunks(), item.noted, item.destination, item.wave)
+        if not events.num_rows:
+            return None, 0, 0
+        part = write_part(Path(self.root) / "ledger", events, epoch=self.epoch)
+        crash.point("settle.repair")
+        done = events.filter(pc.equal(events["status"], "INDEXED"))
+        return part, done.num_rows, pc.sum(pc.equal(done["operation"], "delete")).as_py() or 0
+
+
+class Rewrite(NamedTuple):
+    """An outbox file of which some rows stay, and the ledger files that say which."""
+
+    root: str
+    path: str
+    parts: tuple[str, ...]
+    epoch: int
+
+
+def rewrite(item: Rewrite) -> Part | None:
+    """Task: write the rows that stay, with their new attempt and due time; None if all leave.
+
+    A row leaves when the ledger says INDEXED or DROPPED. ERROR waits until it is due; the rest is parked (due null).
+    """
+    root = Path(item.root)
+    said = pa.concat_tables([read_part(root / "ledger" / p, ["delivery_hash", "status", *_TRIES]) for p in item.parts])
+    latest = {h: (s, *tries) for h, s, *tries in zip(*(c.to_pylist() for c in said.columns), strict=True)}
+    writer = OutboxWriter(root / "outbox", epoch=item.epoch)
+    for group in row_groups(root / "outbox" / item.path):
+        writer.write(_staying(group, latest))
+    part = writer.finish()
+    if part is not None:
+        crash.point("settle.rewrite")
+    return part
+
+
+_TRIES: Final = ("attempt", "due", "since", "transient")
+"""What changes of a row that stays."""
+
+
+def _staying(rows: pa.Table, latest: dict[str, tuple[Any, ...]]) -> pa.Table:
+    """Those of the rows that stay, by what was said of them last: delivery hash -> (status, …), see ``_TRIES``."""
+    stays, tries = [], []
+    columns = (rows[c].to_pylist() for c in ("delivery_hash", *_TRIES))
+    for digest, *before in zip(*columns, strict=True):
+        status, *now = latest.get(digest, (None, *before))
+        stays.append(status not in (Status.INDEXED, Status.DROPPED))
+        tries.append(now)
+    for name, values in zip(_TRIES, zip(*tries, strict=True), strict=False):
+        rows = rows.set_column(rows.schema.get_field_index(name), name, pa.array(values, pa.int64()))
+    return rows if all(stays) else rows.filter(pa.array(stays, pa.bool_()))
+
+
+def late_answers(journal: Journal, settled: int) -> bool:
+    """Has a late worker answered a claim that was settled as unknown?"""
+    return any(journal.answered(p) for p in journal.passes() if p <= settled)

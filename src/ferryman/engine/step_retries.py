@@ -1,0 +1,122 @@
+"""Documents that are tried again: failed steps are due, or a person has said so."""
+
+from __future__ import annotations
+
+import tempfile
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterator
+from itertools import product
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import duckdb
+import numpy as np
+import pyarrow as pa
+
+from ferryman.records.due import latest_us
+from ferryman.state.latest import DOCUMENT, Columns, every, last_of
+from ferryman.state.state import State
+from ferryman.storage.query import connect, quoted_list, stream, verify
+from ferryman.storage.spread import hashed
+
+_NAMED: Final = pa.schema([("h", pa.uint64()), ("source", pa.string()), ("document", pa.string())])
+_NEVER: Final = 1 << 62
+
+Hashes = np.ndarray[Any, np.dtype[np.uint64]]
+"""Of documents, as in ``latest.DOCUMENT``."""
+_WAITS: Final = "due IS NOT NULL OR forced"
+
+
+class StepDebt(NamedTuple):
+    """Documents of which failed steps owe something, by what they wait for.
+
+    Attributes:
+        held: nodes in trouble, as ``documents`` has them; None: they wait for their time only.
+        owed: deliveries.
+        due: when the first of them is due, µs since 1970; 0: a person waits for it.
+        unlisted: they were looked for in vain.
+    """
+
+    held: str | None
+    owed: int
+    due: int
+    unlisted: bool = False
+
+
+def step_debt(state: State, unlisted: Hashes | None = None) -> list[StepDebt]:
+    """What failed steps owe; of documents that are ``unlisted`` apart."""
+    if all(f.stats.get("nullCount", {}).get("due", 0) == f.rows for f in state.documents.files.values()):
+        return []
+    owed: Counter[tuple[int, bool]] = Counter()
+    due: dict[tuple[int, bool], int] = {}
+    with connect(state.staging) as db:
+        for last in _waiting(state, db):
+            in_vain = np.isin(last["h"], [] if unlisted is None else unlisted)
+            for held, aside in product(np.unique(last["held"]).tolist(), (False, True)):
+                mine = (last["held"] == held) & (in_vain == aside)
+                if mine.any():
+                    owed[held, aside] += int(last["owed"][mine].sum())
+                    due[held, aside] = min(due.get((held, aside), _NEVER), int(last["due"][mine].min()))
+        names = _held(state, db)
+    return [StepDebt(names[held], owed[held, aside], first, aside) for (held, aside), first in due.items()]
+
+
+def _are_due(dues: np.ndarray[Any, Any], now_us: int, longest_s: float) -> np.ndarray[Any, Any]:
+    """Which are due now, or later than anything can be; see ``due``."""
+    found: np.ndarray[Any, Any] = (dues <= now_us) | (dues > latest_us(now_us, longest_s))
+    return found
+
+
+def pending_at_steps(state: State, now_us: int, waiting: Collection[str] = ()) -> Hashes:
+    """Documents that a due retry or a person is waiting for.
+
+    Args:
+        waiting: what documents are ``held`` by that are not due, whatever their time says.
+    """
+    longest_s = state.plan.longest_backoff_s
+    with connect(state.staging) as db:
+        not_yet = hashed(pa.array(list(waiting), pa.string()))
+        due = [
+            last["h"][_are_due(last["due"], now_us, longest_s) & ~np.isin(last["held"], not_yet)]
+            for last in _waiting(state, db)
+        ]
+    return np.concatenate(due) if due else np.empty(0, np.uint64)
+
+
+def named(state: State, hashes: Hashes) -> dict[str, frozenset[str]]:
+    """Source -> documents with these hashes; perhaps some others that wait."""
+    if not len(hashes):
+        return {}
+    found: dict[str, set[str]] = defaultdict(set)
+    with connect(state.staging) as db:
+        query = f"SELECT {DOCUMENT}, source, document FROM {_files(state)} WHERE {_WAITS}"
+        for batch in stream(db, query, _NAMED):
+            mine = batch.filter(pa.array(np.isin(batch.column(0).to_numpy(), hashes)))
+            for source, document in zip(*(mine.column(i).to_pylist() for i in (1, 2)), strict=True):
+                found[source].add(document)
+    return {source: frozenset(documents) for source, documents in found.items()}
+
+
+def _waiting(state: State, db: duckdb.DuckDBPyConnection) -> Iterator[Columns]:
+    """By their last rows: ``due`` (0: a person waits), ``owed``, and the hash of what they are ``held`` by."""
+    more = {
+        "waits": (_WAITS, pa.bool_()),
+        "due": ("CASE WHEN forced THEN 0 ELSE coalesce(due, 0) END", pa.int64()),
+        "owed": ("owed", pa.int64()),
+        "held": ("held", pa.uint64()),
+    }
+    rows = sum(f.rows for f in state.documents.files.values())
+    verify(state.documents.paths())
+    with tempfile.TemporaryDirectory(dir=state.staging) as folder:
+        for last in map(last_of, every(db, state.documents.paths(), rows, Path(folder), more, _WAITS)):
+            yield {name: column[last["waits"]] for name, column in last.items()}
+
+
+def _held(state: State, db: duckdb.DuckDBPyConnection) -> dict[int, str | None]:
+    """What documents are held by, by its hash."""
+    found = [None, *(held for (held,) in db.execute(f"SELECT DISTINCT held FROM {_files(state)}").fetchall())]
+    return dict(zip(hashed(pa.array(found, pa.string())).tolist(), found, strict=True))
+
+
+def _files(state: State) -> str:
+    return f"read_parquet({quoted_list(map(str, state.documents.paths()))})"

@@ -1,0 +1,81 @@
+"""The nodes of a plan, ready to be walked."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ferryman.document import Document
+from ferryman.engine.transform.health import NodeHealth
+from ferryman.plan import DestinationNode, Node, RouterNode, SourceNode, StepNode, ends, successors
+from ferryman.routers import Router
+
+End = tuple[str, str]
+"""(destination, whole route)."""
+
+
+@dataclass(slots=True)
+class CompiledNode:
+    """A node, ready to be walked."""
+
+    name: str
+    ends: tuple[tuple[str, str], ...]
+    """(destination, rest of the route from here)."""
+    step: Callable[[Document], Any] | None = None
+    router: Router | None = None
+    branches: dict[str, CompiledNode] = field(default_factory=dict)
+    delivers: bool = False
+    next: CompiledNode | None = None
+    where: str = ""
+    """How a message names it."""
+    pulse: NodeHealth | None = None
+    """How it is doing; None: it is not called."""
+    _whole: dict[str, tuple[End, ...]] = field(default_factory=dict)
+
+    def ends_by(self, route: str) -> tuple[End, ...]:
+        """Every delivery below, of a copy that came here by this route."""
+        found = self._whole.get(route)
+        if found is None:
+            found = self._whole[route] = tuple((name, joined(route, rest)) for name, rest in self.ends)
+        return found
+
+
+def stations(
+    nodes: Sequence[Node], task: int, guarded: Callable[[StepNode], Callable[..., Any]]
+) -> dict[str, CompiledNode]:
+    """Name -> station; routers are open.
+
+    Args:
+        task: number of the task in its wave; see ``Router.open``.
+        guarded: a step's function as it is to be called.
+    """
+    below, following = ends(nodes), successors(nodes)
+    found = {
+        n.name: CompiledNode(n.name, tuple((e.destination, "/".join(e.route)) for e in below[n.name])) for n in nodes
+    }
+    for node in nodes:
+        station = found[node.name]
+        after = {n.name: found[n.name] for n in following[node.name]}
+        match node:
+            case SourceNode():
+                station.where = "reading it"
+            case StepNode():
+                station.step = guarded(node)
+                station.where = f"step {node.name}"
+            case RouterNode():
+                station.router = copy.copy(node.router)
+                station.router.open(tuple(after), task)
+                station.branches, after = after, {}
+                station.where = f"router {node.name}"
+            case DestinationNode():
+                station.delivers = True
+                station.where = f"for {node.name}"
+        station.next = next(iter(after.values()), None)
+    return found
+
+
+def joined(one: str, other: str) -> str:
+    """Two parts of a route, or of the branches that were chosen."""
+    return f"{one}/{other}" if one and other else one or other

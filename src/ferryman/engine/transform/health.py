@@ -1,0 +1,281 @@
+"""How the nodes that a task calls are doing: may a node be called, and are its errors its own or the documents'?
+
+==============================  ===========================================================================
+an error                        what it means for the node
+==============================  ===========================================================================
+it says so (``Unavailable``)    it is away: what comes to it from now on is held back, and spends no attempt
+it says so (``Misconfigured``)  the same, until somebody mends it
+of the connection               after ``brake`` documents in a row, or if all failed so, as if it had said Unavailable
+unforeseen                      after ``brake`` in a row a second look: as many more, spread over the rest of the task;
+                                if none succeeds, and no other task's did, as if it had said Misconfigured
+transient, permanent, dropped   nothing: the code said on purpose what becomes of its document
+==============================  ===========================================================================
+
+Where documents come in batches (a queue's jobs), the unforeseen errors of one batch or of two are the documents' own,
+however many these are. The second look is taken when ``limits.BRAKE_BATCHES`` have failed and none has succeeded,
+also one after the other in several waves.
+
+A node of which some task had a success in this run gets the second look for errors of the connection, too; and if all
+documents of a task fail so, they are the documents' own, unless ``limits.OUTAGE_DOCUMENTS`` of those that came for the
+first time have failed so since the last success, in this wave and those before.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from ferryman import limits
+from ferryman.engine.transform.node_errors import OF_NODE, ErrorKind, NodeError
+from ferryman.needs import here, listed
+from ferryman.plan import CalledNode, Plan, StepNode
+
+_COUNTED = (ErrorKind.CONNECTION, ErrorKind.UNFORESEEN)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeStates:
+    """What a run knows of its nodes when a wave begins."""
+
+    blocked: frozenset[str] = frozenset()
+    """They are not called now."""
+    proven: frozenset[str] = frozenset()
+    """A call of theirs has succeeded in this run, since they were in trouble last."""
+    failing: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """Node -> batch -> documents that met unforeseen errors there; since the last call that has succeeded."""
+    unreached: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    """Node -> some of the documents that met errors of the connection there at their first try; since the last call
+    that has succeeded."""
+
+
+class NodeReport(NamedTuple):
+    """What a task has seen of a node."""
+
+    node: str
+    well: bool
+    """A call succeeded."""
+    faults: tuple[NodeError, ...]
+    """Its trouble, and that of single scopes."""
+    stopped: bool
+    """By its brake: nobody said that it is in trouble."""
+    lacking: bool = False
+    """It was not called, for this machine has not what it needs."""
+    failing: tuple[tuple[str, int], ...] = ()
+    """(batch, documents) that met unforeseen errors there; since the last call that has succeeded."""
+    unreached: tuple[str, ...] = ()
+    """Some of the documents that met errors of the connection there at their first try; since the last call that has
+    succeeded."""
+    nones: int = 0
+    """Calls that returned None, of a step that has returned nothing else."""
+    made: bool = False
+    """A call returned a document."""
+
+
+class NodeHealth:
+    """One node, as far as one task has seen.
+
+    Attributes:
+        closed: it may not be called for any document; ask ``lets``.
+        steady: its last call succeeded, and all is well.
+    """
+
+    def __init__(
+        self, node: str, brake: int | None, now: NodeStates, rows: int, lacks: Collection[str] = frozenset()
+    ) -> None:
+        self.node = node
+        self.closed = node in now.blocked or bool(lacks)
+        self._lacks = frozenset() if node in now.blocked else frozenset(lacks)
+        self._turned_away = False
+        """A document came to it, and it was not called."""
+        self.steady = False
+        self._brake = brake
+        self._proven = node in now.proven
+        self._rows = rows
+        self._fault: NodeError | None = None
+        self._scopes: dict[str, NodeError] = {}
+        self._stopped = False
+        self._well = False
+        self._made = False
+        """A call returned a document."""
+        self._nones = 0
+        """Calls that returned None."""
+        self._own = False
+        """The errors are known to be the documents'."""
+        self._seen: set[ErrorKind] = set()
+        self._met: NodeError | None = None
+        """The last fault that counts."""
+        self._counted = dict.fromkeys(_COUNTED, 0)
+        """Origins that failed so, since the last success."""
+        self._failing: Counter[str] = Counter()
+        """Of these, with unforeseen errors, by batch."""
+        self._failed_before = now.failing.get(node, {})
+        """The same, of earlier waves."""
+        self._unreached: set[str] = set()
+        """Some of those that failed with errors of the connection at their first try."""
+        self._unreached_before = now.unreached.get(node, frozenset())
+        """The same, of earlier waves."""
+        self._origin: str | None = None
+        """The last one that failed."""
+        self._trip: NodeError | None = None
+        """A second look is taken, for this."""
+        self._looks = 0
+        self._next = 0
+        """Row of the task from which on the second look goes on."""
+        self._stride = 1
+
+    @property
+    def away(self) -> bool:
+        """Is it not called any more in this task?"""
+        return self.closed and (self._trip is None or self._fault is not None)
+
+    @property
+    def why(self) -> str:
+        """Why it is closed, for those that wait."""
+        return f"needs {listed(self._lacks)}" if self._lacks else "is in trouble"
+
+    def turn_away(self) -> None:
+        """A document waits for it."""
+        self._turned_away = True
+
+    def lets(self, origin: str, row: int) -> bool:
+        """May a closed node be called for a document of this family, which has this row in the task?"""
+        if self.away:
+            self.turn_away()
+            return False
+        if origin == self._origin:
+            return True
+        if row < self._next:
+            return False
+        self._next = row + self._stride
+        return True
+
+    def succeeded(self) -> None:
+        """A call returned, or dropped its document."""
+        self.steady = self._well = True
+        self._counted = dict.fromkeys(_COUNTED, 0)
+        self._failing.clear()
+        self._unreached.clear()
+        self._failed_before, self._unreached_before = {}, frozenset()
+        if self._trip is not None and self._fault is None:
+            self._trip, self._own, self.closed = None, True, False
+
+    def returned(self) -> None:
+        """A step returned a document, or several."""
+        self._made = True
+        self.succeeded()
+
+    def dropped(self, *, silently: bool = False) -> None:
+        """A step dropped its document; ``silently``: it returned None."""
+        self.succeeded()
+        self.steady = self._made  # so that the first document that it returns is heard of
+        self._nones += silently
+
+    def failed(self, fault: NodeError, origin: str, row: int, batch: str = "", *, again: bool = False) -> None:
+        """A call ended in this fault, for a document of this family, row and batch; ``again``: in a retry."""
+        self.steady = False
+        if fault.kind in (ErrorKind.UNAVAILABLE, ErrorKind.MISCONFIGURED):
+            if fault.scope:
+                self._scopes.setdefault(fault.scope, fault)
+            else:
+                self._close(fault)
+        elif fault.kind in _COUNTED:
+            self._seen.add(fault.kind)
+            self._met = fault
+            if fault.kind is ErrorKind.CONNECTION and not again and len(self._unreached) < limits.OUTAGE_DOCUMENTS:
+                self._unreached.add(origin)
+            if origin != self._origin:
+                self._origin = origin
+                self._count(fault, row, batch)
+
+    def finish(self) -> None:
+        """The task has no more documents."""
+        if self._fault is not None:
+            return
+        if self._trip is not None:
+            self._give_up(self._trip)
+        elif self._met is not None and self._all_of_connection():
+            self._close(self._met)
+
+    def gives_back(self, fault: NodeError) -> bool:
+        """Is this attempt not counted?"""
+        if fault.kind in OF_NODE:
+            return True
+        away = self._fault is not None and self._fault.kind is not ErrorKind.MISCONFIGURED and not self._stopped
+        return away and fault.kind is ErrorKind.CONNECTION
+
+    def holds(self, fault: NodeError) -> bool:
+        """Is what failed so not tried again before the node is called again?"""
+        return self._fault is not None and fault.kind in _COUNTED
+
+    def report(self) -> NodeReport | None:
+        """What the driver should know; None: nothing was called."""
+        if self._lacks:
+            why = f"needs {listed(self._lacks)}, which the executors that were tried do not have"
+            fault = NodeError(ErrorKind.UNAVAILABLE, self.node, why)
+            return NodeReport(self.node, False, (fault,), False, lacking=True) if self._turned_away else None
+        faults = (*((self._fault,) if self._fault else ()), *self._scopes.values())
+        if not faults and not self._well and not self._failing and not self._unreached:
+            return None
+        failing, unreached = tuple(self._failing.items()), tuple(self._unreached)
+        nones = 0 if self._made else self._nones
+        return NodeReport(
+            self.node,
+            self._well,
+            faults,
+            self._stopped,
+            failing=failing,
+            unreached=unreached,
+            nones=nones,
+            made=self._made,
+        )
+
+    def _count(self, fault: NodeError, row: int, batch: str) -> None:
+        if batch and fault.kind is ErrorKind.UNFORESEEN and self._brake is not None:
+            self._failing[batch] += 1
+        if self._trip is not None:
+            self._looks += 1
+            if self._brake is not None and self._looks >= self._brake:
+                self._give_up(fault)
+            return
+        self._counted[fault.kind] += 1
+        if self._brake is None or self._own or not self._is_suspect(fault.kind, self._brake, in_batches=bool(batch)):
+            return
+        if fault.kind is ErrorKind.CONNECTION and not (self._proven or self._well):
+            self._close(fault)
+        elif not (self._proven and fault.kind is ErrorKind.UNFORESEEN):
+            self._trip, self.closed = fault, True
+            self._next, self._stride = row + 1, max(1, (self._rows - row - 1) // self._brake)
+
+    def _is_suspect(self, kind: ErrorKind, brake: int, *, in_batches: bool) -> bool:
+        """Have so many failed in a row that it may be the node?"""
+        if kind is not ErrorKind.UNFORESEEN or not in_batches:
+            return self._counted[kind] >= brake
+        failed = self._failing | Counter(self._failed_before)  # what was tried before may be tried again now
+        return len(failed) >= limits.BRAKE_BATCHES and failed.total() >= brake
+
+    def _all_of_connection(self) -> bool:
+        """Did all documents fail so, and are they too many to be at fault themselves?"""
+        if self._brake is None or self._well or self._seen != {ErrorKind.CONNECTION}:
+            return False
+        return not self._proven or len(self._unreached | self._unreached_before) >= limits.OUTAGE_DOCUMENTS
+
+    def _give_up(self, fault: NodeError) -> None:
+        """The second look found nothing better."""
+        assert self._trip is not None
+        self._stopped = self._trip.kind is ErrorKind.UNFORESEEN
+        self._close(fault)
+
+    def _close(self, fault: NodeError) -> None:
+        self._fault, self.closed = fault, True
+
+
+def health(plan: Plan, now: NodeStates, rows: int) -> dict[str, NodeHealth]:
+    """Node -> how it is doing, when a task of so many rows begins."""
+    has = here()
+    return {
+        n.name: NodeHealth(n.name, n.brake, now, rows, n.needs - has if isinstance(n, StepNode) else ())
+        for n in plan.nodes
+        if isinstance(n, CalledNode)
+    }

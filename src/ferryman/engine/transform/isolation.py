@@ -1,0 +1,336 @@
+"""Careful mode: a task of which the worker died is done again, each document in a child process that may die.
+
+The child reads the document and walks it; what the walk says of it is written down and told to the parent, which stages
+it once it is complete; of a large family it goes through a file. So a death costs nothing but the child. A call that
+kills its process as often as a delivery is attempted is known by its step and its document; from then on it is an error
+instead, and all else goes on: the document's other branches, its family, its neighbours. Nobody is accused of a worker
+that is killed together with its child.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from itertools import chain
+from typing import Any, Final, NamedTuple
+
+import cloudpickle
+
+from ferryman import limits
+from ferryman.document import Again, Document
+from ferryman.engine.runner.child import Child, Died
+from ferryman.engine.scan.batches import TaskSplit
+from ferryman.engine.transform.block import Block
+from ferryman.engine.transform.compiled import End
+from ferryman.engine.transform.health import NodeHealth
+from ferryman.engine.transform.node_errors import NodeError, classify_error
+from ferryman.engine.transform.reader import DocumentReader, Taken, guarded
+from ferryman.engine.transform.staging import Stager
+from ferryman.engine.transform.walk import Met
+from ferryman.errors import EngineError, PermanentError
+from ferryman.plan import DestinationNode, Plan, StepNode
+from ferryman.records.family import FailedMember, Owed
+
+Call = tuple[str, tuple[Any, ...]]
+"""A method of the stage, and its arguments."""
+
+_Place = tuple[str, str]
+"""(step, or "" for reading, document id)."""
+
+_Contents = tuple[list[bytes | None], list[bytes | None]]
+"""Fields and raw bytes of each row, where they were staged while listing."""
+
+
+class Walked(NamedTuple):
+    """What is left of a walk."""
+
+    met: list[Met]
+    failures: list[FailedMember]
+    reached: list[FailedMember]
+    kept: list[str]
+
+
+class ChildReport(NamedTuple):
+    """What a child says of a document."""
+
+    taken: Taken
+    version: Any
+    fingerprint: str
+    calls: list[Call]
+    """Of the stage, in their order; the last ones, if there are others in the spool."""
+    spooled: bool
+    walked: Walked | None
+    fault: NodeError | None
+    """Why it could not be read."""
+    health: dict[str, NodeHealth]
+    """How the nodes are doing now."""
+
+
+class IsolatedReader:
+    """Takes up the blocks of one task, each document in a child."""
+
+    def __init__(self, plan: Plan, cut: TaskSplit, stager: Stager) -> None:
+        self._plan = plan
+        self._cut = cut
+        self._stager = stager
+        self._attempts = max((n.policy.attempts for n in plan.nodes if isinstance(n, DestinationNode)), default=1)
+        self._row = 0
+        self._timeouts = {n.name: n.timeout for n in plan.nodes if isinstance(n, StepNode)}
+        self._deaths: Counter[_Place] = Counter()
+        self._killers: dict[_Place, str] = {}
+        """Calls that are not made again -> why."""
+        self._children = 0
+
+    def take_up(
+        self, block: Block, contents: _Contents, health: dict[str, NodeHealth]
+    ) -> tuple[list[int], dict[str, NodeHealth]]:
+        """Read, walk and stage each document of the block; which rows were not as they were, and how the nodes are
+        doing then."""
+        taken_up = []
+        spool = Spool()
+        reader = _Reader(self._plan, self._cut, block, contents, spool)
+        child = Child(reader.read, reader.begin)
+        reader.note = child.note
+        self._stager.begin(block)
+        try:
+            for i in range(len(block)):
+                told = self._ask(child, reader, i, health)
+                health = told.health
+                self._row += 1
+                block.versions[i], block.fingerprints[i] = told.version, told.fingerprint
+                if told.taken is Taken.KNOWN:
+                    continue
+                if told.fault is not None:
+                    self._stager.unread(i, told.fault)
+                elif told.walked is not None:
+                    calls = chain(spool.read() if told.spooled else (), told.calls)
+                    go = partial(_replay, calls, self._stager)
+                    self._stager.walked(i, told.walked, go, retry=told.taken is Taken.AGAIN)
+                else:
+                    self._stager.unwalked(i, gone=told.taken is Taken.GONE)
+                if told.taken is not Taken.TOUCHED:
+                    taken_up.append(i)
+        finally:
+            child.end()
+            spool.close()
+        self._stager.end()
+        return taken_up, health
+
+    def _ask(self, child: Child, reader: _Reader, i: int, health: dict[str, NodeHealth]) -> ChildReport:
+        """What the child says of row ``i``; after a death another child is asked."""
+        while True:
+            reader.children = self._children
+            try:
+                told: ChildReport = child.ask((i, self._row, health, self._killers))
+                return told
+            except Died as e:
+                if not e.place:
+                    raise EngineError(f"a child process ended before it read a document: {e.how}") from e
+                self._children += 1  # routers that take turns begin elsewhere
+                step, began, id = e.place.split("\0", 2)
+                self._deaths[step, id] += 1
+                if self._deaths[step, id] >= self._attempts:
+                    how = self._how(step, time.monotonic() - float(began), e.how)
+                    tries = f" in each of {self._attempts} tries" if self._attempts > 1 else ""
+                    self._killers[step, id] = f"it ended its process{tries}: {how}"
+
+    def _how(self, step: str, took_s: float, how: str) -> str:
+        timeout_s = self._timeouts.get(step)
+        if timeout_s is None or took_s < timeout_s:
+            return how
+        return f"took longer than timeout={timeout_s:g} s and could not be interrupted ({how})"
+
+
+class _Reader:
+    """In the child: reads and walks a row, and tells what the walk said."""
+
+    def __init__(self, plan: Plan, cut: TaskSplit, block: Block, contents: _Contents, spool: Spool) -> None:
+        self.block = block
+        self.children = 0
+        """How many there have been."""
+        self.note: Callable[[str], None]
+        self._plan = plan
+        self._cut = cut
+        self._contents = contents
+        self._recorder = Recorder(spool)
+        self._killers: dict[_Place, str] = {}
+        self._feed: DocumentReader
+
+    def begin(self) -> None:  # pragma: no cover - the child
+        cut = self._cut._replace(number=self._cut.number + self.children)
+        self._feed = DocumentReader(self._plan, cut, self._recorder, {}, self._guarded)
+
+    def read(
+        self, request: tuple[int, int, dict[str, NodeHealth], dict[_Place, str]]
+    ) -> ChildReport:  # pragma: no cover - the child
+        i, self._feed.walk.row, health, self._killers = request
+        self._feed.take_over(health)
+        block, (fields, raws) = self.block, self._contents
+        self._recorder.begin()
+        self._at("", block.ids[i])
+        if (why := self._killers.get(("", block.ids[i]))) is not None:
+            taken, go = self._feed.unread(block, i, classify_error(PermanentError(why), self._cut.source, "reading it"))
+        else:
+            taken, go = self._feed.take(block, i, fields[i], raws[i])
+        walked = None
+        if go is not None:
+            go()
+            walk = self._feed.walk
+            walked = Walked(walk.met, walk.failures, walk.reached, walk.kept)
+        fault = self._feed.fault if taken is Taken.UNREAD else None
+        recorder = self._recorder
+        return ChildReport(
+            taken,
+            block.versions[i],
+            block.fingerprints[i],
+            recorder.calls,
+            recorder.spooled,
+            walked,
+            fault,
+            health,
+        )
+
+    def _at(self, step: str, id: str) -> None:  # pragma: no cover - the child
+        self.note(f"{step}\0{time.monotonic()}\0{id}")
+
+    def _guarded(self, step: StepNode) -> Callable[[Document], Any]:  # pragma: no cover - the child
+        """The step's function; notes what it is called for, and does not call it for whom it kills."""
+        fn, name = guarded(step), step.name
+
+        def noted(doc: Document) -> Any:
+            if (why := self._killers.get((name, doc.id))) is not None:
+                raise PermanentError(why)
+            id, origin = doc.id, doc.origin_id
+            self._at(name, id)
+            out = fn(doc)
+            self._at("", origin)
+            return each_noted(out, id, origin) if isinstance(out, Iterator) else out
+
+        def each_noted(out: Iterator[Any], id: str, origin: str) -> Iterator[Any]:
+            """Each goes on before the next one is made: other steps are called in between."""
+            while True:
+                self._at(name, id)
+                each = next(out, _END)
+                self._at("", origin)
+                if each is _END:
+                    return
+                yield each
+
+        return noted
+
+
+class Recorder:
+    """A stage that writes down what it is told; of a large family in a spool.
+
+    Attributes:
+        calls: what is not in the spool.
+    """
+
+    def __init__(self, spool: Spool) -> None:
+        self._spool = spool
+        self.calls: list[Call] = []
+        self._bytes = 0
+
+    def begin(self) -> None:
+        """Another document."""
+        self._spool.cut(0)
+        self._forget()
+
+    @property
+    def spooled(self) -> bool:
+        """Is there something in the spool?"""
+        return self._spool.size() > 0
+
+    def upsert(self, doc: Document, end: End, branches: str, fields: bytes, before: Owed | None) -> None:
+        only = _named(doc, doc.raw)  # its fields are encoded beside it
+        only.only_if_changed = doc.only_if_changed
+        self._bytes += len(fields) + len(doc.raw or b"")
+        self._note("upsert", only, end, branches, fields, before)
+
+    def dropped(self, doc: Document, *args: Any) -> None:
+        self._note("dropped", _named(doc), *args)
+
+    def again(self, doc: Document, wish: Again) -> None:
+        self._note("again", _named(doc), wish)
+
+    def mark(self) -> int:
+        """The stage is to be marked too: then it needs less memory for a family."""
+        self._write()
+        mark = self._spool.size()
+        self.calls.append(("mark", ()))
+        return mark
+
+    def take_back(self, mark: int) -> None:
+        self._spool.cut(mark)
+        self._forget()
+
+    def _note(self, name: str, *args: Any) -> None:
+        self.calls.append((name, args))
+        if len(self.calls) >= limits.HELD_CHILDREN or self._bytes >= limits.GROUP_BYTES:
+            self._write()
+
+    def _write(self) -> None:
+        if self.calls:
+            self._spool.write(self.calls)
+            self._forget()
+
+    def _forget(self) -> None:
+        self.calls, self._bytes = [], 0
+
+
+class Spool:
+    """A file without a name, which a child writes and its parent reads, in turns. After a death the next child begins
+    it anew."""
+
+    def __init__(self) -> None:
+        with tempfile.TemporaryFile() as file:
+            self._fd = os.dup(file.fileno())
+
+    def size(self) -> int:
+        """Bytes."""
+        return os.fstat(self._fd).st_size
+
+    def cut(self, size: int) -> None:
+        """Forget what is behind so many bytes."""
+        os.ftruncate(self._fd, size)
+
+    def write(self, calls: list[Call]) -> None:
+        """At its end."""
+        os.lseek(self._fd, 0, os.SEEK_END)
+        left = memoryview(cloudpickle.dumps(calls))
+        while left:
+            left = left[os.write(self._fd, left) :]
+
+    def read(self) -> Iterator[Call]:
+        """All that was written, in its order; what one ``write`` took is in memory."""
+        with os.fdopen(os.dup(self._fd), "rb") as file:
+            file.seek(0)
+            while True:
+                try:
+                    calls: list[Call] = pickle.load(file)
+                except EOFError:
+                    return
+                yield from calls
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+def _named(doc: Document, raw: bytes | None = None) -> Document:
+    """Enough of it for an event, to be pickled."""
+    only = Document.of(doc.id, {}, raw)
+    only.parent_id = doc.parent_id
+    return only
+
+
+def _replay(calls: Iterable[Call], stager: Stager) -> None:
+    for name, args in calls:
+        getattr(stager, name)(*args)
+
+
+_END: Final = object()

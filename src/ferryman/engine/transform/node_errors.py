@@ -1,0 +1,162 @@
+"""What an error of a step, a router or a source's read means: for its document, or for the whole node."""
+
+from __future__ import annotations
+
+import enum
+import os
+import traceback
+from collections import Counter
+from types import TracebackType
+from typing import Final, NamedTuple
+
+import ferryman
+from ferryman.errors import (
+    BadDocument,
+    FerrymanError,
+    Misconfigured,
+    PermanentError,
+    TransientError,
+    Unavailable,
+    describe,
+    plain_text,
+)
+from ferryman.outages import chain, is_connection
+from ferryman.records.reasons import HEADING, LONGEST
+
+
+class ErrorKind(enum.Enum):
+    """How it is counted."""
+
+    HELD = enum.auto()
+    """Nothing was called: the node is known to be in trouble."""
+    UNAVAILABLE = enum.auto()
+    """The whole node, for now."""
+    MISCONFIGURED = enum.auto()
+    """The whole node, until somebody mends it."""
+    PERMANENT = enum.auto()
+    """The document, for good."""
+    TRANSIENT = enum.auto()
+    """The document, for now, by the error's own word."""
+    CONNECTION = enum.auto()
+    """As transient; if all fail so, it is the node's."""
+    UNFORESEEN = enum.auto()
+    """Nobody said what it means."""
+
+
+TRANSIENT: Final = (ErrorKind.TRANSIENT, ErrorKind.CONNECTION)
+OF_NODE: Final = (ErrorKind.HELD, ErrorKind.UNAVAILABLE, ErrorKind.MISCONFIGURED)
+
+
+class NodeError(NamedTuple):
+    """What went wrong at a node, in words: an error of other people's code may not be kept, nor travel.
+
+    Attributes:
+        node: whose it is.
+        text: for the ledger; begins with the node, ends with the line of other people's code, where that is known.
+        trace: of the first errors of a line, their traceback.
+        scope: only what the node has to do with this ("host:…") is in trouble; "": the whole node.
+    """
+
+    kind: ErrorKind
+    node: str
+    text: str
+    trace: str = ""
+    scope: str = ""
+
+    @property
+    def key(self) -> str:
+        """What documents wait for that are held back."""
+        return f"{self.node} {self.scope}" if self.scope else self.node
+
+
+class StepTimeout(TransientError):
+    """A step's call took longer than ``timeout=``: nobody knows why, so it counts as what nobody anticipated."""
+
+
+def classify_error(
+    error: BaseException, node: str, where: str, *, reading: bool = False, traces: Traces | None = None
+) -> NodeError:
+    """What an error means.
+
+    Args:
+        where: how a message names the node.
+        reading: a source's ``read`` raised it.
+        traces: decides whether the traceback is kept; None: it is not.
+    """
+    text = plain_text(error) if isinstance(error, BadDocument) else f"{where}: {_named(error)}"
+    kind = _kind(error, reading)
+    trace = ""
+    if kind in (ErrorKind.UNFORESEEN, ErrorKind.CONNECTION) and not _is_meant(error) and (at := _line_of(error)):
+        text = f"{text} ({at})"
+        trace = traces.of(error, at) if traces is not None else ""
+    return NodeError(
+        kind, node, text, trace, plain_text(getattr(error, "scope", "")) if kind is ErrorKind.UNAVAILABLE else ""
+    )
+
+
+class Traces:
+    """The tracebacks of a task: kept of the first errors of each line, so that they take little room and time."""
+
+    def __init__(self) -> None:
+        self._kept: Counter[str] = Counter()
+
+    def of(self, error: BaseException, at: str) -> str:
+        """The traceback from other people's code on, without heading; "": enough others have been kept."""
+        if self._kept[at] >= _TRACES:
+            return ""
+        self._kept[at] += 1
+        theirs = error.__traceback__
+        while (
+            theirs is not None and theirs.tb_next is not None and theirs.tb_frame.f_code.co_filename.startswith(_OURS)
+        ):
+            theirs = theirs.tb_next
+        lines = traceback.TracebackException(type(error), error, theirs, limit=-_FRAMES, compact=True).format()
+        text = plain_text("".join(lines)).removeprefix(HEADING).strip("\n")
+        return text if len(text) <= LONGEST else f"  …\n{text[-LONGEST:]}"
+
+
+def _is_ours(frame: TracebackType) -> bool:
+    return frame.tb_frame.f_code.co_filename.startswith(_OURS)
+
+
+_TRACES: Final = 20
+"""Tracebacks that a task keeps of errors of one line."""
+_FRAMES: Final = 20
+"""Of the frames of a traceback, the innermost that are kept."""
+
+
+def _kind(error: BaseException, reading: bool) -> ErrorKind:
+    if isinstance(error, Misconfigured):
+        return ErrorKind.MISCONFIGURED
+    if isinstance(error, PermanentError):
+        return ErrorKind.PERMANENT
+    if isinstance(error, Unavailable):
+        return ErrorKind.UNAVAILABLE
+    if any(isinstance(each, StepTimeout) for each in chain(error)):
+        return ErrorKind.UNFORESEEN
+    if is_connection(error, reading=reading):
+        return ErrorKind.CONNECTION
+    return ErrorKind.TRANSIENT if isinstance(error, TransientError) else ErrorKind.UNFORESEEN
+
+
+def _is_meant(error: BaseException) -> bool:
+    """Did the code choose these words on purpose? Then its author knows where they come from."""
+    return isinstance(error, FerrymanError) and not isinstance(error, StepTimeout)
+
+
+def _named(error: BaseException) -> str:
+    return f"TransientError: {plain_text(error)}" if isinstance(error, StepTimeout) else describe(error)
+
+
+_OURS: Final = os.path.dirname(os.path.abspath(ferryman.__file__)) + os.sep
+
+
+def _line_of(error: BaseException) -> str:
+    """The innermost line that is neither ours nor a library's; else the innermost."""
+    lines = [(f.f_code.co_filename, number) for f, number in traceback.walk_tb(error.__traceback__)]
+    theirs = [each for each in lines if not each[0].startswith(_OURS)]
+    own = [each for each in theirs if "site-packages" not in each[0] and f"{os.sep}lib{os.sep}python" not in each[0]]
+    if not theirs:
+        return ""
+    path, number = (own or theirs)[-1]
+    return f"{path}:{number}"

@@ -1,0 +1,93 @@
+"""Rows on their way to the outbox: those that share destination, route, branches and operation, as columns."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+
+from ferryman.document import Operation
+from ferryman.engine.transform.block import Block
+from ferryman.records.delivery_hash import DeliveryHash
+from ferryman.records.events import table_of
+from ferryman.records.family import Owed, Published, parent_of
+from ferryman.records.schemas import OUTBOX_FILE
+
+
+class OutboxBuffer:
+    """Gathers rows of one block.
+
+    Args:
+        end: (destination, whole route).
+    """
+
+    def __init__(self, end: tuple[str, str], branches: str, operation: Operation, delivery_hash: DeliveryHash) -> None:
+        self.end = end
+        self.branches = branches
+        self.operation = operation
+        self.given = Published("", end[1], end[0])
+        """What an origin's row gives."""
+        self._delivery_hash = delivery_hash
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget the rows."""
+        self.rows: list[int] = []
+        """Their origins' rows in the block."""
+        self._ids: list[str] = []
+        self._parents: list[str | None] | None = None
+        """None: all are origins."""
+        self._fields: list[bytes] = []
+        self._raws: list[bytes | None] = []
+        self._before: dict[int, Owed] = {}
+        """Place -> what it has had, where there were attempts."""
+
+    def add(self, i: int, id: str, *, child: bool, before: Owed | None = None) -> None:
+        """A row whose origin is row ``i`` of the block."""
+        if before is not None and before.attempt:
+            self._before[len(self.rows)] = before
+        if child and self._parents is None:
+            self._parents = [None] * len(self.rows)
+        if self._parents is not None:
+            self._parents.append(parent_of(id) if child else None)
+        self.rows.append(i)
+        self._ids.append(id)
+
+    def fill(self, fields: bytes, raw: bytes | None) -> None:
+        """The content of the row that was added last."""
+        self._fields.append(fields)
+        self._raws.append(raw)
+
+    def table(self, block: Block, source: str, first_row: int) -> pa.Table:
+        """The rows in OUTBOX_FILE's columns, numbered from ``first_row``."""
+        n = len(self.rows)
+        versions = picked(block.versions, self.rows)
+        revisions = [1] * n if block.first_seen else [block.revision(i) for i in self.rows]
+        had = [self._before.get(at) for at in range(n)] if self._before else None
+        content = {"fields": self._fields, "raw": self._raws} if self._fields else {}
+        return table_of(
+            OUTBOX_FILE,
+            n,
+            row=pa.array(range(first_row, first_row + n), pa.int64()),
+            source=source,
+            document=self._ids,
+            parent=self._parents,
+            origin=self._ids if self._parents is None else picked(block.ids, self.rows),
+            version=versions,
+            revision=revisions,
+            operation=self.operation,
+            route=self.end[1],
+            branches=self.branches,
+            delivery_hash=list(map(self._delivery_hash, self._ids, versions, revisions)),
+            attempt=[each.attempt if each else 0 for each in had] if had else 0,
+            due=0,
+            since=[each and each.since for each in had] if had else None,
+            transient=[each and each.transient for each in had] if had else None,
+            **content,
+        )
+
+
+def picked(column: list[Any], rows: list[int]) -> list[Any]:
+    """Values of these rows: some of them, and of a family's origin the same one several times."""
+    whole = len(rows) == len(column) and rows == list(range(len(rows)))
+    return column if whole else [column[i] for i in rows]

@@ -1,0 +1,221 @@
+"""Feeds the documents of a task to the walk through the plan: what is new, changed or owed is read and walked."""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import faulthandler
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from types import FrameType
+from typing import Any, Final
+
+from ferryman.document import Document, content_version, decode_fields, encode_fields
+from ferryman.engine.scan.batches import TaskSplit
+from ferryman.engine.transform.block import Block
+from ferryman.engine.transform.contents import Contents
+from ferryman.engine.transform.health import NodeHealth
+from ferryman.engine.transform.node_errors import ErrorKind, NodeError, StepTimeout, classify_error
+from ferryman.engine.transform.returned import few
+from ferryman.engine.transform.walk import Stage, Walk
+from ferryman.errors import BadDocument, unless_interrupt
+from ferryman.plan import Plan, SourceNode, StepNode
+from ferryman.sources import Listed, Source
+
+UNREAD: Final = "unread"
+"""Version of a document that could not be read: any content that can be read later differs from it."""
+
+_LEAST_S: Final = 0.001
+"""A timer that is set to no time at all is not set."""
+
+_GRACE_S: Final = 2.0
+"""How long a call may go on after it was interrupted; then its process is ended."""
+
+
+class Taken(enum.Enum):
+    """What becomes of a row."""
+
+    KNOWN = enum.auto()
+    """It is as it was."""
+    TOUCHED = enum.auto()
+    """It is as it was, but for its fingerprint."""
+    GONE = enum.auto()
+    FIRST = enum.auto()
+    """It goes its whole way."""
+    AGAIN = enum.auto()
+    """It goes on where it failed."""
+    UNREAD = enum.auto()
+    """It could not be read; what that means shows when the task is through."""
+
+
+class DocumentReader:
+    """Feeds documents of one source.
+
+    Args:
+        pulses: node -> how it is doing in this task.
+        guard: a step's function as it is to be called.
+
+    Attributes:
+        fault: why the last document could not be read.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        cut: TaskSplit,
+        stage: Stage,
+        health: Mapping[str, NodeHealth],
+        guard: Callable[[StepNode], Callable[[Document], Any]] | None = None,
+    ) -> None:
+        self._name = cut.source
+        self._source: Source = next(n.source for n in plan.nodes if isinstance(n, SourceNode) and n.name == cut.source)
+        self._contents = Contents()
+        self._pulses = health
+        self.fault: NodeError
+        self.walk = Walk(plan, cut.source, stage, task=cut.number, guarded=guard or guarded, health=health)
+
+    def take_over(self, health: Mapping[str, NodeHealth]) -> None:
+        """Go on with what is known of the nodes."""
+        self._pulses = health
+        self.walk.take_over(health)
+
+    def contents(self, block: Block) -> tuple[list[bytes | None], list[bytes | None]]:
+        """Fields and raw bytes of each row that have been staged while listing."""
+        return self._contents.of(block.table)
+
+    def take(
+        self, block: Block, i: int, fields: bytes | None, raw: bytes | None
+    ) -> tuple[Taken, Callable[[], None] | None]:
+        """What becomes of row ``i``, and its walk, if there is one."""
+        reason = block.reasons[i]
+        if reason == "gone":
+            return Taken.GONE, None
+        if self._source.in_batches:
+            self.walk.batch = self._source.batch_of(block.table["location"][i].as_py() or "")
+        if reason == "retry" and self._waits(block, i):
+            return Taken.KNOWN, None
+        if fields is not None:
+            doc = Document.of(block.ids[i], decode_fields(fields), raw, block.versions[i])
+        else:
+            pulse = self._pulses[self._name]
+            if pulse.closed and not pulse.lets(block.ids[i], self.walk.row):
+                return self._unread(NodeError(ErrorKind.HELD, self._name, f"waits for source {self._name}"))
+            try:
+                doc = self._read(block, i)
+            except BaseException as e:
+                fault = classify_error(
+                    unless_interrupt(e), self._name, "reading it", reading=True, traces=self.walk.traces
+                )
+                again = block.reasons[i] == "retry"
+                pulse.failed(fault, block.ids[i], self.walk.row, self.walk.batch, again=again)
+                if fault.kind is ErrorKind.PERMANENT:
+                    return self.unread(block, i, fault)
+                return self._unread(fault)
+            if not pulse.steady:
+                pulse.succeeded()
+        if reason == "look" and block.is_known_as(i, doc.version):
+            return (Taken.TOUCHED if self._source.detect == "fingerprint" else Taken.KNOWN), None
+        if reason == "retry" and (failures := block.to_retry(i)) is not None:
+            return Taken.AGAIN, partial(self.walk.again, doc, failures)
+        return Taken.FIRST, partial(self.walk.first, doc)
+
+    def unread(self, block: Block, i: int, fault: NodeError) -> tuple[Taken, Callable[[], None] | None]:
+        """A document that could not be read, by a fault of its own, unless it is still as unreadable as it was."""
+        unread = f"{UNREAD}:{fault.text if fault.kind is ErrorKind.PERMANENT else block.fingerprints[i]}"
+        version = block.versions[i] or content_version(unread.encode("utf-8", "surrogatepass"), None)
+        if block.reasons[i] == "look" and block.is_known_as(i, version):
+            return Taken.KNOWN, None
+        block.versions[i], block.fingerprints[i] = version, ""
+        doc = Document.of(block.ids[i], {}, None, version)
+        failures = block.to_retry(i)
+        taken = Taken.FIRST if failures is None else Taken.AGAIN
+        return taken, partial(self.walk.unread, doc, fault, failures)
+
+    def _waits(self, block: Block, i: int) -> bool:
+        """Does all that is to be retried wait for nodes that are known to be away? Then it need not be read."""
+        health = [self._pulses.get(key) for key in block.held(i)]
+        if not health or not all(pulse is not None and pulse.away for pulse in health):
+            return False
+        for pulse in health:
+            assert pulse is not None
+            pulse.turn_away()
+        return True
+
+    def _unread(self, fault: NodeError) -> tuple[Taken, None]:
+        self.fault = fault
+        return Taken.UNREAD, None
+
+    def close(self) -> None:
+        self._contents.close()
+
+    def _read(self, block: Block, i: int) -> Document:
+        """Ask the source for the content; its version is known from now on."""
+        id, refused = block.ids[i], block.refused[i]
+        if refused is not None:
+            raise BadDocument(refused)
+        row = block.table.slice(i, 1)
+        size, location = row["size"][0].as_py(), row["location"][0].as_py()
+        doc = self._source.read(Listed(self._source.own_id(id), size, block.fingerprints[i], location))
+        doc.version = block.versions[i] = content_version(encode_fields(self._source.counted(doc.fields)), doc.raw)
+        doc.id = doc.origin_id = id
+        return doc
+
+
+def guarded(step: StepNode) -> Callable[[Document], Any]:
+    """The step's function; with ``timeout=`` its call is interrupted after that many seconds.
+
+    What a generator makes is made within the call: the time counts in which it works, not that in which what it has
+    made goes on. A call that is stuck in C code cannot be interrupted: its process is ended a little later, and careful
+    mode finds whose call it was. (Interrupting needs the worker's main thread.)
+    """
+    timeout_s = step.timeout
+    if timeout_s is None or threading.current_thread() is not threading.main_thread():
+        return step.fn
+    fn, name = step.fn, step.name
+
+    def interrupt(_signal: int, _frame: FrameType | None) -> None:
+        raise StepTimeout(f"step {name} took longer than timeout={timeout_s:g} s")
+
+    @contextlib.contextmanager
+    def limited(limit_s: float) -> Iterator[None]:
+        before = signal.signal(signal.SIGALRM, interrupt)
+        faulthandler.dump_traceback_later(limit_s + _GRACE_S, exit=True, file=_nowhere())
+        signal.setitimer(signal.ITIMER_REAL, limit_s)
+        try:
+            yield
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            faulthandler.cancel_dump_traceback_later()
+            signal.signal(signal.SIGALRM, before)
+
+    def timed(doc: Document) -> Any:
+        began = time.monotonic()
+        with limited(timeout_s):
+            out = fn(doc)
+        return going_on(out, time.monotonic() - began) if isinstance(out, Iterator) else out
+
+    def going_on(out: Iterator[Any], taken_s: float) -> Iterator[Any]:
+        all_ = False
+        while not all_:
+            began = time.monotonic()
+            with limited(max(timeout_s - taken_s, _LEAST_S)):
+                found, all_ = few(out)
+            taken_s += time.monotonic() - began
+            yield from found
+
+    return timed
+
+
+def _nowhere() -> int:
+    """Where the traceback goes that nobody wants: what is stuck is named by the ledger."""
+    global _null  # noqa: PLW0603 - one open file a process
+    if _null is None:
+        _null = os.open(os.devnull, os.O_WRONLY)
+    return _null
+
+
+_null: int | None = None

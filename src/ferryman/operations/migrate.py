@@ -1,0 +1,121 @@
+"""A new version of a plan continues from the state of an older one, and from its deliveries.
+
+``migrate`` makes the new state, before anything runs:
+
+1. become the older state's driver, and finish what it left
+2. fence it: from now on nobody drives it any more
+3. build the new state beside it, under a temporary name, with the older one's data files
+4. give it its name; until then the older state is held, so that only one makes it
+
+A crash before 4 leaves a temporary folder and, after 2, a state from which only this version may migrate. The first
+wave of the new state is ``engine.migration``'s.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+from ferryman import crash
+from ferryman.engine import commands
+from ferryman.engine.settle.settle import settle
+from ferryman.errors import UsageError
+from ferryman.plan import Plan
+from ferryman.state.commands import waiting
+from ferryman.state.layout import MIGRATION, NOTIFIED
+from ferryman.state.state import SEQUENCE, SETTLED, WAVE, State
+from ferryman.storage import files
+from ferryman.storage.lock import Lock
+
+
+def migrate(root: Path, plan: Plan, from_version: int) -> None:
+    """Make the state of a plan from the one of an older version; nothing if that was done before.
+
+    Raises:
+        UsageError: there is no such state, it is no older one, or this version has a state of its own.
+        StateHeld, StateDamaged, StateForeign: of the older state, or what is there instead of the new one is no state.
+    """
+    older = Plan(plan.name, from_version)
+    older_root = root.with_name(older.key)
+    if from_version >= plan.version:
+        raise UsageError(f"--from-version {from_version}: this is version {plan.version}: give an older one.")
+    if (root / "state.json").exists():
+        if State(root, plan).identity().get("from") != from_version:
+            raise UsageError(
+                f"{root}: version {plan.version} has a state of its own. To carry on with it leave --from-version out."
+            )
+        return
+    if not (older_root / "state.json").exists():
+        raise UsageError(f"{older_root}: there is no state of version {from_version}. Give the version that ran here.")
+    State(root, plan).refuse_foreign_folder()
+    with State.take(older_root, older, successor=plan.version) as old:  # 1
+        if (root / "state.json").exists():  # made by another who was faster
+            return
+        if old.wave > old.settled:
+            settle(old, old.wave, lambda task, items: [task(i) for i in items])
+        for command in waiting(old):
+            commands.apply(old, command)
+        old.check_ours()
+        old.close_for(plan.version)  # 2
+        crash.point("version.fenced")
+        temporary = root.with_name(f"{files.TEMPORARY}{plan.key}")
+        shutil.rmtree(temporary, ignore_errors=True)
+        _build(old, State(temporary, plan), from_version)  # 3
+        crash.point("version.built")
+        if root.exists():
+            _clear(root, temporary / "staging" / "begun", plan)
+        os.rename(temporary, root)  # 4
+        files.fsync_folder(root.parent)
+
+
+def _build(old: State, new: State, from_version: int) -> None:
+    """The new state's folder: made as ever, then filled with the older one's data files in one commit a table."""
+    files.make_folder(new.root)
+    new.create({"from": from_version}, remembered=old.remembered())
+    new.load()
+    new.announce(after=old.epoch)  # the files that it gets are named after that one's epochs
+    wave = old.wave
+    numbers = {SETTLED: wave}
+    for table, source in ((new.ledger, old.ledger), (new.documents, old.documents)):
+        _link(source.folder, table.folder, source.files)
+        table.commit("version", adds=source.files.values(), transactions=numbers)
+    _link(old.outbox.folder, new.outbox.folder, old.outbox.files)
+    sequence = max(old.next_sequence, new.next_sequence)
+    new.outbox.commit(
+        "version", adds=old.outbox.files.values(), transactions={**numbers, WAVE: wave, SEQUENCE: sequence}
+    )
+    new.journal.close(wave)
+    if (notified := old.root / NOTIFIED).exists():  # the waves' numbers go on: nobody is told of the past again
+        files.replace(new.root / NOTIFIED, notified.read_bytes())
+    files.replace(new.root / MIGRATION, files.sealed({"from": from_version}))
+
+
+def _clear(root: Path, scratch: Path, plan: Plan) -> None:
+    """Out of the way with what a run of this version left that was killed while it made a state of its own.
+
+    Raises:
+        StateHeld: it is not killed.
+        UsageError: it has made it.
+    """
+    lock = Lock.take(root / "lock")
+    try:
+        if (root / "state.json").exists():
+            raise UsageError(f"{root}: version {plan.version} has just been given a state of its own by another run.")
+        os.rename(root, scratch)  # every start empties that folder
+    finally:
+        lock.release()
+
+
+def _link(source: Path, target: Path, paths: Any) -> None:
+    """The same files under another folder; copies where the file system has no links."""
+    for path in paths:
+        (target / path).parent.mkdir(parents=True, exist_ok=True)
+        try:
+            os.link(source / path, target / path)
+        except OSError:
+            shutil.copyfile(source / path, target / path)
+            files.fsync_file(target / path)
+    for folder in {target, *((target / path).parent for path in paths)}:
+        files.fsync_folder(folder)

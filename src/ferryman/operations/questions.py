@@ -1,0 +1,60 @@
+"""What became of a plan's documents: ``status``, ``deliveries``, ``history``, ``tables``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from ferryman import account
+from ferryman.errors import UsageError
+from ferryman.plan import Plan
+from ferryman.state.state import state_root
+
+
+def status(plan: Plan, *, state: str | Path | None = None) -> dict[str, Any]:
+    """What became of the plan's documents, as ``ferryman status --json`` shows it."""
+    return account.status(state_root(plan, state), plan)
+
+
+def deliveries(
+    plan: Plan,
+    *,
+    state: str | Path | None = None,
+    status: str | None = None,
+    destination: str | None = None,
+    source: str | None = None,
+    family: str | None = None,
+    incomplete: bool = False,
+    limit: int | None = None,
+) -> list[dict[str, Any]]:
+    """Deliveries of current documents, each by its latest event, newest first, with the ledger's columns.
+
+    Args:
+        status: as shown (``failed``, ``pending`` …) or as stored (``DEAD``, ``BATCHED`` …), in any case.
+        family: only of this origin and what was made of it; or of the rows of this file.
+        incomplete: not deliveries but families of which some are pending or in doubt: ``source``, ``family``, and how
+            many ``deliveries`` it has, ``ended``, ``pending``, ``in_doubt``, ``failed``, ``rejected``. Goes with
+            ``source`` and ``family`` only.
+    """
+    root = state_root(plan, state)
+    if incomplete:
+        if status is not None or destination is not None:
+            raise UsageError("incomplete: it goes with source and family only.")
+        return [each._asdict() for each in account.incomplete(root, plan, source, family)[:limit]]
+    return account.deliveries(
+        root, status=status, destination=destination, source=source, family=family, limit=limit, plan=plan
+    )
+
+
+def history(plan: Plan, document: str, *, state: str | Path | None = None) -> list[dict[str, Any]]:
+    """Every event of a document and its family, oldest first, with the ledger's columns."""
+    return account.history(state_root(plan, state), document, plan)
+
+
+def tables(plan: Plan, *, state: str | Path | None = None) -> account.StateTables:
+    """The plan's ``ledger`` and ``documents`` as Arrow tables, for pandas, Polars, DuckDB or Spark.
+
+    Everything is read into memory, some 200 bytes a row. A larger state is better asked where it lies: its tables are
+    open Delta tables.
+    """
+    return account.tables(state_root(plan, state), plan)

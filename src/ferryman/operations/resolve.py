@@ -1,0 +1,40 @@
+"""Resolve: record what an operator found out about deliveries in doubt."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from ferryman.errors import UsageError
+from ferryman.operations.retry import Retried, give
+from ferryman.plan import Plan
+from ferryman.state.commands import VERBS, Command, user
+
+_RESOLVE: Final = "resolve --as "
+
+RESOLUTIONS: Final = tuple(verb.removeprefix(_RESOLVE) for verb in VERBS if verb.startswith(_RESOLVE))
+"""What may be recorded of a delivery in doubt."""
+
+
+def resolve(
+    plan: Plan,
+    word: str,
+    *,
+    state: str | Path | None = None,
+    document: str | None = None,
+    destination: str | None = None,
+    source: str | None = None,
+    why: str = "",
+) -> Retried:
+    """Record what became of deliveries in doubt (at-most-once, killed in flight).
+
+    Args:
+        word: "delivered": they took effect. "failed": they did not, and must not be sent again.
+            "pending": they did not, send them.
+
+    Raises:
+        UsageError: there is no state yet, or no such word.
+    """
+    if word.lower() not in RESOLUTIONS:
+        raise UsageError(f"resolve as {word!r}: choose one of {', '.join(RESOLUTIONS)}.")
+    return give(plan, state, Command(_RESOLVE + word.lower(), user(), why, None, document, destination, source))

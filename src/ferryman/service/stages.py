@@ -1,0 +1,317 @@
+"""What is done with a job in each state but Processing, which is the plan's. All of it may be done again.
+
+A station's ``work`` takes a locked job and returns the message of its move to the next state. What it raises says what
+happens else: see ``worker``.
+"""
+
+from __future__ import annotations
+
+import shutil
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, ClassVar, Final, NamedTuple
+
+from ferryman import crash
+from ferryman.errors import PermanentError
+from ferryman.intake import Job, JobState, NodeInvalid, Queue, inventory
+from ferryman.intake.inventory import StoredFile
+from ferryman.intake.nodes import PRIORITY_NAMED_MAX
+from ferryman.service import container
+from ferryman.service.callback import Callback
+from ferryman.service.errors import Later, Stopping
+from ferryman.service.fetch import Fetched, Fetcher, checked
+from ferryman.service.manifest import Entry
+from ferryman.service.payload import is_container, listed
+from ferryman.service.workspace import FULL, Workspace
+from ferryman.storage import files
+
+LATER: Final = 10
+"""What a job's priority is lowered by whose size nobody knows: it may be large, and lets others go first."""
+
+UNPACKED: Final = 4
+"""What a container is taken to need, times its size: itself, and its files. What text packs to, and a bit."""
+
+COUNT_EVERY_S: Final = 1.0
+"""What was promised to jobs is counted anew so often: another process may promise too."""
+
+FETCHES: Final = 4
+"""Files of one job that are fetched at once: a server gives each connection its share."""
+
+
+PACKED: Final = "container"
+"""A container's own name until it is unpacked."""
+
+
+class Done(NamedTuple):
+    """The job moves on."""
+
+    message: str = ""
+    priority: int | None = None
+    """Another one, from now on."""
+
+
+class JobStage:
+    """The work of one state."""
+
+    state: ClassVar[JobState]
+
+    def open(self) -> bool:
+        """Can any job of this state be worked at now?"""
+        return True
+
+    def work(self, job: Job) -> Done:
+        """Do it.
+
+        Raises:
+            PermanentError, TransientError: it failed, with this reason; a person decides.
+            Later: not now.
+            Stopping.
+            LockLost, NodeInvalid, StateError: the job is not ours any more.
+        """
+        raise NotImplementedError
+
+
+class Pending(JobStage):
+    """Its manifest is read, and laid into the working space. One that is corrupt fails the job for good."""
+
+    state: ClassVar[JobState] = JobState.PENDING
+
+    def __init__(self, work: Workspace, fetcher: Fetcher) -> None:
+        self._work, self._fetcher = work, fetcher
+
+    def work(self, job: Job) -> Done:
+        found = len(listed(job, self._work, self._fetcher))
+        crash.point("job.listed")
+        return Done(f"{found} {'file' if found == 1 else 'files'}")
+
+
+class Estimating(JobStage):
+    """The sizes of its files are asked for. What nobody knows lowers its priority, and never fails it."""
+
+    state: ClassVar[JobState] = JobState.ESTIMATING
+
+    def __init__(self, work: Workspace, fetcher: Fetcher) -> None:
+        self._work, self._fetcher = work, fetcher
+
+    def work(self, job: Job) -> Done:
+        entries = listed(job, self._work, self._fetcher)
+        sizes = [entry.size if entry.size is not None else self._fetcher.size(entry.url) for entry in entries]
+        needed = sum(size for size in sizes if size is not None) * (UNPACKED if is_container(job) else 1)
+        job.set_space_needed(needed)
+        crash.point("job.estimated")
+        unknown = sum(size is None for size in sizes)
+        if not unknown:
+            return Done(f"{needed} bytes of working space")
+        lowered = max(job.priority, min(job.priority + LATER, PRIORITY_NAMED_MAX))
+        return Done(f"the size of {unknown} of {len(sizes)} files is not known", lowered)
+
+
+class Provisioning(JobStage):
+    """It waits until there is working space. Who does not fit holds nobody up: every job in the state is looked at."""
+
+    state: ClassVar[JobState] = JobState.PROVISIONING
+
+    def __init__(self, queue: Queue, work: Workspace, say: Callable[[str], None], full: float = FULL) -> None:
+        self._queue, self._work, self._say, self._full = queue, work, say, full
+        self._said = False
+        self._granted = 0
+        """Bytes that were granted, and perhaps not written yet."""
+        self._count_at = 0.0
+
+    def open(self) -> bool:
+        """Over the threshold nobody fits."""
+        total, used = self._work.space()
+        is_open = used <= total * self._full
+        if not is_open and not self._said:
+            self._work.sweep(self._queue)
+            self._say(
+                f"{self._work.root}: {used} of {total} bytes are used, more than {self._full:.0%}: jobs wait in "
+                "Provisioning. Make room, or serve with --work on another disk or with a higher --full."
+            )
+        self._said = not is_open
+        return is_open
+
+    def work(self, job: Job) -> Done:
+        needed = job.space_needed
+        total, used = self._work.space()
+        limit = int(total * self._full)
+        if needed > limit:
+            raise PermanentError(
+                f"it needs {needed} bytes of working space, and {self._work.root} has {limit} at most. Serve the queue "
+                "with --work on a larger disk."
+            )
+        left = limit - used - self._promised()
+        if needed > left:
+            raise Later(f"it needs {needed} bytes of working space, {max(0, left)} are free")
+        self._granted += needed
+        return Done(f"{needed} bytes of working space are free")
+
+    def _promised(self) -> int:
+        """What jobs that are downloading may still write: more than they will, as a part of it is there already."""
+        now = time.monotonic()
+        if now >= self._count_at:
+            jobs = self._queue.list_jobs(JobState.DOWNLOADING)
+            self._granted = sum(self._space_of(job) for job in jobs)
+            self._count_at = now + COUNT_EVERY_S
+        return self._granted
+
+    def _space_of(self, job_id: str) -> int:
+        try:
+            return self._queue.load_job(job_id).space_needed
+        except NodeInvalid:
+            return 0  # it went, or is for the audit
+
+
+class Downloading(JobStage):
+    """Its files are fetched, some at once, and their digests checked; a container is unpacked.
+
+    1. Every file that is not there is fetched; a part that came before a kill is gone on with.
+    2. The list of what is there is published.
+    3. The job says where it is.
+    """
+
+    state: ClassVar[JobState] = JobState.DOWNLOADING
+
+    def __init__(self, work: Workspace, fetcher: Fetcher, stop: threading.Event, fetches: int = FETCHES) -> None:
+        self._work, self._fetcher, self._stop, self._fetches = work, fetcher, stop, fetches
+
+    def work(self, job: Job) -> Done:
+        entries = listed(job, self._work, self._fetcher)
+        files.make_folder(self._work.files(job.id))
+        held = self._unpacked(job, entries) if is_container(job) else self._fetched(job, entries)  # 1
+        path = inventory.write(self._work.job(job.id), held)  # 2
+        crash.point("job.inventory")
+        job.set_inventory(inventory.node(path, held))  # 3
+        crash.point("job.downloaded")
+        (self._work.job(job.id) / PACKED).unlink(missing_ok=True)
+        size = sum(each.size for each in held)
+        return Done(f"{len(held)} {'file' if len(held) == 1 else 'files'}, {size} bytes")
+
+    def _fetched(self, job: Job, entries: list[Entry]) -> list[StoredFile]:
+        folder = self._work.files(job.id)
+
+        def fetch(entry: Entry) -> Fetched:
+            if not job.locked:
+                raise Later("its lock is lost")
+            return self._fetcher.file(entry.url, folder / entry.path, entry.digest, entry.size)
+
+        found = _side_by_side(fetch, entries, self._fetches)
+        return [
+            StoredFile(entry.path, one.size, one.sha256, entry.url, entry.fields)
+            for entry, one in zip(entries, found, strict=True)
+        ]
+
+    def _unpacked(self, job: Job, entries: list[Entry]) -> list[StoredFile]:
+        (entry,) = entries
+        packed = self._work.job(job.id) / PACKED
+        self._fetcher.file(entry.url, packed, entry.digest, entry.size)
+        folder = self._work.files(job.id)
+        container.unpack(packed, folder, self._stopping, name=entry.path)
+        container.synced(folder)
+        held = []
+        for path in sorted(p for p in folder.rglob("*") if p.is_file()):
+            found = checked(entry.url, path, "", None)
+            held.append(StoredFile(path.relative_to(folder).as_posix(), *found, entry.url, entry.fields))
+        return held
+
+    def _stopping(self) -> None:
+        if self._stop.is_set():
+            raise Stopping
+
+
+class Storing(JobStage):
+    """Its documents are delivered: the originals are kept, or dropped. A lock of a person's on the object holds it."""
+
+    state: ClassVar[JobState] = JobState.STORING
+
+    def __init__(self, queue: Queue, work: Workspace, keep: bool = True) -> None:
+        self._queue, self._work, self._keep = queue, work, keep
+
+    def work(self, job: Job) -> Done:
+        name = _object_of(job)
+        if name and self._queue.locks.check("storage", name):
+            raise Later(f"{name} is locked in the store")
+        there, kept = self._work.job(job.id), self._work.originals(job.id)
+        if not self._keep:
+            return Done("its originals are not kept")
+        if (there / inventory.NAME).exists() and not (kept / inventory.NAME).exists():
+            shutil.rmtree(kept, ignore_errors=True)  # half of what a kill left
+            there.replace(kept)  # all of it in one step
+            files.fsync_folder(kept.parent)
+        crash.point("job.kept")
+        held = list(inventory.read(kept / inventory.NAME)) if (kept / inventory.NAME).exists() else []
+        if not held:
+            return Done("its originals are on no disk here")
+        job.set_store(inventory.node(kept / inventory.NAME, held))
+        crash.point("job.stored")
+        return Done(f"{len(held)} originals are kept")
+
+
+class Recording(JobStage):
+    """What was delivered is noted with the job."""
+
+    state: ClassVar[JobState] = JobState.RECORDING
+
+    def __init__(self, queue: Queue) -> None:
+        self._queue = queue
+
+    def work(self, job: Job) -> Done:
+        name = _object_of(job)
+        if name and not self._queue.locks.lock("inventory", name):
+            raise Later(f"{name} is being recorded by another")
+        try:
+            noted = {**job.inventory, **({"url": job.store["url"]} if job.store.get("url") else {})}
+            job.set_inventory(noted)
+            crash.point("job.recorded")
+        finally:
+            if name:
+                self._queue.locks.unlock("inventory", name)
+        return Done()
+
+
+class Notify(JobStage):
+    """Its submitter is told, if there is a URL to tell it to."""
+
+    state: ClassVar[JobState] = JobState.NOTIFY
+
+    def __init__(self, work: Workspace, callback: Callback) -> None:
+        self._work, self._callback = work, callback
+
+    def work(self, job: Job) -> Done:
+        configuration = job.configuration
+        what: dict[str, Any] = {
+            "id": f"{job.id}/{job.retry_count}",
+            "job": job.id,
+            "batch": job.batch_id,
+            "jobID": configuration.get("jobID"),
+            "status": "Completed",
+            "files": job.inventory.get("files"),
+            "bytes": job.inventory.get("bytes"),
+            **job.identifiers,
+        }
+        told = self._callback.tell(configuration, what)
+        crash.point("job.told")
+        self._work.drop(job.id)
+        return Done("its submitter was told" if told else "")
+
+
+def _object_of(job: Job) -> str:
+    """The object's name for locks; "" if its submitter gave none."""
+    return str(job.identifiers.get("primary_id") or "")
+
+
+def _side_by_side(fetch: Callable[[Entry], Fetched], entries: list[Entry], at_once: int) -> list[Fetched]:
+    """Fetch some at once. The first that fails ends it, when those that have begun are done."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    if len(entries) == 1:
+        return [fetch(entries[0])]
+    with ThreadPoolExecutor(min(at_once, len(entries)), "intake fetch") as pool:
+        coming = [pool.submit(fetch, entry) for entry in entries]
+        try:
+            return [each.result() for each in coming]
+        except BaseException:
+            for each in coming:
+                each.cancel()
+            raise

@@ -1,0 +1,139 @@
+"""The operator's commands: what each verb does, and the queue of those that no driver has applied yet.
+
+A command is a sealed file in the state's folder. Whoever drives the state applies it between two waves.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime as dt
+import enum
+import getpass
+import socket
+import uuid
+from collections.abc import Collection
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import msgspec
+
+from ferryman import crash
+from ferryman.records.statuses import Status
+from ferryman.state.state import State
+from ferryman.storage import files
+
+
+class OutboxEffect(enum.Enum):
+    """What a command does to rows that wait in the outbox."""
+
+    UNTOUCHED = enum.auto()
+    DUE = enum.auto()
+    """Due now, from attempt zero."""
+    REMOVED = enum.auto()
+
+
+class DocumentsEffect(enum.Enum):
+    """What a command does to ``documents`` rows, so that the next scan reads these documents again."""
+
+    UNTOUCHED = enum.auto()
+    DUE = enum.auto()
+    """The failures at steps are due now, from attempt zero."""
+    FORCED = enum.auto()
+    """A new revision, changed or not."""
+    UNVERIFIED = enum.auto()
+    """Their fingerprints are forgotten: they are processed if their content has changed."""
+
+
+class Verb(NamedTuple):
+    """What an operator's verb does."""
+
+    concerns: frozenset[Status]
+    """Statuses of the deliveries that it is about."""
+    event: Status
+    """What the ledger says of them."""
+    outbox: OutboxEffect
+    documents: DocumentsEffect
+    whole_documents: bool = False
+    """It is about documents, wherever they are delivered."""
+    closes_claims: bool = False
+    """What a late worker says of these deliveries does not count any more."""
+
+
+_STORED: Final = frozenset(Status) - {Status.BATCHED}
+"""What waits in the outbox is sent anyway."""
+
+_IN_DOUBT: Final = frozenset({Status.INDEXING})
+
+VERBS: Final = {
+    "retry": Verb(
+        frozenset({Status.ERROR, Status.DEAD, Status.ERROR_DOC}),
+        Status.RESTART,
+        OutboxEffect.DUE,
+        DocumentsEffect.DUE,
+    ),
+    "retry --force": Verb(_STORED, Status.FORCE, OutboxEffect.UNTOUCHED, DocumentsEffect.FORCED, whole_documents=True),
+    "dirty": Verb(_STORED, Status.DIRTY, OutboxEffect.UNTOUCHED, DocumentsEffect.UNVERIFIED, whole_documents=True),
+    "resolve --as delivered": Verb(
+        _IN_DOUBT, Status.INDEXED, OutboxEffect.REMOVED, DocumentsEffect.UNTOUCHED, closes_claims=True
+    ),
+    # The row of a failed delivery stays in the outbox: a retry may want it again.
+    "resolve --as failed": Verb(
+        _IN_DOUBT, Status.DEAD, OutboxEffect.UNTOUCHED, DocumentsEffect.UNTOUCHED, closes_claims=True
+    ),
+    "resolve --as pending": Verb(_IN_DOUBT, Status.RESTART, OutboxEffect.DUE, DocumentsEffect.DUE, closes_claims=True),
+}
+"""What an operator may type -> what it does."""
+
+
+class Command(msgspec.Struct, frozen=True):
+    """A verb, and the deliveries that it is about."""
+
+    verb: str
+    """One of ``VERBS``."""
+    who: str
+    why: str
+    statuses: frozenset[str] | None = None
+    """Only deliveries of these; None: any that the verb is about."""
+    document: str | None = None
+    destination: str | None = None
+    source: str | None = None
+    file: str = ""
+    documents: frozenset[str] | None = None
+    """Only source documents of these ids; None: any."""
+
+    @property
+    def message(self) -> str:
+        return f"{self.verb} by {self.who}" + (f": {self.why}" if self.why else "")
+
+    @property
+    def does(self) -> Verb:
+        return VERBS[self.verb]
+
+
+def queue(folder: Path, command: Command) -> str:
+    """Queue it, durably, in a state's folder of commands; the name of its file."""
+    name = f"{dt.datetime.now(dt.UTC):%Y%m%dT%H%M%S%f}-{uuid.uuid4().hex[:8]}.json"
+    files.publish(folder / name, files.sealed(command))
+    crash.point("command.queued")
+    return name
+
+
+def queue_retry(state: State, source: str, documents: Collection[str], why: str) -> None:
+    """As the driver, on somebody's behalf: retry what failed of these documents of a source."""
+    queue(state.commands, Command("retry", user(), why, source=source, documents=frozenset(documents)))
+
+
+def waiting(state: State) -> list[Command]:
+    """Commands that are queued and not applied, oldest first."""
+    found = []
+    for path in sorted(state.commands.glob("*.json")):
+        command = msgspec.convert(files.unseal(path), Command)
+        found.append(msgspec.structs.replace(command, file=path.name))
+    return found
+
+
+def user() -> str:
+    """Who gives commands in this process: "name@host"."""
+    with contextlib.suppress(OSError, KeyError):
+        return f"{getpass.getuser()}@{socket.gethostname()}"
+    return f"somebody@{socket.gethostname()}"

@@ -1,0 +1,180 @@
+"""The journal: small durable files by which executors say what they claimed and what came of it.
+
+::
+
+    journal/<pass>/<key>.<first>-<end>.claim     at-most-once: this chunk is mine, nobody sends it again
+    journal/<pass>/<key>.<first>-<end>.sent      at-most-once: what became of this chunk
+    journal/<pass>/<key>.<first>-<end>.result    the ledger events of these rows are in this data file
+    journal/<pass>/<destination>.hung            a call of it was given up, and the worker that made it has ended
+    journal/closed/<pass>                        nothing unclaimed of this pass is sent any more
+
+``key`` is the outbox file's first sequence, which stays the same when the file is rewritten; ``first`` and ``end`` are
+values of its ``row`` column, end exclusive. Claims and results are published whole and once: of two workers with the
+same chunk one wins. The order that makes closing sound on every file system, without clocks: a worker claims, *then*
+looks for the highest closed pass, *then* sends; a driver closes, *then* reads the journal.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import socket
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from ferryman.records.row_results import Result, Rows
+from ferryman.storage import files
+
+_NAME = re.compile(r"(\d+)\.(\d+)-(\d+)\.(claim|sent|result)\Z")
+
+
+_TRIMS: Final = 10
+"""How often a pass's folder is emptied to remove it. What is left after that is looked at again by the next settle."""
+
+
+class Journal:
+    """The journal of a state."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._closed = folder / "closed"
+
+    def create(self) -> None:
+        files.make_folder(self._closed)
+
+    # -- executors -----------------------------------------------------------------------------------
+
+    def begin(self, pass_: int) -> Path:
+        """The pass's folder, made if need be."""
+        folder = self.folder / str(pass_)
+        files.make_folder(folder)
+        return folder
+
+    def claim(self, pass_: int, rows: Rows, eligible: list[int] | None = None) -> bool:
+        """Make a chunk ours, durably; False if it is somebody's already (also our own, from before a crash).
+
+        Args:
+            eligible: the rows that are meant, where that is not the whole range.
+        """
+        owner = {"host": socket.gethostname(), "pid": os.getpid(), "eligible": eligible}
+        return files.publish(self._path(pass_, rows, "claim"), files.sealed(owner))
+
+    def publish(self, pass_: int, result: Result) -> bool:
+        """Make a result known, durably; False if there is one of its kind for these very rows already."""
+        kind = "sent" if result.part is None else "result"
+        return files.publish(self._path(pass_, result.range, kind), files.sealed(result))
+
+    def open_for(self, pass_: int) -> bool:
+        """May this pass still send? Look before each chunk, after claiming it."""
+        return self.highest_closed() < pass_
+
+    def give_up(self, pass_: int, destination: str, why: str) -> None:
+        """A call of this destination was given up; the worker that made it is about to end. Durable."""
+        files.publish(self._hung(pass_, destination), files.sealed(why))
+
+    def given_up(self, pass_: int, destination: str) -> str | None:
+        """Why a call of this destination was given up in this pass; None: none was."""
+        path = self._hung(pass_, destination)
+        return str(files.unseal(path)) if path.exists() else None
+
+    def owner_alive(self, pass_: int, rows: Rows) -> bool:
+        """Is the process that claimed these rows still there, as far as we can see?"""
+        owner: Any = files.unseal(self._path(pass_, rows, "claim"))
+        if owner["host"] != socket.gethostname():
+            return True
+        try:
+            os.kill(owner["pid"], 0)
+        except ProcessLookupError:
+            return False
+        except PermissionError:
+            pass
+        return bool(owner["pid"] != os.getpid())
+
+    def claimed_rows(self, pass_: int, rows: Rows) -> list[int] | None:
+        """The rows that a claim means; None: all of its range."""
+        owner: Any = files.unseal(self._path(pass_, rows, "claim"))
+        return None if owner["eligible"] is None else list(owner["eligible"])
+
+    # -- both ----------------------------------------------------------------------------------------
+
+    def highest_closed(self) -> int:
+        """Number of the highest closed pass, 0 before the first."""
+        return max((int(n) for n in os.listdir(self._closed) if n.isdigit()), default=0)
+
+    def results(self, pass_: int) -> list[Result]:
+        """Results of a pass that have a ledger file, in the order of their rows.
+
+        Raises:
+            StateDamaged: a journal file is not what was written.
+        """
+        return self._read(path for _, kind, path in self._entries(pass_) if kind == "result")
+
+    def notes(self, pass_: int, wanted: Callable[[Rows], bool] = lambda rows: True) -> list[Result]:
+        """What was noted of these chunks of a pass, in the order of their rows: each of their rows may be named, so of
+        a chunk that a ledger file covers it is better left unread.
+
+        Raises:
+            StateDamaged: a journal file is not what was written.
+        """
+        return self._read(path for rows, kind, path in self._entries(pass_) if kind == "sent" and wanted(rows))
+
+    def answered(self, pass_: int, key: int | None = None) -> set[Rows]:
+        """Ranges of a pass (of one file) that have a result or a note."""
+        return {rows for rows, kind, _ in self._entries(pass_) if kind != "claim" and key in (None, rows.key)}
+
+    def claims(self, pass_: int, key: int | None = None) -> list[Rows]:
+        """Claims of a pass (of one file)."""
+        return sorted(rows for rows, kind, _ in self._entries(pass_) if kind == "claim" and key in (None, rows.key))
+
+    # -- driver --------------------------------------------------------------------------------------
+
+    def close(self, pass_: int) -> None:
+        """From now on nothing unclaimed of this pass or an older one is sent."""
+        files.publish(self._closed / str(pass_), b"")
+        for name in os.listdir(self._closed):
+            if name.isdigit() and int(name) < pass_:
+                (self._closed / name).unlink(missing_ok=True)
+
+    def passes(self) -> list[int]:
+        """Passes that have a journal."""
+        return sorted(int(n) for n in os.listdir(self.folder) if n.isdigit())
+
+    def trim(self, pass_: int, keep: set[Rows]) -> None:
+        """Remove a pass's journal but for what concerns these claims (which a late worker may still answer)."""
+        for rows, _, path in list(self._entries(pass_)):
+            if rows not in keep:
+                path.unlink(missing_ok=True)
+        folder = self.folder / str(pass_)
+        for _ in range(_TRIMS if not keep else 0):
+            with contextlib.suppress(OSError):  # a late worker has put something into it; or it cannot be removed
+                for leftover in folder.iterdir():
+                    leftover.unlink(missing_ok=True)
+                folder.rmdir()
+                return
+
+    def forget(self, pass_: int, rows: Rows) -> None:
+        """Remove a claim that was left open: late answers to it do not count any more."""
+        for path in (self.folder / str(pass_)).glob(f"{rows.name}.*"):
+            path.unlink(missing_ok=True)
+
+    def _hung(self, pass_: int, destination: str) -> Path:
+        return self.folder / str(pass_) / f"{destination}.hung"
+
+    def _path(self, pass_: int, rows: Rows, kind: str) -> Path:
+        return self.folder / str(pass_) / f"{rows.name}.{kind}"
+
+    def _read(self, paths: Iterable[Path]) -> list[Result]:
+        found = [msgspec.convert(files.unseal(path), Result) for path in paths]
+        return sorted(found, key=lambda r: (r.key, r.first, -r.end))
+
+    def _entries(self, pass_: int) -> Iterator[tuple[Rows, str, Path]]:
+        folder = self.folder / str(pass_)
+        if not folder.is_dir():
+            return
+        for name in os.listdir(folder):
+            if found := _NAME.match(name):
+                yield Rows(int(found[1]), int(found[2]), int(found[3])), found[4], folder / name

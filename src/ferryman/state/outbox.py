@@ -1,0 +1,115 @@
+"""Outbox files: written and read a row group at a time, for their content may be larger than memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final, Self
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ferryman.records.schemas import OUTBOX_FILE
+from ferryman.storage.groups import RowGroups
+from ferryman.storage.parquet import Part, PartWriter
+from ferryman.storage.tables import DataFile
+
+_TOLD: Final = ("due", "origin")
+"""Columns of which a file's statistics say the least and the greatest value."""
+
+
+class OutboxWriter:
+    """An outbox file in the making.
+
+    Its statistics say what a wave must know without opening it: when its rows are due, and of which origins they are.
+
+    Args:
+        epoch: of the driver, see ``storage.parquet.PartWriter``.
+
+    Attributes:
+        rows: written so far.
+        size: their bytes, not compressed.
+    """
+
+    def __init__(self, folder: Path, *, epoch: int) -> None:
+        self._folder = folder
+        self._epoch = epoch
+        self._file: PartWriter | None = None
+        self._waiting_for_review = 0
+        self._least: dict[str, Any] = {}
+        self._greatest: dict[str, Any] = {}
+        self.rows = 0
+        self.size = 0
+
+    def write(self, table: pa.Table) -> None:
+        """Append rows in ``OUTBOX_FILE``'s columns."""
+        if not table.num_rows:
+            return
+        if self._file is None:
+            self._file = PartWriter(self._folder, OUTBOX_FILE, epoch=self._epoch)
+        self._file.write(table)
+        self.rows += table.num_rows
+        self.size += table.nbytes
+        self._waiting_for_review += table["due"].null_count
+        for name in _TOLD:
+            least, greatest = pc.min_max(table[name]).as_py().values()
+            if least is not None:
+                self._least[name] = min(least, self._least.get(name, least))
+                self._greatest[name] = max(greatest, self._greatest.get(name, greatest))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            self.abandon()
+
+    def abandon(self) -> None:
+        """Forget the file."""
+        if self._file is not None:
+            self._file.abandon()
+
+    def finish(self) -> Part | None:
+        """The file, fsynced; None if no row was written."""
+        if self._file is None:
+            return None
+        stats = {
+            "nullCount": {"due": self._waiting_for_review},
+            "minValues": self._least,
+            "maxValues": self._greatest,
+        }
+        return self._file.finish(stats)
+
+
+def row_groups(path: Path) -> Iterator[pa.Table]:
+    """Rows of an outbox file, a table a row group, verified.
+
+    Raises:
+        StateDamaged: the file is missing, or not what was written.
+    """
+    with RowGroups(str(path), OUTBOX_FILE.names, verified=True) as groups:
+        yield from groups.all()
+
+
+def split_family(before: DataFile, after: DataFile) -> bool:
+    """May ``after`` go on with a family of which ``before`` has the first rows? ``before`` is the file before it.
+
+    A family that is too large for one file goes on in files of its own, so all of their rows have one origin.
+    """
+    if before.partition["wave"] != after.partition["wave"]:
+        return False
+    (least, greatest), (first, last) = _origins(before), _origins(after)
+    return first == last and least <= first <= greatest
+
+
+def _origins(file: DataFile) -> tuple[str, str]:
+    return str(file.stats["minValues"]["origin"]), str(file.stats["maxValues"]["origin"])
+
+
+def due_stats(dues: Sequence[int | None]) -> dict[str, Any]:
+    """Delta statistics of an outbox file's ``due``: what a wave must know without opening it."""
+    owed = [d for d in dues if d is not None]
+    stats: dict[str, Any] = {"nullCount": {"due": len(dues) - len(owed)}}
+    if owed:
+        stats |= {"minValues": {"due": min(owed)}, "maxValues": {"due": max(owed)}}
+    return stats

@@ -1,0 +1,437 @@
+"""The state directory of one plan and plan version: three tables, the journal, and who may write them."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime as dt
+import itertools
+import shutil
+import time
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final, Self
+
+import duckdb
+import msgspec
+
+from ferryman import crash, limits
+from ferryman.errors import EngineError, PlanChanged, StateDamaged, StateForeign, StateLost
+from ferryman.plan import Changes, NodeRecord, Plan, changes, structure
+from ferryman.plan.structure import Structure
+from ferryman.records import schemas
+from ferryman.state.journal import Journal
+from ferryman.state.layout import FOLDERS, MIGRATED, MIGRATION, PLAN, READERS, strange
+from ferryman.storage import files
+from ferryman.storage.lock import Lock, Readers
+from ferryman.storage.parquet import Part, verify
+from ferryman.storage.tables import DataFile, Table, taken_over
+
+WAVE: Final = "ferryman.wave"
+"""Application id: number of the last committed wave (on the outbox)."""
+SEQUENCE: Final = "ferryman.sequence"
+"""Application id: the next free sequence (on the outbox)."""
+SETTLED: Final = "ferryman.settled"
+"""Application id: number of the last settled wave (on each table)."""
+KEPT: Final = "ferryman.kept"
+"""Application id: how many documents there were when outdated rows were last looked for (on ``documents``)."""
+
+_LOADS: Final = 20
+"""How often a reader loads the tables beside a driver that commits faster than they load."""
+
+
+def state_root(plan: Plan, state: str | Path | None = None, plan_file: Path | None = None) -> Path:
+    """Where a plan's state lives: ``<state>/<plan>-v<version>``; by default in ``.ferryman/`` beside the plan file."""
+    if state is None:
+        state = (plan_file.parent if plan_file else Path.cwd()) / ".ferryman"
+    return Path(state).absolute() / plan.key
+
+
+class State:
+    """A state directory. Read-only until ``take``; after it, this process is the only driver.
+
+    Attributes:
+        wave: number of the last committed wave, 0 before the first.
+        settled: number of the last wave that is settled in all tables.
+    """
+
+    def __init__(self, root: Path, plan: Plan) -> None:
+        self.root = root
+        self.plan = plan
+        self.outbox = Table(root / "outbox", schemas.OUTBOX, schemas.OUTBOX_PARTITION)
+        self.documents = Table(root / "documents", schemas.DOCUMENTS, [])
+        self.ledger = Table(root / "ledger", schemas.LEDGER, [])
+        self.journal = Journal(root / "journal")
+        self.commands = root / "commands"
+        self.readers = Readers(root / READERS)
+        self.epoch = 0
+        self.notes: list[str] = []
+        """What opening found and mended, a line each."""
+        self._lock: Lock | None = None
+
+    @property
+    def tables(self) -> tuple[Table, Table, Table]:
+        return (self.outbox, self.documents, self.ledger)
+
+    @property
+    def staging(self) -> Path:
+        """A folder for what need not survive this driver, its own: an older one does not know that it has ended."""
+        return self.root / "staging" / str(self.epoch)
+
+    @property
+    def exists(self) -> bool:
+        """Is there a finished state here? (A crash while it is made leaves none.)"""
+        return (self.root / "state.json").exists()
+
+    @property
+    def wave(self) -> int:
+        return self.outbox.transactions[WAVE]
+
+    @property
+    def next_sequence(self) -> int:
+        return self.outbox.transactions[SEQUENCE]
+
+    def skip_sequences(self, held: int) -> bool:
+        """Go on above this sequence, from the next commit on; False if we are above already, or it is not one."""
+        if not self.next_sequence <= held < limits.SEQUENCE_MAX:
+            return False
+        self.outbox.transactions[SEQUENCE] = held + 1
+        return True
+
+    @property
+    def settled(self) -> int:
+        return min(t.transactions[SETTLED] for t in self.tables)
+
+    @classmethod
+    def take(cls, root: Path, plan: Plan, *, successor: int | None = None) -> Self:
+        """Become the driver of this state, making it if it is not there.
+
+        Args:
+            successor: the version of the plan that takes it over, if that is what it is taken for.
+
+        1. take the lock
+        2. make the directory, if need be: state.json last, it says that the rest is there
+        3. verify logs and live files; nothing is changed if anything is wrong
+        4. mend what a crash left unmarked
+        5. announce the next epoch on every table: from now on an older driver cannot commit
+
+        Raises:
+            StateHeld, StateDamaged, StateForeign: see errors; nothing was touched.
+            StateLost: another driver took it over meanwhile (only where locks do not hold).
+            UsageError: the file system has no locks, hard links or sync of folders.
+            EngineError: the disk is full.
+        """
+        state = cls(root, plan)
+        state.refuse_foreign_folder()
+        try:
+            files.make_folder(root)
+            files.probe(root)
+            state._lock = Lock.take(root / "lock")  # 1
+            state._refuse_if_migrated(successor)
+            if not state.exists:
+                state.create()  # 2
+            state.verify()  # 3
+            for path in state.notes_on_disk():
+                files.unseal(path)
+            for table in state.tables:  # 4
+                if (note := table.log.mend()) is not None:
+                    state.notes.append(note)
+            state.load()
+            state.announce()  # 5
+        except BaseException as e:
+            state.release()
+            if files.disk_full(e):
+                raise EngineError(f"{root}: the disk is full. Nothing is lost: make room and run again.") from e
+            if isinstance(e, Exception) and state.epoch:
+                state.check_ours(e)  # somebody may have overtaken it while it announced itself
+            raise
+        return state
+
+    def look(self) -> bool:
+        """Find what ``take`` would find, as a reader; False: there is no state yet. Changes nothing.
+
+        Raises:
+            StateDamaged, StateForeign: where ``take`` would; or, beside a driver, because it replaces files.
+        """
+        self.refuse_foreign_folder()
+        self._refuse_if_migrated(None)
+        if not self.exists:
+            self._refuse_headless_tables()
+            return False
+        self.verify()
+        self.load()
+        return True
+
+    @staticmethod
+    def plan_of(root: Path) -> Plan:
+        """An empty plan of the name and version that a state says it is of: enough to read it.
+
+        Raises:
+            StateDamaged: the state's name cannot be read.
+        """
+        path = root / "state.json"
+        if not path.exists():
+            return Plan(root.name)
+        found: Any = files.unseal(path)
+        return Plan(found["plan"], found["version"])
+
+    def follow(self, *, accept_changes: bool = False) -> Changes:
+        """Remember the plan as it is now; what has changed since the last time.
+
+        Raises:
+            PlanChanged: its structure has, and that was not accepted. Nothing was changed.
+        """
+        found = changes(self.remembered(), structure(self.plan))
+        if found.structure and not accept_changes:
+            raise PlanChanged(self.plan.name, self.plan.version, found.structure)
+        if any(found):
+            self.remember(structure(self.plan))
+        return found
+
+    def remembered(self) -> dict[str, NodeRecord]:
+        """The plan's structure when it ran last."""
+        return msgspec.convert(files.unseal(self.root / PLAN), dict[str, NodeRecord])
+
+    def remember(self, plan: Structure) -> None:
+        """Keep a structure, durably."""
+        files.replace(self.root / PLAN, files.sealed(plan))
+        crash.point("plan.kept")
+
+    def release(self) -> None:
+        """Stop being its driver."""
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+
+    def verify(self) -> None:
+        """Is this our plan's state, whole, and of a format we know? Changes nothing; reads logs, not data files.
+
+        Raises:
+            StateForeign, StateDamaged: by name.
+        """
+        for problem in self.problems():
+            raise problem
+
+    def problems(self) -> Iterator[StateDamaged]:
+        """Every damaged file, but for data files and notes.
+
+        Raises:
+            StateForeign: it is not ours.
+        """
+        try:
+            self.identity()
+        except StateDamaged as e:
+            yield e
+        try:
+            files.unseal(self.root / PLAN)
+        except StateDamaged as e:
+            yield e
+        for name in FOLDERS:
+            if not (self.root / name).is_dir():
+                yield StateDamaged(str(self.root / name), "the folder is missing")
+        for table in self.tables:
+            yield from table.log.problems()
+
+    def load(self) -> None:
+        """Read the tables' logs as they are now; every live file must be there.
+
+        Raises:
+            StateDamaged: names the file.
+        """
+        self.outbox.load([self.application, WAVE, SEQUENCE, SETTLED])
+        self.documents.load([self.application, SETTLED, KEPT])
+        self.ledger.load([self.application, SETTLED])
+        if self.outbox.transactions[SEQUENCE] == 0:
+            self.outbox.transactions[SEQUENCE] = self.identity()["first_sequence"]
+        for table in self.tables:
+            table.verify_sizes()
+            table.verify_sizes(self.staged(table))
+        if self.journal.highest_closed() < (closed := self.ledger.transactions[SETTLED]):
+            raise StateDamaged(str(self.root / "journal" / "closed" / str(closed)), "the file is missing")
+
+    def load_consistently(self, applications: Collection[str]) -> None:
+        """Load the tables for a reader, all of the same moment: a wave settles between two commits on the outbox."""
+        for _ in range(_LOADS):
+            last = self.outbox.log.versions()
+            for table in self.tables:
+                table.load(applications)
+            if self.outbox.log.versions()[-1:] == last[-1:]:
+                return
+
+    def staged(self, table: Table) -> list[DataFile]:
+        """Files that are not in this table yet, though a commit or a worker's result has named them for it."""
+        if self.outbox.transactions[WAVE] <= table.transactions[SETTLED]:
+            return []
+        wave = self.outbox.transactions[WAVE]
+        commit = self.outbox.log.find("wave", wave)
+        parts = [Part(*p) for p in commit.get(table.name, ())]
+        if table is self.ledger:
+            parts += [part for result in self.journal.results(wave) if (part := result.ledger_part) is not None]
+        return [table.data_file(p) for p in parts]
+
+    def notes_on_disk(self) -> list[Path]:
+        """The sealed files: commands that wait, and the journal."""
+        passes = self.journal.passes() if self.journal.folder.is_dir() else []
+        folders = [self.commands, *(self.journal.folder / str(p) for p in passes)]
+        beside = [path for name in (MIGRATED, MIGRATION) if (path := self.root / name).exists()]
+        found = beside + [p for folder in folders if folder.is_dir() for p in folder.iterdir() if p.is_file()]
+        return sorted(p for p in found if not p.name.startswith(files.TEMPORARY))
+
+    def damage(self) -> StateDamaged | None:
+        """The first data file that is not what was written, all of them read: for a query that failed over one."""
+        for table in self.tables:
+            for file in (*table.files.values(), *self.staged(table)):
+                if (what := verify(table.folder / file.path)) is not None:
+                    return StateDamaged(str(table.folder / file.path), what)
+        return None
+
+    @property
+    def application(self) -> str:
+        """Application id of the epochs."""
+        return f"ferryman.plan.{self.plan.key}"
+
+    def scratch(self, name: str) -> Path:
+        """An empty folder for what need not survive: listings, their judgement."""
+        folder = self.staging / name
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        return folder
+
+    def clear_staging(self) -> None:
+        """Empty our folder for scratch, and remove those of the drivers before us."""
+        for path in (self.root / "staging").iterdir():
+            if not path.name.isdigit() or int(path.name) <= self.epoch:
+                shutil.rmtree(path, ignore_errors=True)
+        self.staging.mkdir(exist_ok=True)
+
+    def retire(self, table: Table, paths: Iterable[str]) -> None:
+        """Remove files that this table does not name any more: now, or later where somebody reads just now."""
+        table.retire(paths)
+        with self.removable() as before:
+            for each in self.tables:
+                each.remove_retired(before)
+
+    @contextlib.contextmanager
+    def removable(self) -> Iterator[float | None]:
+        """Which files that no table names may be removed: those last changed before this time, or (None) all.
+
+        Nobody reads inside, or whoever does can do without files that were replaced so long ago.
+        """
+        with self.readers.kept_out() as alone:
+            yield None if alone else self.readers.now() - limits.READERS_GRACE_S
+
+    def close_for(self, version: int) -> None:
+        """From now on only this version of the plan may take the state, and only to carry on from it."""
+        files.replace(self.root / MIGRATED, files.sealed({"to": version}))
+
+    def _refuse_if_migrated(self, successor: int | None) -> None:
+        path = self.root / MIGRATED
+        if not path.exists():
+            return
+        moved: Any = files.unseal(path)
+        if moved["to"] != successor:
+            raise StateForeign(
+                f"{self.root}: version {moved['to']} of this plan continues from this state. Nothing was touched. "
+                "Run that version; status, deliveries and history of this one can still be read."
+            )
+
+    def bytes_owed(self) -> int:
+        """Disk that waiting rows take."""
+        return sum(f.size for f in self.outbox.files.values())
+
+    def refuse_foreign_folder(self) -> None:
+        """Never make a state inside something else's folder: whatever is there must be a state in the making."""
+        if not self.root.exists() or self.exists or any(t.log.marks.is_dir() for t in self.tables):
+            return
+        found = list(itertools.islice(strange(self.root), 3))
+        if found:
+            raise StateForeign(
+                f"{self.root} holds {', '.join(sorted(found))} and no state.json: it is no state of Ferryman's. "
+                "Nothing was touched. Give another --state."
+            )
+
+    def _refuse_headless_tables(self) -> None:
+        for table in self.tables:
+            if table.folder.exists() and any(table.log.versions()):  # more than the making of an empty table
+                raise StateDamaged(str(self.root / "state.json"), "the file is missing, and the tables are not empty")
+
+    def identity(self) -> dict[str, Any]:
+        path = self.root / "state.json"
+        try:
+            found: Any = files.unseal(path)
+        except OSError as e:
+            raise StateDamaged(str(path), f"cannot be read ({e.strerror})") from e
+        if found["format"] > limits.FORMAT:
+            raise StateForeign(
+                f"{path}: format {found['format']}, this Ferryman knows up to {limits.FORMAT}. "
+                "Nothing was touched. Use the newer Ferryman that wrote it."
+            )
+        if (found["plan"], found["version"]) != (self.plan.name, self.plan.version):
+            raise StateForeign(
+                f"{self.root} is the state of plan {found['plan']} version {found['version']}, not of {self.plan.name} "
+                f"version {self.plan.version}. Nothing was touched. Give another --state, or the right plan."
+            )
+        return dict(found)
+
+    def create(self, more: Mapping[str, Any] | None = None, remembered: Structure | None = None) -> None:
+        """Make the directory, empty; state.json last.
+
+        Args:
+            more: kept in state.json too.
+            remembered: what the plan was when it ran last, if it was not as now.
+        """
+        self._refuse_headless_tables()
+        for name in ("commands", "staging"):
+            files.make_folder(self.root / name)
+        self.journal.create()
+        for table in self.tables:
+            if not table.folder.exists() or not table.log.marks.exists():
+                shutil.rmtree(table.folder, ignore_errors=True)  # half made by a crash, nothing can be in it yet
+                table.create()
+            crash.point("create.table")
+        self.remember(structure(self.plan) if remembered is None else remembered)
+        identity = {
+            "format": limits.FORMAT,
+            "plan": self.plan.name,
+            "version": self.plan.version,
+            "created": dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
+            "first_sequence": int(time.time()) * limits.SEQUENCE_PER_SECOND,
+            **(more or {}),
+        }
+        files.replace(self.root / "state.json", files.sealed(identity))
+        crash.point("create.state")
+
+    def announce(self, *, after: int = 0) -> None:
+        """Commit the next epoch on every table, one above ``after`` at least."""
+        self.epoch = 1 + max(after, *(t.transactions[self.application] for t in self.tables))
+        for table in self.tables:
+            table.fence(self.application, self.epoch)
+            crash.point("epoch.table")
+        self.staging.mkdir(exist_ok=True)
+        self.readers.create()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        self.release()
+        if not isinstance(error, Exception) or isinstance(error, StateLost):
+            return
+        self.check_ours(error)  # whatever is missing or damaged, it may be somebody else's doing
+        if isinstance(error, duckdb.Error) and (found := self.damage()) is not None:
+            raise found from error
+
+    def check_ours(self, error: BaseException | None = None) -> None:
+        """Stop if another driver has announced itself.
+
+        Raises:
+            StateLost: it has; from ``error``.
+        """
+        if (epoch := self._latest_epoch()) > self.epoch:
+            raise taken_over(self.root, epoch, self.epoch) from error
+
+    def _latest_epoch(self) -> int:
+        """The epoch that the outbox has now; 0 if it cannot be read."""
+        now = Table(self.outbox.folder, self.outbox.schema, self.outbox.partition_by)
+        with contextlib.suppress(StateDamaged, OSError):
+            now.load([self.application])
+        return now.transactions.get(self.application, 0)
