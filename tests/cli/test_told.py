@@ -300,7 +300,9 @@ def test_progress_goes_to_stderr(fake: Fake, state: Path, capsys: pytest.Capture
     fake("ferryman.operations.run", run=run)
 
     assert start(["run", "plan.py", "--json"]) == 0
-    assert capsys.readouterr().err == "wave 1: 2 delivered, 0 pending, 0 failed\n"
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0].startswith("wave 1: deliver: ")
+    assert lines[1:] == ["wave 1: 2 delivered, 0 pending, 0 failed"]
 
 
 # --- preview ------------------------------------------------------------------------------------------------------

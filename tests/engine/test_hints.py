@@ -10,7 +10,7 @@ import pytest
 
 from ferryman import Document, Dropped, PermanentError, Plan, account
 from ferryman.destinations import Null
-from ferryman.engine import preview
+from ferryman.engine.preview import preview
 from ferryman.plan.forgotten import returns_nothing
 from ferryman.records import reasons
 from ferryman.sources import Memory
