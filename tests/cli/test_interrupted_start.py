@@ -1,13 +1,15 @@
-"""A run that is told to end while Spark starts leaves no process behind."""
+"""A run that is told to end, while Spark starts or in the middle of a step, leaves no process behind."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 import time
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -41,23 +43,62 @@ def wait_for(condition: object, what: str) -> None:
         time.sleep(0.05)
 
 
-@pytest.mark.spark
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_no_process_is_left(tmp_path: Path, number: signal.Signals) -> None:
-    """The signal comes as soon as the JVM has been started."""
-    (tmp_path / "plan.py").write_text(PLAN)
+STUCK = """
+import pathlib
+import threading
+
+from ferryman import Plan
+from ferryman.destinations import Null
+from ferryman.sources import Memory
+
+
+def wait(doc):
+    (pathlib.Path(FOLDER) / "reached").touch()
+    threading.Event().wait()
+
+
+plan = Plan("stuck", version=1)
+plan.source("docs", Memory([{"id": "a", "raw": b"x"}])).step("wait", wait).destination("out", Null())
+"""
+
+
+@contextlib.contextmanager
+def running(folder: Path, plan: str) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    """A run of this plan, and the mark of its processes; none of them is left at the end."""
+    (folder / "plan.py").write_text(plan)
     mark = f"FERRYMAN_TEST_{uuid.uuid4().hex}"
     run = subprocess.Popen(
-        [sys.executable, "-m", "ferryman.cli", "run", str(tmp_path / "plan.py"), "--state", str(tmp_path / "state")],
+        [sys.executable, "-m", "ferryman.cli", "run", str(folder / "plan.py"), "--state", str(folder / "state")],
         env={**os.environ, mark: "1"},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
     try:
+        yield mark, run
+    finally:
+        for pid in processes(mark):
+            os.kill(pid, signal.SIGKILL)
+        run.wait()
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_no_process_is_left(tmp_path: Path, number: signal.Signals) -> None:
+    """The signal comes as soon as the JVM has been started."""
+    with running(tmp_path, PLAN) as (mark, run):
         wait_for(lambda: len(processes(mark)) > 1, "Spark was not started")
         run.send_signal(number)
         assert run.wait(timeout=120) == 130
         wait_for(lambda: not processes(mark), "a process is left")
-    finally:
-        for pid in processes(mark):
-            os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("times", [1, 2])
+def test_no_process_is_left_of_a_step_that_hangs(tmp_path: Path, times: int) -> None:
+    """Workers too; twice is at once."""
+    with running(tmp_path, STUCK.replace("FOLDER", repr(str(tmp_path)))) as (mark, run):
+        wait_for((tmp_path / "reached").exists, "the step was not reached")
+        for _ in range(times):
+            run.send_signal(signal.SIGTERM)
+        assert run.wait(timeout=120) == 130
+        wait_for(lambda: not processes(mark), "a process is left")

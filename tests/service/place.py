@@ -17,13 +17,14 @@ from ferryman.document import Document
 from ferryman.engine.runner.base import Runner
 from ferryman.errors import BadDocument
 from ferryman.intake import Queue
+from ferryman.observe.progress import Silent
 from ferryman.service import Serving, serve
 from ferryman.sources import Jobs
 from ferryman.state.state import State
 from ferryman.testing.inprocess import InProcess
 
 
-class Said:
+class Said(Silent):
     """An observer that keeps what was said, and stops a run that goes round in circles."""
 
     def __init__(self) -> None:
@@ -34,8 +35,6 @@ class Said:
         self.scans += name == "scan"
         assert self.scans < 200, "it scans for ever"
 
-    def taken_up(self, documents: int) -> None: ...
-    def settled(self, delivered: int, owed: int, dead: int) -> None: ...
     def message(self, text: str) -> None:
         self.lines.append(text)
 
