@@ -52,8 +52,8 @@ class News(Destination):
 
 plan = Plan("plays", version=1)
 
-plays = plan.source("plays", Files("corpus", include="**/*.txt", prefix="plays/"))
-cards = plan.source("cards", Files("catalogue", prefix="cards/", detect="fingerprint"))
+plays = plan.source("plays", Files("/data/corpus", include="**/*.txt", prefix="plays/"))
+cards = plan.source("cards", Files("/data/catalogue", prefix="cards/", detect="fingerprint"))
 
 kind = (
     plays.step("read", read_text)

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from ferryman import Document, Effect, Plan, destinations, routers, sources
 from ferryman.errors import PlanError
+from ferryman.places import relative_to
 from ferryman.plan import picture
 from ferryman.plan.load import load_plan
 
@@ -23,7 +24,8 @@ def svg() -> str:
 
 def refused_svg() -> str:
     """docs/pictures/plan-refused.svg: a plan with a cycle, and with a name that is not there."""
-    return picture.svg(built(REFUSED))
+    with relative_to("/data"):
+        return picture.svg(built(REFUSED))
 
 
 def tree() -> str:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import sqlite3
 from importlib.util import find_spec
 from typing import Final
 
 import sqlalchemy as sa
 
+from ferryman import places
 from ferryman.errors import UsageError
 
 POSTGRESQL_DRIVER: Final = "postgresql+psycopg"
@@ -81,7 +81,7 @@ def _absolute(url: sa.URL) -> sa.URL:
     path = url.database
     if is_in_memory(url) or path is None or path.startswith("file:"):
         return url
-    return url.set(database=os.path.abspath(os.path.expanduser(path)))
+    return url.set(database=places.absolute(path))
 
 
 def may_pass(error: sa.exc.DBAPIError) -> bool:

@@ -11,8 +11,6 @@ from ferryman import Document, Plan
 from ferryman.destinations import Sql
 from ferryman.sources import Files
 
-HERE = Path(__file__).parent  # so that it runs from any folder
-
 
 def describe(doc: Document) -> Document | None:
     """A step: gets a document, returns it (it goes on) or None (it is dropped on purpose).
@@ -36,8 +34,8 @@ def describe(doc: Document) -> Document | None:
 plan = Plan("my-documents", version=1)
 
 # Where documents come from. Each file is a document; its id is its path below the folder. What is new, changed or
-# gone since the last run is found out by content.
-files = plan.source("files", Files(HERE / "documents", include=["**/*.txt", "**/*.md"]))
+# gone since the last run is found out by content. Relative paths are meant from this file's folder.
+files = plan.source("files", Files("documents", include=["**/*.txt", "**/*.md"]))
 
 # What is done with each of them. Add steps as you like: described.step("next", another_function). Where documents take
 # different ways, put a router: described.route("by-kind", ByField("kind")), and a node for each branch after it.
@@ -48,7 +46,7 @@ described = files.step("describe", describe)
 described.destination(
     "index",
     Sql(
-        f"sqlite:///{HERE / 'index.db'}",
+        "sqlite:///index.db",
         columns={"title": "title", "words": "words"},
         full_text=["title", "text"],
     ),

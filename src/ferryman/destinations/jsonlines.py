@@ -8,6 +8,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import ClassVar, Final
 
+from ferryman import places
 from ferryman.destinations.base import Delivery, Destination, Effect, Facts, Outcome
 from ferryman.destinations.folder import explained
 from ferryman.destinations.payload import payloads
@@ -46,7 +47,8 @@ class JsonLines(Destination):
     )
 
     def __init__(self, directory: str | Path, rows: int | None = None) -> None:
-        """``directory`` is made if it is not there. A relative one is meant from where the plan is built.
+        """``directory`` is made if it is not there. A relative one is meant from the plan file's
+        folder; in a program, from the current one.
 
         Args:
             rows: lines a file at most; a plan's own ``batch=`` wins. None: 500. A file also ends at the plan's
@@ -57,7 +59,7 @@ class JsonLines(Destination):
         """
         if rows is not None and rows < 1:
             raise PlanError([f"JsonLines({str(directory)!r}): rows={rows}: give 1 or more"])
-        self.directory = Path(directory).expanduser().absolute()
+        self.directory = Path(places.absolute(directory))
         self.preferred_batch = rows  # type: ignore[misc]  # of this one
 
     def target(self) -> str:

@@ -18,6 +18,7 @@ from types import ModuleType
 import cloudpickle
 
 from ferryman.errors import FerrymanError, UsageError
+from ferryman.places import relative_to
 from ferryman.plan.plan import Plan
 
 FORMS = "give a Python file that makes a Plan (plan.py), one plan of it (plan.py:name), or package.module:name"
@@ -27,7 +28,7 @@ def load_plan(spec: str) -> Plan:
     """The plan that ``spec`` names.
 
     Runs the user's file: what it prints goes to stderr, and what it raises is told as its own error, with file and
-    line. The file's folder is put first on ``sys.path``.
+    line. The file's folder is put first on ``sys.path``, and what it says of relative paths is meant from there.
 
     Raises:
         UsageError: no such file or module, an error in it, no Plan in it, or more than one and none named.
@@ -73,7 +74,12 @@ def _run_file(path: Path) -> ModuleType:
     assert spec is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
-    with _their_errors(path), _importing_from(path.parent), contextlib.redirect_stdout(sys.stderr):
+    with (
+        relative_to(path.parent),
+        _their_errors(path),
+        _importing_from(path.parent),
+        contextlib.redirect_stdout(sys.stderr),
+    ):
         code = compile(path.read_bytes(), str(path), "exec", dont_inherit=True)
         exec(code, module.__dict__)  # a plan is a program: running it is what loading means
     return module

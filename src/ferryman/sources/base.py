@@ -110,6 +110,10 @@ class Source:
     def check(self) -> None:
         """Raise ``UsageError`` if there is nothing to list from (no such folder)."""
 
+    def place(self) -> str | None:
+        """Where it reads, for people: an absolute path or a URL, without secrets; None if there is no such place."""
+        return None
+
     def counted(self, fields: dict[str, Any]) -> dict[str, Any]:
         """The fields that make a document's version, with its raw bytes."""
         if not self.uncounted:

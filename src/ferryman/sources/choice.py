@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from ferryman import places
 from ferryman.errors import UsageError
 from ferryman.sources.folder import Folder
 from ferryman.sources.globs import Globs
@@ -40,4 +41,4 @@ def tree_of(
         return Bucket(path, globs, max_bytes, dict(storage_options or {}))
     if storage_options:
         raise UsageError(f"{source}(storage_options=…): they are for URLs; {path!r} is a folder of this machine.")
-    return Folder(os.path.abspath(path), globs, max_bytes)
+    return Folder(places.absolute(path), globs, max_bytes)

@@ -59,7 +59,8 @@ class Files(Source):
     ago, or yet to come, the file is read. A store that has an etag or a checksum of each file is asked for that.
 
     Args:
-        root: a folder, or a URL. A relative path counts from where the driver is when the source is made. On a cluster
+        root: a folder, or a URL. A relative path is meant from the plan file's folder; in a program, from the
+            current one. On a cluster
             every worker must see the same folder at the same path.
         include: one glob or several.
         exclude: one glob or several.
@@ -113,6 +114,9 @@ class Files(Source):
         self.unsupported = unsupported
         self._tree = tree_of("Files", root, include, exclude, max_bytes, storage_options)
         self.root = self._tree.where
+
+    def place(self) -> str | None:
+        return self.root
 
     def __repr__(self) -> str:
         left_out = "" if self.exclude is None else f", exclude={self.exclude!r}"

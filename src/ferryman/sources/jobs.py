@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from ferryman import limits
+from ferryman import limits, places
 from ferryman.document import Document, encode_fields
 from ferryman.errors import BadDocument, TransientError, UsageError, plain_text
 from ferryman.intake import Job, NodeInvalid, Queue, inventory
@@ -82,7 +82,7 @@ class Jobs(Source):
         super().__init__(prefix=prefix, detect=detect)
         if not isinstance(max_bytes, int) or max_bytes < 1:
             raise UsageError(f"Jobs(max_bytes={max_bytes!r}): give a whole number of bytes, at least 1.")
-        self.url = queue.url if isinstance(queue, Queue) else queue
+        self.url = None if queue is None else _full(queue.url if isinstance(queue, Queue) else queue)
         self.max_bytes = max_bytes
         self._queue = queue if isinstance(queue, Queue) else None
         self._chosen: frozenset[str] | None = None
@@ -100,7 +100,7 @@ class Jobs(Source):
         Raises:
             UsageError: the plan names another queue.
         """
-        if self.url is not None and self.url != queue.url:
+        if self.url is not None and self.url != _full(queue.url):
             raise UsageError(
                 f"the plan takes jobs from {self.url}, and {queue.url} is served. Say Jobs() in the plan, or serve "
                 "the one that it names."
@@ -233,3 +233,9 @@ def print_of(held: StoredFile, fields: dict[str, Any]) -> str:
 def quoted(part: str, plain: str = "") -> str:
     """A part of an id."""
     return quote(part, safe=PLAIN + plain, errors="surrogateescape")
+
+
+def _full(url: str) -> str:
+    """The URL of a queue, with the path of its file from the root on."""
+    start, is_file, path = url.partition("sqlite:///")
+    return f"{is_file}{places.absolute(path)}" if is_file and not start else url

@@ -92,6 +92,9 @@ class Records(Source):
         self._tree = tree_of(name, root, include, exclude, None, storage_options)
         self.root = self._tree.where
 
+    def place(self) -> str | None:
+        return self.root
+
     def __repr__(self) -> str:
         left_out = "" if self.exclude is None else f", exclude={self.exclude!r}"
         return f"{type(self).__name__}({self.root!r}, include={self.include!r}{left_out})"

@@ -62,7 +62,8 @@ class Sql(Source):
 
     Args:
         url: an SQLAlchemy URL; its driver must be installed. ``postgresql://`` means psycopg 3 (``pip install
-            'ferryman[postgres]'``). A relative SQLite file is meant from where the plan is built.
+            'ferryman[postgres]'``). The relative path of an SQLite file is meant from the
+            plan file's folder; in a program, from the current one.
         query: a SELECT, or WITH … SELECT. Where only a part is asked for, it stands in ``SELECT … FROM (query) q``.
         id: the column of the id: text or a number.
         content: the column of the content: text (as UTF-8) or binary; NULL is no content.
@@ -106,6 +107,9 @@ class Sql(Source):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_reader": None}
+
+    def place(self) -> str | None:
+        return databases.shown(self.url)
 
     def __repr__(self) -> str:
         return f"Sql({self._url.render_as_string()!r}, {self.query!r}, id={self.id!r})"

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal, get_args
 
 import sqlalchemy as sa
 
+from ferryman import places
 from ferryman.destinations.base import Delivery, Destination, DestinationContext, Effect, Facts, Outcome
 from ferryman.destinations.directory.names import NAME_BYTES, PATH_BYTES
 from ferryman.destinations.directory.writer import DOCUMENTS, INDEX, Body, Shelf
@@ -70,8 +71,9 @@ class Directory(Destination):
     )
 
     def __init__(self, directory: str | Path, content: Content = "raw", by: By = "id") -> None:
-        """``directory`` is made if it is not there. A relative one is meant from where the plan is built."""
-        self.directory = Path(directory).expanduser().absolute()
+        """``directory`` is made if it is not there. A relative one is meant from the plan file's
+        folder; in a program, from the current one."""
+        self.directory = Path(places.absolute(directory))
         self.content: Content = content
         self.by: By = by
         self._engine: sa.Engine | None = None

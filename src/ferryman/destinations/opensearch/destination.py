@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from ferryman import limits
+from ferryman import limits, places
 from ferryman.destinations.base import Delivery, Destination, DestinationContext, Effect, Facts, Guarantee, Outcome
 from ferryman.destinations.environment import shown_url
 from ferryman.destinations.http import Answer, Auth, Http, NotSent, Unanswered
@@ -111,7 +111,7 @@ class OpenSearch(Destination):
         self.auth = auth
         self.refresh: Refresh = refresh
         self.settings = dict(settings or {})
-        self.ca = None if ca is None else str(Path(ca).expanduser().absolute())
+        self.ca = None if ca is None else places.absolute(ca)
         self._http: Http | None = None
         self._writer = BulkWriter(text)
         self._once = False

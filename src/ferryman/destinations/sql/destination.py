@@ -37,7 +37,8 @@ class Sql(Destination):
     others. Of two writers of an id the higher sequence wins.
 
     Args:
-        url: an SQLAlchemy URL. A relative path of a file is meant from where the plan is built, in workers too.
+        url: an SQLAlchemy URL. A relative path of a file is meant from the plan file's folder; in a program, from
+            the current one.
             PostgreSQL: ``postgresql://`` (psycopg 3); leave the password to ``PGPASSWORD`` or ``~/.pgpass`` where the
             workers have them.
         table: its name. ``<table>_tombstones`` remembers deletes, ``<table>_fts`` is the full-text index.

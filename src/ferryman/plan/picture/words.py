@@ -29,7 +29,12 @@ def options(node: Node) -> dict[str, Any]:
     """JSON values; {} for what is not what its kind says (``plan.source("a", "a folder")``)."""
     match node:
         case SourceNode(source=Source() as source):
-            return {"prefix": source.prefix, "detect": source.detect, "max_deleted": source.max_deleted}
+            return {
+                "place": _place(source),
+                "prefix": source.prefix,
+                "detect": source.detect,
+                "max_deleted": source.max_deleted,
+            }
         case StepNode():
             return {"effect": node.effect.value, "mutates": node.mutates, "timeout": node.timeout}
         case RouterNode(router=Router() as router):
@@ -62,6 +67,7 @@ def facts(node: Node) -> list[str]:
         return words
     match node:
         case SourceNode():
+            words += [told["place"]] if told["place"] else []
             words += [f"ids begin with {told['prefix']}"] if told["prefix"] else []
             words += [f"detect={told['detect']}"] if told["detect"] != "content" else []
         case StepNode():
@@ -89,6 +95,14 @@ def branch_label(before: Node, branch: Node) -> str:
     if isinstance(before, RouterNode) and isinstance(before.router, Router):
         return before.router.label(branch.name)
     return ""
+
+
+def _place(source: Source) -> str | None:
+    """Other people's code, too."""
+    try:
+        return source.place()
+    except Exception:
+        return None
 
 
 def _target(destination: Destination) -> str | None:
