@@ -8,6 +8,7 @@ from ferryman.account.questions import history as history
 from ferryman.account.questions import keep_counted as keep_counted
 from ferryman.account.questions import left_over as left_over
 from ferryman.account.questions import number_of_deliveries as number_of_deliveries
+from ferryman.account.questions import reasons as reasons
 from ferryman.account.questions import status as status
 from ferryman.account.questions import tables as tables
 from ferryman.account.questions import unread as unread

@@ -24,7 +24,7 @@ from ferryman.errors import EngineError, StateDamaged, UsageError
 from ferryman.plan import Plan, SourceNode, destinations_of_sources
 from ferryman.records.family import in_family
 from ferryman.records.schemas import LEDGER_COLUMNS
-from ferryman.records.statuses import Status, stored
+from ferryman.records.statuses import Status, shown, stored
 from ferryman.state.layout import COUNTED, TABLES
 from ferryman.state.state import SETTLED, WAVE, State
 from ferryman.storage.files import disk_full
@@ -166,6 +166,39 @@ def number_of_deliveries(
     """How many these are."""
     statuses, operation = named_statuses(status)
     return _reading(root, plan, lambda seen: seen.number_of_docs(statuses, destination, source, operation, family))
+
+
+def reasons(
+    root: Path,
+    *,
+    status: str | None = None,
+    destination: str | None = None,
+    source: str | None = None,
+    family: str | None = None,
+    limit: int | None = None,
+    plan: Plan | None = None,
+) -> list[dict[str, Any]]:
+    """Why deliveries have not arrived, the most frequent reason first: ``status`` (as shown), ``deliveries`` (how
+    many), ``reason`` (of one of them) and ``example``, its document.
+
+    Reasons that differ only in numbers and in what they quote are counted together. Without a ``status``: of all
+    deliveries that are neither delivered nor deleted.
+    """
+    statuses, operation = named_statuses(status)
+
+    def look(seen: View) -> list[dict[str, Any]]:
+        return seen.reasons(statuses, destination, source, operation, family, limit)
+
+    found = _reading(root, plan, look)
+    return [
+        {
+            "status": shown(each["status"], each["operation"]),
+            "deliveries": each["deliveries"],
+            "reason": each["reason"],
+            "example": each["example"],
+        }
+        for each in found
+    ]
 
 
 def named_statuses(status: str | None) -> tuple[frozenset[Status], str | None]:

@@ -15,8 +15,9 @@ import pyarrow as pa
 from ferryman.account.counts import Tables, count
 from ferryman.plan import destinations_of_sources
 from ferryman.records.family import in_family
+from ferryman.records.reasons import alike_sql, reason_sql
 from ferryman.records.schemas import DOCUMENTS, LEDGER, LEDGER_COLUMNS, OUTBOX, OUTBOX_PARTITION
-from ferryman.records.statuses import SHOWN, shown
+from ferryman.records.statuses import SHOWN, Status, shown
 from ferryman.state.state import SETTLED, WAVE, State
 from ferryman.storage import parquet
 from ferryman.storage.query import quoted_list, register
@@ -200,6 +201,25 @@ class View:
         self._keep_current(_asked(statuses, destination, source, None, operation, family), ["wave"])
         return self._one("SELECT count(*) FROM current")
 
+    def reasons(
+        self,
+        statuses: Collection[str] = (),
+        destination: str | None = None,
+        source: str | None = None,
+        operation: str | None = None,
+        family: str | None = None,
+        limit: int | None = None,
+    ) -> list[dict[str, Any]]:
+        """The same deliveries by status and reason; see ``account.reasons``."""
+        asked = _asked(statuses or _NOT_ARRIVED, destination, source, None, operation, family)
+        self._keep_current(asked, ["wave", "status", "operation", "document", f"{reason_sql()} AS reason"])
+        return self.rows(f"""
+            SELECT status, operation, count(*) AS deliveries, arg_min(reason, document) AS reason,
+                min(document) AS example
+            FROM current GROUP BY status, operation, {alike_sql("reason")}
+            ORDER BY deliveries DESC, reason, status {"" if limit is None else f"LIMIT {int(limit)}"}
+        """)
+
     def docs_at_most(
         self, statuses: Collection[str], destination: str | None, source: str | None, document: str | None
     ) -> int:
@@ -283,6 +303,8 @@ class View:
 
 
 _ALL: Final = tuple(LEDGER_COLUMNS)
+
+_NOT_ARRIVED: Final = frozenset(Status) - {Status.INDEXED}
 
 
 def _newest(where: list[str], limit: int | None, window: int | None) -> str:

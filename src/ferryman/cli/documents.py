@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -28,6 +29,13 @@ if TYPE_CHECKING:
 
     from ferryman.plan import Plan
 
+
+class By(enum.StrEnum):
+    """What deliveries can be counted by."""
+
+    REASON = "reason"
+
+
 LIMIT = 50
 """Rows shown at once on a terminal."""
 
@@ -53,6 +61,10 @@ def deliveries(
         bool,
         typer.Option("--incomplete", help="List documents (or files of rows) with deliveries that have not ended."),
     ] = False,
+    by: Annotated[
+        By | None,
+        typer.Option("--by", show_default=False, help="Count by reason what has not arrived, with an example of each."),
+    ] = None,
     limit: Annotated[
         int | None,
         typer.Option(
@@ -75,6 +87,9 @@ def deliveries(
     whether all of it has ended: complete, or incomplete, and how many deliveries are pending, in doubt, failed or
     rejected. --incomplete lists families of which some are pending or in doubt; what failed has ended.
 
+    --by reason counts: why deliveries have failed, were rejected or dropped, are pending or in doubt, the most frequent
+    reason first, each with the id of one document. Reasons that differ only in numbers and quoted words are one.
+
     --json writes all of them as they come, however many there are. As text the last line says how many more there are.
     -v also prints the tracebacks of unexpected errors.
     """
@@ -85,7 +100,7 @@ def deliveries(
 
     loaded = load_plan(plan)
     _are_nodes(loaded, destination=destination, source=source)
-    if incomplete and (status is not None or destination is not None):
+    if incomplete and (status is not None or destination is not None or by is not None):
         raise UsageError("--incomplete goes with --source and --family only.")
     filters = chosen(status=status_name(status), destination=destination, source=source, family=family)
     root = state_root(loaded, state, plan_file(plan))
@@ -95,6 +110,9 @@ def deliveries(
         note(f"{root}: there is no state here yet: nothing has run. Next: {command('run', plan, state=state)}")
     elif incomplete:
         _list_incomplete(root, loaded, source, family, plan, state, limit if json else at_most, json=json)
+        return
+    elif by is not None:
+        _list_reasons(account.reasons(root, **filters, limit=limit, plan=loaded), json=json)
         return
     elif json:
         json_lines(account.each_delivery(root, **filters, limit=limit, plan=loaded))
@@ -119,6 +137,16 @@ def deliveries(
 
 _ASKED = ("FORCE", "RESTART")
 """Statuses of what an operator has asked for again and no wave has taken up."""
+
+
+def _list_reasons(found: list[dict[str, Any]], *, json: bool) -> None:
+    if json:
+        json_line(found)
+    elif found:
+        columns = ("deliveries", "status", "example", "reason")
+        table(columns, [[row[c] for c in columns] for row in found])
+    else:
+        note("There are none: all is delivered.")
 
 
 def _note_more(shown: str, of: int) -> None:

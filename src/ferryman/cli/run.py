@@ -46,6 +46,10 @@ EXAMPLES = 3
 """Deliveries shown with their reason at the end of a run; `ferryman deliveries` lists them all."""
 
 
+REASONS = 5
+"""Reasons shown there, if there are more deliveries than that; `ferryman deliveries --by reason` lists them all."""
+
+
 def run(
     plan: PlanSpec,
     state: StateDir = None,
@@ -198,7 +202,7 @@ def tell(summary: Summary, root: Path, loaded: Plan, plan: str, state: Path | No
     )
     for count, status in left:
         if count:
-            _examples(root, loaded, status, f"{count} {_in_words(status)}")
+            _examples(root, loaded, status, f"{count} {_in_words(status)}", many=count > EXAMPLES)
     for count, status in left[:3]:
         if count:
             listing = terminal.command("deliveries", plan, "--status", status, state=state)
@@ -225,11 +229,17 @@ def _counts(summary: Summary) -> str:
     return f"{waves}: {summary.delivered} delivered{deleted}{dropped}"
 
 
-def _examples(root: Path, plan: Plan, status: str, heading: str) -> None:
-    """The first few documents of a status, with the reason of each."""
+def _examples(root: Path, plan: Plan, status: str, heading: str, *, many: bool) -> None:
+    """The first few documents of a status, with the reason of each; of many, the most frequent reasons."""
     from ferryman import account
     from ferryman.records.reasons import reason_of
 
+    if many:
+        found = account.reasons(root, status=status, limit=REASONS, plan=plan)
+        terminal.say(heading + (":" if found else ""))
+        for row in found:
+            terminal.say(f"  {row['deliveries']}: {row['reason'] or 'not sent yet'} (one of them: {row['example']})")
+        return
     rows = account.deliveries(root, status=status, limit=EXAMPLES, plan=plan)
     terminal.say(heading + (", the newest of them:" if rows else ""))
     for row in rows:

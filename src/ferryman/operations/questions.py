@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from ferryman import account
 from ferryman.errors import UsageError
@@ -25,6 +25,7 @@ def deliveries(
     source: str | None = None,
     family: str | None = None,
     incomplete: bool = False,
+    by: Literal["reason"] | None = None,
     limit: int | None = None,
 ) -> list[dict[str, Any]]:
     """Deliveries of current documents, each by its latest event, newest first, with the ledger's columns.
@@ -35,15 +36,21 @@ def deliveries(
         incomplete: not deliveries but families of which some are pending or in doubt: ``source``, ``family``, and how
             many ``deliveries`` it has, ``ended``, ``pending``, ``in_doubt``, ``failed``, ``rejected``. Goes with
             ``source`` and ``family`` only.
+        by: ``"reason"``: not deliveries but why they have not arrived, the most frequent reason first: ``status`` (as
+            shown), ``deliveries`` (how many), ``reason`` (of one of them) and ``example``, its document.
+
+    Raises:
+        UsageError: there is no such status or no state yet; these arguments do not go together.
     """
     root = state_root(plan, state)
     if incomplete:
-        if status is not None or destination is not None:
+        if status is not None or destination is not None or by is not None:
             raise UsageError("incomplete: it goes with source and family only.")
         return [each._asdict() for each in account.incomplete(root, plan, source, family)[:limit]]
-    return account.deliveries(
-        root, status=status, destination=destination, source=source, family=family, limit=limit, plan=plan
-    )
+    if by not in (None, "reason"):
+        raise UsageError(f"by={by!r}: give 'reason'.")
+    ask = account.deliveries if by is None else account.reasons
+    return ask(root, status=status, destination=destination, source=source, family=family, limit=limit, plan=plan)
 
 
 def history(plan: Plan, document: str, *, state: str | Path | None = None) -> list[dict[str, Any]]:

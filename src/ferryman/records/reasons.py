@@ -30,6 +30,17 @@ def traceback_of(message: str) -> str:
     return f"{HEADING}\n{trace}" if mark else ""
 
 
-def reason_sql(message: str) -> str:
-    """``reason_of`` of a column, as SQL."""
-    return f"split_part({message}, chr(10) || '{HEADING}' || chr(10), 1)"
+def reason_sql() -> str:
+    """Of an event's columns ``message`` and ``document``, the reason as SQL: without traceback, without the document's
+    id before it and the number of the attempt after it; "" if there is none."""
+    first = f"split_part(coalesce(message, ''), chr(10) || '{HEADING}' || chr(10), 1)"
+    about = (
+        f"CASE WHEN starts_with({first}, document || ': ') THEN substr({first}, length(document) + 3) ELSE {first} END"
+    )
+    return f"regexp_replace({about}, ' \\((attempt [0-9]+, the last|no attempt is spent)\\)$', '')"
+
+
+def alike_sql(reason: str) -> str:
+    """What reasons that differ only in numbers and in what they quote have in common, and the line of code, as SQL."""
+    plain = f"regexp_replace({reason}, '[0-9]+|''[^'']*''|\"[^\"]*\"', '0', 'g')"
+    return f"{plain} || regexp_extract({reason}, ':[0-9]+\\)$')"
