@@ -14,6 +14,7 @@ DOCS = ROOT / "docs"
 
 PICTURES: dict[str, Callable[[], str]] = {
     **{f"pictures/{name}-states.svg": partial(queue.picture, name) for name in queue.MACHINES},
+    "pictures/plan-papers.svg": plans.papers_svg,
     "pictures/plan-plays.svg": plans.svg,
     "pictures/plan-refused.svg": plans.refused_svg,
     "pictures/protocol.svg": protocol.picture,

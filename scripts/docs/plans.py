@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 import threading
 from collections.abc import Iterator, Sequence
+from contextlib import chdir
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,6 +22,17 @@ EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "plays.py"
 def svg() -> str:
     """docs/pictures/plan-plays.svg: what ``ferryman plan show docs/examples/plays.py --format svg`` prints."""
     return picture.svg(load_plan(str(EXAMPLE)))
+
+
+def papers_svg() -> str:
+    """docs/pictures/plan-papers.svg: the plan of the README, as if its file was in the root folder."""
+    text = (EXAMPLE.parents[2] / "README.md").read_text("utf-8")
+    block = re.search(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    assert block is not None
+    names: dict[str, Any] = {"__name__": "papers"}
+    with chdir("/"):
+        exec(block[1], names)
+        return picture.svg(names["plan"])
 
 
 def refused_svg() -> str:

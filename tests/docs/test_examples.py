@@ -45,7 +45,7 @@ def test_the_plan_of_the_readme_does_what_it_says() -> None:
     """It can run; a letter goes one way, the paragraphs of another text the other."""
     from ferryman import Document
 
-    text, _ = python("../README.md")
+    [text] = python("../README.md")
     made: dict[str, Any] = {"__name__": "readme"}
     exec(compile(text, "README.md", "exec"), made)
 
@@ -55,7 +55,7 @@ def test_the_plan_of_the_readme_does_what_it_says() -> None:
     assert [child.id for child in made["paragraphs"](other)] == ["a#0", "a#1"]
 
 
-def test_the_second_plan_of_the_readme_brings_files_into_opensearch(
+def test_the_plan_of_the_first_page_brings_files_into_opensearch(
     server: Callable[[str], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A real one: the text of what can be read is there, what cannot is refused."""
@@ -66,9 +66,9 @@ def test_the_second_plan_of_the_readme_brings_files_into_opensearch(
     (tmp_path / "library").mkdir()
     (tmp_path / "library" / "muse.html").write_text("<title>Henry V</title><p>O for a Muse of fire")
     (tmp_path / "library" / "broken.pdf").write_bytes(b"%PDF-1.4 and then nothing")
-    _, text = python("../README.md")
-    made: dict[str, Any] = {"__name__": "readme"}
-    exec(compile(text.replace("http://localhost:9200", real.url), "README.md", "exec"), made)
+    [text] = python("README.md")
+    made: dict[str, Any] = {"__name__": "first_page"}
+    exec(compile(text.replace("http://localhost:9200", real.url), "docs/README.md", "exec"), made)
 
     summary = run_plan(made["plan"], tmp_path / "state")
 

@@ -1,4 +1,4 @@
-"""The how-to guides are true: their commands are run, and what they show is what comes."""
+"""The README and the how-to guides are true: their commands are run, and what they show is what comes."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from ferryman.errors import EngineError
 from tests.support.page import HOW_TO, QuickShell, parts
 
 PAGES = [
+    "../../README",
     "recover",
     "preview-a-plan",
     "route-and-duplicate",

@@ -17,7 +17,8 @@ def without_code(text: str) -> str:
 
 def links(page: Path) -> list[str]:
     """Targets of the links that stay in this repository."""
-    found = re.findall(r"\]\(([^)\s]+)\)", without_code(page.read_text("utf-8")))
+    text = without_code(page.read_text("utf-8"))
+    found = re.findall(r"\]\(([^)\s]+)\)", text) + re.findall(r'<img src="([^"]+)"', text)
     return [target for target in found if not re.match(r"[a-z]+:", target)]
 
 
