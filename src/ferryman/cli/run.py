@@ -19,6 +19,7 @@ from ferryman.cli.options import (
     PlanSpec,
     StateDir,
     Verbose,
+    has_run,
     machines_have,
     notify_targets,
     seconds,
@@ -41,6 +42,8 @@ class RunCommand(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         return super().parse_args(ctx, [f"{_ALLOW}={_EVERYWHERE}" if arg == _ALLOW else arg for arg in args])
 
+
+EXIT_INCOMPLETE = 4
 
 EXAMPLES = 3
 """Deliveries shown with their reason at the end of a run; `ferryman deliveries` lists them all."""
@@ -174,6 +177,8 @@ def carried(
         if verbose:
             terminal.note(f"warning: {warning}")
     root = state_root(plan, state, file)
+    if not has_run(root) and not options.get("from_version"):
+        terminal.note(new_state(root))
     with Interrupt() as interrupt:
         try:
             with watching(sys.stderr, verbose) as observer, logging_to(observer, verbose):
@@ -189,6 +194,16 @@ def carried(
             terminal.note("interrupted: nothing is lost. Type the same again: what was committed is sent first.")
             raise typer.Exit(CODE)
     return root, summary
+
+
+def new_state(root: Path) -> str:
+    """That all is sent from scratch, and which other states there are: a plan may have been renamed."""
+    others = sorted(path.parent.name for path in root.parent.glob("*/state.json"))
+    here = f"; others here: {', '.join(others)}" if others else ""
+    name, _, _ = root.name.rpartition("-v")
+    older = [other for other in others if other.rpartition("-v")[0] == name]
+    migrate = f". To go on from an older version: --from-version {older[-1].rpartition('-v')[2]}" if older else ""
+    return f"new state: {root}{here}{migrate}. Every document is new to it, and is sent."
 
 
 def tell(summary: Summary, root: Path, loaded: Plan, plan: str, state: Path | None) -> None:
@@ -210,6 +225,12 @@ def tell(summary: Summary, root: Path, loaded: Plan, plan: str, state: Path | No
     if summary.failed or summary.rejected:
         again = terminal.command("retry", plan, state=state)
         terminal.say(f"A document that changes is tried again by itself; to retry all: {again}")
+    if summary.exit == EXIT_INCOMPLETE and not summary.pending:
+        terminal.say(
+            "Exit code 4 although nothing is pending: not all that a source has could be listed. There may be more "
+            "documents, and none of that source is deleted until a listing is complete. The messages above name the "
+            "place: correct it, or wait until it is back, and run again."
+        )
     if summary.pending:
         terminal.say(f"The next run sends what is pending: {terminal.command('run', plan, state=state)}")
 

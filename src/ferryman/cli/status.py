@@ -41,7 +41,7 @@ def status(plan: PlanSpec, state: StateDir = None, json: Json = False, verbose: 
     if json:
         json_line(found)
         return
-    _told(found, waves)
+    _told(found, waves, has_run(root))
     if any(numbers["pending"] for numbers in found["destinations"].values()):
         say_unread(loaded, root)
     for name in LOOK_AT:
@@ -64,7 +64,7 @@ def never_run(plan: Plan) -> dict[str, Any]:
     }
 
 
-def _told(found: dict[str, Any], waves: list[dict[str, Any]]) -> None:
+def _told(found: dict[str, Any], waves: list[dict[str, Any]], ran: bool) -> None:
     waves_run = "1 wave" if found["waves"] == 1 else f"{found['waves']} waves"
     say(f"plan {found['plan']}, version {found['version']}: {waves_run}")
     say()
@@ -83,7 +83,9 @@ def _told(found: dict[str, Any], waves: list[dict[str, Any]]) -> None:
         columns = list(waves[0])
         table(columns, [[when(w[c]) if c == "created" else w[c] for c in columns] for w in waves])
         say()
-    if found["balanced"]:
+    if not ran:
+        say("Nothing has run yet: there is nothing to balance.")
+    elif found["balanced"]:
         say("Balanced: every document is accounted for at every destination that its source reaches.")
     else:
         say(

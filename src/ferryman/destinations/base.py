@@ -258,6 +258,10 @@ class Destination:
         """The place written to, without secrets (``sqlite:///out.db#documents``); None if it is only this node's."""
         return None
 
+    def not_installed(self) -> str:
+        """Which package is missing, and the command that installs it; "" if all is there. Opens nothing."""
+        return ""
+
     def check(self) -> None:
         """Reachable and fit? Raise ``Unavailable`` or ``Misconfigured`` if not."""
 

@@ -10,6 +10,7 @@ from ferryman.destinations.base import Destination, Effect, Guarantee
 from ferryman.errors import PlanError
 from ferryman.needs import names
 from ferryman.plan import graph
+from ferryman.plan.extras import missing_extras
 from ferryman.plan.fingerprint import fingerprint
 from ferryman.plan.forgotten import forgotten_returns
 from ferryman.plan.nodes import DestinationNode, Node, Policy, RouterNode, SourceNode, StepFunction, StepNode
@@ -202,6 +203,7 @@ class Plan:
         findings, warnings = graph.check(self.name, self.version, self.nodes)
         findings += [finding for target in self._notified for finding in target.findings()]
         findings += cannot_be_pickled(self.nodes)
+        findings += missing_extras(self.nodes)
         if findings:
             raise PlanError(findings)
         return [*warnings, *forgotten_returns(self.nodes)]

@@ -114,6 +114,10 @@ class Source:
         """Where it reads, for people: an absolute path or a URL, without secrets; None if there is no such place."""
         return None
 
+    def not_installed(self) -> str:
+        """Which package is missing, and the command that installs it; "" if all is there. Opens nothing."""
+        return ""
+
     def counted(self, fields: dict[str, Any]) -> dict[str, Any]:
         """The fields that make a document's version, with its raw bytes."""
         if not self.uncounted:

@@ -11,6 +11,7 @@ import time
 import zipfile
 from collections.abc import Iterable, Iterator
 from datetime import datetime
+from importlib.util import find_spec
 from itertools import islice
 from operator import itemgetter
 from typing import Any, Final, NoReturn
@@ -269,6 +270,19 @@ class Bucket:
     def _fs_path(self, id: str) -> tuple[Any, str]:
         fs, root = self._fs()
         return fs, f"{root}/{key_of(id)}" if root else key_of(id)
+
+    def not_installed(self) -> str:
+        if find_spec("fsspec") is None:
+            return f"{self.where} needs fsspec, not installed here: pip install 'ferryman[fsspec]'"
+        from fsspec.registry import known_implementations
+
+        for part in self._url.split("::"):
+            scheme = part.partition("://")[0]
+            name = known_implementations.get(scheme.lower(), {}).get("class", "fsspec").partition(".")[0]
+            if find_spec(name) is None:
+                what = "'ferryman[s3]'" if name == "s3fs" else name
+                return f"{self.where} needs {name}, not installed here: pip install {what}"
+        return ""
 
     def _fs(self) -> tuple[Any, str]:
         """The file system, opened once a process, and the root's path in it, without a slash at its end.

@@ -49,6 +49,9 @@ class Folder:
     def where(self) -> str:
         return self._root.path
 
+    def not_installed(self) -> str:
+        return ""
+
     def shown(self, id: str) -> str:
         return self._root.shown(id)
 

@@ -7,6 +7,7 @@ import json
 import os
 from collections.abc import Collection, Iterator
 from hashlib import blake2b, sha256
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote
@@ -106,6 +107,11 @@ class Jobs(Source):
                 "the one that it names."
             )
         self._queue, self._chosen = queue, frozenset(jobs)
+
+    def not_installed(self) -> str:
+        if self.url is not None and self.url.startswith("zookeeper://") and find_spec("kazoo") is None:
+            return "a queue on ZooKeeper needs kazoo, not installed here: pip install 'ferryman[intake]'"
+        return ""
 
     def check(self) -> None:
         """

@@ -95,6 +95,9 @@ class Records(Source):
     def place(self) -> str | None:
         return self.root
 
+    def not_installed(self) -> str:
+        return self._tree.not_installed()
+
     def __repr__(self) -> str:
         left_out = "" if self.exclude is None else f", exclude={self.exclude!r}"
         return f"{type(self).__name__}({self.root!r}, include={self.include!r}{left_out})"

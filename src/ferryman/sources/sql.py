@@ -111,6 +111,15 @@ class Sql(Source):
     def place(self) -> str | None:
         return databases.shown(self.url)
 
+    def not_installed(self) -> str:
+        try:
+            self._url.get_dialect().import_dbapi()
+        except ModuleNotFoundError as e:
+            return f"{self._where}: the driver {e.name} is not installed: pip install {e.name}"
+        except (sa.exc.ArgumentError, NotImplementedError):  # the run says it
+            return ""
+        return ""
+
     def __repr__(self) -> str:
         return f"Sql({self._url.render_as_string()!r}, {self.query!r}, id={self.id!r})"
 

@@ -62,6 +62,9 @@ class FileTree(Protocol):
     def where(self) -> str:
         """The root: a path or a URL, without secrets."""
 
+    def not_installed(self) -> str:
+        """See ``Source``."""
+
     def shown(self, id: str) -> str:
         """A file's whole path or URL for a message: on one line, without secrets."""
 
