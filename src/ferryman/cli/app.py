@@ -25,7 +25,6 @@ app = typer.Typer(
     help="Index documents with Spark into search engines and other destinations, and account for every one of them.",
     epilog="`ferryman init DIR` writes a plan to start from; `ferryman demo` shows it all at work.",
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode=None,  # plain help: the same on a terminal and in a pipe, and in half the time
     pretty_exceptions_enable=False,  # this module tells of errors
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import os
 import re
 from dataclasses import dataclass
@@ -49,6 +50,25 @@ StateDir = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
 Verbose = Annotated[
     bool, typer.Option("-v", "--verbose", callback=_verbose, help="Print more, and tracebacks of errors.")
+]
+
+
+class LogFormat(enum.StrEnum):
+    """What log lines look like."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+LogFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--log-file", metavar="FILE", show_default=False, help="Append progress and messages to this file, too."
+    ),
+]
+LogFormatOption = Annotated[
+    LogFormat,
+    typer.Option("--log-format", help="Of the log file, or else of stderr: lines, or one JSON object per line."),
 ]
 Master = Annotated[
     str, typer.Option("--master", metavar="URL", help="Spark's master: local[4], spark://host:7077, yarn, ….")

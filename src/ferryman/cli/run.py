@@ -15,6 +15,9 @@ from ferryman.cli.options import (
     Conf,
     Has,
     Json,
+    LogFile,
+    LogFormat,
+    LogFormatOption,
     Master,
     PlanSpec,
     StateDir,
@@ -31,6 +34,9 @@ from ferryman.errors import UsageError
 if TYPE_CHECKING:
     from ferryman.engine.wave import Summary
     from ferryman.plan import Plan
+
+Log = tuple[Path | None, str]
+"""Log file, and its format."""
 
 _ALLOW = "--allow-deletes"
 _EVERYWHERE = "*"
@@ -118,6 +124,8 @@ def run(
             "a node is stopped. Repeatable.",
         ),
     ] = None,
+    log_file: LogFile = None,
+    log_format: LogFormatOption = LogFormat.TEXT,
     json: Json = False,
     verbose: Verbose = False,
 ) -> None:
@@ -153,7 +161,8 @@ def run(
     if options["every"] == 0:
         raise UsageError("--every 0: give a time above 0, as in --every 30s.")
     loaded = load_plan(plan)
-    root, summary = carried(loaded, plan_file(plan), state, verbose=verbose, **options)
+    log = (log_file, log_format)
+    root, summary = carried(loaded, plan_file(plan), state, verbose=verbose, log=log, **options)
     if json:
         terminal.json_line(summary.as_dict())
     else:
@@ -162,7 +171,13 @@ def run(
 
 
 def carried(
-    plan: Plan, file: Path | None, state: Path | None, *, verbose: bool = False, **options: Any
+    plan: Plan,
+    file: Path | None,
+    state: Path | None,
+    *,
+    verbose: bool = False,
+    log: Log = (None, "text"),
+    **options: Any,
 ) -> tuple[Path, Summary]:
     """Run a plan with progress on stderr: (root of its state, what was done).
 
@@ -177,16 +192,17 @@ def carried(
         if verbose:
             terminal.note(f"warning: {warning}")
     root = state_root(plan, state, file)
-    if not has_run(root) and not options.get("from_version"):
-        terminal.note(new_state(root))
     with Interrupt() as interrupt:
         try:
-            with watching(sys.stderr, verbose) as observer, logging_to(observer, verbose):
+            with watching(sys.stderr, verbose, *log) as observer, logging_to(observer, verbose):
                 from ferryman.operations import (
                     run as operation,  # loads Spark: after all that can be refused without it
                 )
 
+                if not has_run(root) and not options.get("from_version"):
+                    observer.message(new_state(root))
                 summary = operation.run(plan, state=root.parent, observer=interrupt.heeding(observer), **options)
+                observer.finished(summary.as_dict())
         except BaseException:
             if not interrupt.asked:
                 raise

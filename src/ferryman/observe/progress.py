@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final, Protocol, TextIO
 
 from ferryman.observe.pace import Pace, duration
@@ -79,6 +78,9 @@ class Observer(Protocol):
     def message(self, text: str) -> None:
         """A line for people."""
 
+    def finished(self, counts: Mapping[str, int]) -> None:
+        """The run has ended: its exit code and counts, as ``run --json`` has them."""
+
 
 class Silent:
     """Says nothing."""
@@ -94,6 +96,7 @@ class Silent:
     def taken_up(self, documents: int) -> None: ...
     def settled(self, delivered: int, pending: int, failed: int) -> None: ...
     def message(self, text: str) -> None: ...
+    def finished(self, counts: Mapping[str, int]) -> None: ...
 
 
 class Forwarding:
@@ -129,6 +132,9 @@ class Forwarding:
 
     def message(self, text: str) -> None:
         self._observer.message(text)
+
+    def finished(self, counts: Mapping[str, int]) -> None:
+        self._observer.finished(counts)
 
 
 _LONG_S: Final = 10.0
@@ -198,6 +204,10 @@ class LineProgress:
     def message(self, text: str) -> None:
         self.stream.write(one_line(text) + "\n")
         self.stream.flush()
+
+    def finished(self, counts: Mapping[str, int]) -> None:
+        """Whoever reads the result has the counts."""
+        self._end_phase()
 
     def _end_phase(self) -> None:
         """Say what the phase came to; a scan that finds nothing, again and again, says nothing."""
@@ -277,6 +287,9 @@ class Bar:
     def message(self, text: str) -> None:
         self.progress.console.print(one_line(text), markup=False, highlight=False, soft_wrap=True)
 
+    def finished(self, counts: Mapping[str, int]) -> None:
+        """The result follows the bar."""
+
     def _show(self) -> None:
         done = self.delivered + self.failed
         figures = f"{counted(self.delivered)} delivered, {counted(self.pending)} pending, {counted(self.failed)} failed"
@@ -284,23 +297,3 @@ class Bar:
         if seconds > 0:
             figures += f", {counted(round(self.delivered / seconds))}/s"
         self.progress.update(self.task, completed=done, total=max(self.total, done) or None, figures=figures)
-
-
-@contextlib.contextmanager
-def watching(stream: TextIO, verbose: bool = False) -> Iterator[Observer]:
-    """The observer that suits the stream, for as long as the run takes."""
-    if not stream.isatty():
-        yield LineProgress(stream, verbose)
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
-    columns = (
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=24),
-        TextColumn("{task.fields[figures]}"),
-        TimeElapsedColumn(),
-    )
-    with Progress(*columns, console=Console(file=stream), transient=True, redirect_stdout=False) as progress:
-        yield Bar(progress, verbose=verbose)

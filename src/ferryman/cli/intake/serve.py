@@ -18,7 +18,19 @@ import typer
 from ferryman.cli import terminal
 from ferryman.cli.intake.options import QueueUrl, opened
 from ferryman.cli.interrupt import CODE, SIGNALS
-from ferryman.cli.options import Conf, Has, Master, PlanSpec, StateDir, Verbose, machines_have, spark_settings
+from ferryman.cli.options import (
+    Conf,
+    Has,
+    LogFile,
+    LogFormat,
+    LogFormatOption,
+    Master,
+    PlanSpec,
+    StateDir,
+    Verbose,
+    machines_have,
+    spark_settings,
+)
 
 if TYPE_CHECKING:
     from ferryman.engine.runner.base import Runner
@@ -61,6 +73,8 @@ def serve(
     master: Master = "local[*]",
     conf: Conf = None,
     has: Has = None,
+    log_file: LogFile = None,
+    log_format: LogFormatOption = LogFormat.TEXT,
     verbose: Verbose = False,
 ) -> None:
     """Serve the queue: carry batches from Pending to their reports, through a plan.
@@ -96,7 +110,7 @@ def serve(
                 graceful.listen()  # Spark's start has put itself in the place of who hears Ctrl-C
                 yield driver
 
-        with watching(sys.stderr, verbose) as observer, logging_to(observer, verbose):
+        with watching(sys.stderr, verbose, log_file, log_format) as observer, logging_to(observer, verbose):
             observer.message(f"serving {found.url} with plan {loaded.key}; files lie in {how.work}")
             with graceful.excusing():
                 serving(loaded, found, how, driving, stop=graceful.stop, observer=observer)
