@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any
 import typer
 
 from ferryman.cli.app import app
+from ferryman.observe.log_file import JsonLines
 
 REFERENCE = Path(__file__).parents[1] / "docs" / "reference"
 QUEUE = "ferryman intake"
@@ -26,13 +28,27 @@ HEAD = """# TITLE
 Results go to stdout, progress and errors to stderr. In a pipe, each message is one line, never wrapped or shortened.
 """
 
+MORE = """The commands of the [intake queue](../intake.md) are [on a page of their own](intake-cli.md).
+
+`ferryman --install-completion` makes your shell (bash, zsh, fish, PowerShell) complete verbs, options and their values;
+`ferryman --show-completion` prints what it would install.
+
+`ferryman run` and `ferryman intake serve` append what they print on stderr to `--log-file`, each line with its time.
+With `--log-format json` each line is an object. (Without a log file it is stderr that has this format.)
+"""
+
+
+def _log_events() -> str:
+    """What the lines of a JSON log have, from the class that writes them."""
+    return inspect.cleandoc(JsonLines.__doc__ or "").replace("``", "`")
+
 
 def pages() -> dict[str, str]:
     """Name of the file -> the whole page."""
     sections = [(path, section) for path, section in _command(typer.main.get_command(app), "ferryman", None)]
     of_queue = [section for path, section in sections if path.startswith(QUEUE)]
     others = [section for path, section in sections if not path.startswith(QUEUE)]
-    more = "The commands of the [intake queue](../intake.md) are [on a page of their own](intake-cli.md).\n"
+    more = f"{MORE}\n{_log_events()}\n"
     return {
         "cli.md": "\n".join([HEAD.replace("TITLE", "The command line"), more, *others]),
         "intake-cli.md": "\n".join([HEAD.replace("TITLE", "The intake queue: commands"), *of_queue]),

@@ -94,10 +94,15 @@ def test_json_lines_in_a_file(plan_file: str, tmp_path: Path, capsys: pytest.Cap
 def test_what_ends_a_run_is_in_the_log(tmp_path: Path) -> None:
     """So is the level of a message."""
     log = tmp_path / "run.jsonl"
-    with pytest.raises(ValueError, match="so"), watching(io.StringIO(), False, log, "json") as observer:
-        observer.message("warning: a disk is slow")
-        observer.message("plain: words")
-        raise ValueError("so it is")
+
+    def fail() -> None:
+        with watching(io.StringIO(), False, log, "json") as observer:
+            observer.message("warning: a disk is slow")
+            observer.message("plain: words")
+            raise ValueError("so it is")
+
+    with pytest.raises(ValueError, match="so"):
+        fail()
     told = [(event["level"], event["text"]) for event in events_of(log.read_text("utf-8"))]
     assert told == [("warning", "a disk is slow"), ("info", "plain: words"), ("error", "ValueError: so it is")]
 
