@@ -2,6 +2,9 @@
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 
+# Commands and tests start hundreds of Python processes, each of which would compile all that it imports.
+unexport PYTHONDONTWRITEBYTECODE
+
 PYTHON := .venv/bin/python
 UV = $(shell uv --version >/dev/null 2>&1 && echo uv || echo .tools/bin/uv)
 COMPILE = $(UV) pip compile --quiet --universal --generate-hashes --no-emit-index-url \
