@@ -35,6 +35,7 @@ EVENT_OF_ROW: Final = (
 
 def table_of(schema: pa.Schema, rows: int, **columns: Any) -> pa.Table:
     """A table from columns, each a sequence or one value for all rows; missing ones are null."""
+    assert columns.keys() <= set(schema.names), columns.keys() - set(schema.names)
     arrays = []
     for field in schema:
         value = columns.get(field.name)

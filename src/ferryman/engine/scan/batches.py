@@ -50,7 +50,7 @@ SLICE: Final = pa.schema(
         pa.field("known_file", pa.string()),
         pa.field("known_row", pa.int64()),
         pa.field("known_size", pa.int64()),
-        pa.field("undone", pa.string()),
+        pa.field("unconfirmed", pa.string()),
         pa.field("unsure", pa.bool_()),
     ]
 )

@@ -73,7 +73,7 @@ _VERDICT: Final = pa.schema(
         ("file", pa.int64()),
         ("row", pa.int64()),
         ("size", pa.int64()),
-        ("undone", pa.string()),
+        ("unconfirmed", pa.string()),
         ("unsure", pa.bool_()),
     ]
 )
@@ -311,7 +311,7 @@ class SourceComparison:
         deletes, unsure = waiting
         texts = pa.array(deletes, pa.string())
         size = pc.add(pc.fill_null(found["size"], 0), pc.cast(pc.fill_null(pc.binary_length(texts), 0), pa.int64()))
-        return table_of(_VERDICT, found.num_rows, size=size, unconfirmed_of=texts, unsure=unsure, **columns)
+        return table_of(_VERDICT, found.num_rows, size=size, unconfirmed=texts, unsure=unsure, **columns)
 
     def _count_duplicates(self, listed: pa.Table) -> None:
         twice = self._db.execute("SELECT id, count(*) FROM listed GROUP BY id HAVING count(*) > 1").fetchall()

@@ -59,7 +59,7 @@ def joined(rows: pa.Table, schema: pa.Schema) -> pa.Table:
     """
     known = _known(rows["known_file"], rows["known_row"].to_numpy())
     columns = {name: known[name] if name in KNOWN else rows[name] for name in schema.names}
-    columns["given"] = _amended(columns["given"], rows["undone"], rows["unsure"])
+    columns["given"] = _amended(columns["given"], rows["unconfirmed"], rows["unsure"])
     return pa.table([columns[name] for name in schema.names], schema=schema)
 
 
@@ -87,19 +87,19 @@ def _known(files: pa.ChunkedArray, rows: np.ndarray[Any, Any]) -> pa.Table:
     return every.rename_columns(list(KNOWN))
 
 
-def _amended(given: pa.ChunkedArray, unconfirmed_of: pa.ChunkedArray, unsure: pa.ChunkedArray) -> Any:
-    """What was given, with what ``undone.Undone`` has found out of it."""
-    found = pc.or_(pc.is_valid(unconfirmed_of), unsure)
+def _amended(given: pa.ChunkedArray, unconfirmed: pa.ChunkedArray, unsure: pa.ChunkedArray) -> Any:
+    """What was given, with what ``unconfirmed`` has found out of it."""
+    found = pc.or_(pc.is_valid(unconfirmed), unsure)
     if not pc.any(found).as_py():
         return given
-    columns = (column.to_pylist() for column in (given, unconfirmed_of, unsure))
+    columns = (column.to_pylist() for column in (given, unconfirmed, unsure))
     return pa.array([_with(*row) for row in zip(*columns, strict=True)], pa.string())
 
 
-def _with(given: str | None, unconfirmed_of: str | None, unsure: bool) -> str | None:
-    if unconfirmed_of is None and not unsure:
+def _with(given: str | None, unconfirmed: str | None, unsure: bool) -> str | None:
+    if unconfirmed is None and not unsure:
         return given
     every: Iterable[Published] = decode_published(given or "")
-    if unconfirmed_of is not None:
-        every = {each.place: each for each in (*every, *decode_published(unconfirmed_of))}.values()
+    if unconfirmed is not None:
+        every = {each.place: each for each in (*every, *decode_published(unconfirmed))}.values()
     return encode_published((Published(*each.place) for each in every) if unsure else every)

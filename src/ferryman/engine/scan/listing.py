@@ -319,8 +319,13 @@ class _Writer:
             )
             self._content = pa.ipc.new_file(content_path(self._path), CONTENT)
         assert self._content is not None
-        self._writer.write_table(table_of(LISTING, n, **columns, **constant), row_group_size=group_rows)
-        self._content.write_table(table_of(CONTENT, n, **columns), max_chunksize=group_rows)
+        columns |= constant
+        listed, content = (
+            table_of(schema, n, **{name: columns[name] for name in schema.names if name in columns})
+            for schema in (LISTING, CONTENT)
+        )
+        self._writer.write_table(listed, row_group_size=group_rows)
+        self._content.write_table(content, max_chunksize=group_rows)
         self._written += n
 
 

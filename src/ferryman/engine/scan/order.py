@@ -67,6 +67,6 @@ class SourceOrder:
             "known_file": self._files.take(rows["file"].combine_chunks()),
             "known_row": rows["row"],
             "known_size": pc.fill_null(rows["size"], 0),
-            "undone": rows["undone"],
+            "unconfirmed": rows["unconfirmed"],
             "unsure": rows["unsure"],
         }

@@ -1,0 +1,172 @@
+"""A task's outbox rows on their way into files: a buffer for each destination, route, branches and operation; a file
+for each destination.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from ferryman import crash, limits
+from ferryman.document import Document, Operation
+from ferryman.engine.transform.block import Block
+from ferryman.engine.transform.outbox_buffer import OutboxBuffer
+from ferryman.records.delivery_hash import DeliveryHash, hasher
+from ferryman.records.family import Owed, Published
+from ferryman.state.outbox import OutboxWriter
+from ferryman.storage.parquet import Part
+
+End = tuple[str, str]
+"""(destination, whole route)."""
+
+_ROW_BYTES: Final = 256
+"""What an outbox row takes beside its content: its id, its hash, its numbers."""
+
+
+class DeliveryHashes:
+    """Makes delivery hashes, here and nowhere else.
+
+    Args:
+        plan: name, version, source.
+    """
+
+    def __init__(self, plan: tuple[str, int, str]) -> None:
+        self._plan = plan
+        self._hashers: dict[tuple[str, str, Operation], DeliveryHash] = {}
+
+    def of(self, end: End, operation: Operation) -> DeliveryHash:
+        found = self._hashers.get((*end, operation))
+        if found is None:
+            found = self._hashers[(*end, operation)] = hasher(*self._plan, *end, operation)
+        return found
+
+
+class OutboxMark(NamedTuple):
+    """What was staged when it was set; see ``OutboxStage.mark``."""
+
+    files: int
+    family_at: set[str]
+
+
+class OutboxStage:
+    """Stages the outbox rows of a task.
+
+    Attributes:
+        files: (destination, file) in the order of their rows.
+        size: bytes of the rows since the last ``flush``, about.
+    """
+
+    def __init__(self, root: Path, source: str, epoch: int, hashes: DeliveryHashes) -> None:
+        self._folder = root / "outbox"
+        self._source = source
+        self._epoch = epoch
+        self._hashes = hashes
+        self._buffers: dict[tuple[End, str, Operation], OutboxBuffer] = {}
+        self._waiting = 0
+        """Bytes of the rows that are not written yet."""
+        self._writers: dict[str, OutboxWriter] = {}
+        self._family_at: set[str] = set()
+        """Destinations that have rows of the family at hand."""
+        self._split: set[str] = set()
+        """Of these, those of which a file closed in the middle of the family."""
+        self._marked = False
+        """Something of the family could have been taken back."""
+        self.files: list[tuple[str, Part]] = []
+        self.size = 0
+
+    def upsert(
+        self, block: Block, i: int, doc: Document, end: End, branches: str, fields: bytes, before: Owed | None
+    ) -> Published:
+        """A document of the family of row ``i``; what an origin's row publishes."""
+        buffer = self._buffers.get((end, branches, "upsert"))
+        if buffer is None:
+            buffer = self._buffer(end, branches, "upsert")
+        self._make_room(block, len(fields) if doc.raw is None else len(fields) + len(doc.raw))
+        buffer.add(i, doc.id, child=doc.id != block.ids[i], before=before)
+        buffer.fill(fields, doc.raw)
+        self._family_at.add(end[0])
+        return buffer.given
+
+    def delete(self, block: Block, i: int, id: str, end: End) -> None:
+        """A delete of a document of the family of row ``i``."""
+        self._make_room(block, 0)
+        self._buffer(end, "", "delete").add(i, id, child=id != block.ids[i])
+
+    def mark(self, block: Block) -> OutboxMark:
+        """What comes now goes into files of its own."""
+        self.gather(block)
+        for name in list(self._writers):
+            self._close(name)
+        self._marked = True
+        return OutboxMark(len(self.files), self._family_at.copy())
+
+    def take_back(self, mark: OutboxMark) -> None:
+        """Remove what came since."""
+        for buffer in self._buffers.values():
+            buffer.clear()
+        for writer in self._writers.values():
+            writer.abandon()
+        self._writers, self._waiting = {}, 0
+        for _, part in self.files[mark.files :]:
+            (self._folder / part.path).unlink()
+        del self.files[mark.files :]
+        self._family_at = mark.family_at
+
+    def end_family(self, block: Block) -> None:
+        """The family is through. What its last files have is of this family alone: so it is known which belong
+        together, and one lane sends them in their order, see ``state.outbox.split_family``."""
+        if self._marked:
+            self._split |= self._family_at
+            self._marked = False
+        if self._split:
+            self.gather(block)
+            for name in self._split & self._writers.keys():
+                self._close(name)
+            self._split.clear()
+        self._family_at.clear()
+
+    def gather(self, block: Block) -> None:
+        """Write the rows that wait: upserts of all destinations first, then deletes, so that what a family lost goes
+        after what it has."""
+        for buffer in sorted(self._buffers.values(), key=lambda b: b.operation == "delete"):
+            if buffer.rows:
+                self._write(block, buffer)
+                buffer.clear()
+        self._waiting = 0
+
+    def flush(self) -> None:
+        """Close the files."""
+        for name in list(self._writers):
+            self._close(name)
+        self.size = 0
+
+    def _buffer(self, end: End, branches: str, operation: Operation) -> OutboxBuffer:
+        key = (end, branches, operation)
+        if (found := self._buffers.get(key)) is None:
+            found = self._buffers[key] = OutboxBuffer(end, branches, operation, self._hashes.of(end, operation))
+        return found
+
+    def _make_room(self, block: Block, content: int) -> None:
+        """For one more row: what waits in memory is written before it is more than a row group takes."""
+        size = content + _ROW_BYTES
+        if self._waiting and self._waiting + size > limits.GROUP_BYTES:
+            self.gather(block)
+        self.size += size
+        self._waiting += size
+
+    def _write(self, block: Block, buffer: OutboxBuffer) -> None:
+        """Append rows to their destination's file. If it is full, the next ones go into another."""
+        name = buffer.end[0]
+        if (writer := self._writers.get(name)) is None:
+            writer = self._writers[name] = OutboxWriter(self._folder, epoch=self._epoch)
+        writer.write(buffer.table(block, self._source, writer.rows))
+        if writer.size >= limits.PART_BYTES:
+            self._close(name)
+            if name in self._family_at:
+                self._split.add(name)
+
+    def _close(self, name: str) -> None:
+        part = self._writers.pop(name).finish()
+        assert part is not None, "a writer has rows"
+        self.files.append((name, part))
+        crash.point("transform.outbox")
