@@ -13,6 +13,7 @@ import pytest
 from ferryman.document import Document
 from ferryman.errors import TransientError, UsageError
 from ferryman.plan import Plan
+from ferryman.records.reasons import reason_of
 from ferryman.sources import Files, Listed, Memory, Source
 from tests.support import NOT_SOON_S
 from tests.support.invariants import rows
@@ -524,7 +525,8 @@ def test_a_step_error_names_step_type_and_message(trial: Trial) -> None:
     assert trial.counts() == {"delivered": 2, "pending": 1}
     [event] = trial.history("b")
     assert event["status"] == "ERROR"
-    assert event["message"] == "step fragile: LookupError: fail: no such word"
+    place = f"{__file__}:{fragile.__code__.co_firstlineno + 3}"
+    assert reason_of(event["message"]) == f"step fragile: LookupError: fail: no such word ({place})"
     assert event["attempt"] == 1
 
 
