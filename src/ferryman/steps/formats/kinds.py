@@ -46,9 +46,10 @@ XML: Final = ContentKind("application/xml", "XML", "markup.xml")
 RTF: Final = ContentKind("application/rtf", "RTF", "plain.rtf")
 MARKDOWN: Final = ContentKind("text/markdown", "Markdown", "plain.markdown")
 MAIL: Final = ContentKind("message/rfc822", "e-mail", "mail.mail")
+TROFF: Final = ContentKind("text/troff", "a manual page", "troff.troff")
 PLAIN: Final = ContentKind("text/plain", "plain text", "plain.plain")
 
-READ: Final = (PDF, DOCX, PPTX, XLSX, XLSB, XLS, ODT, ODP, ODS, EPUB, HTML, XML, RTF, MARKDOWN, MAIL, PLAIN)
+READ: Final = (PDF, DOCX, PPTX, XLSX, XLSB, XLS, ODT, ODP, ODS, EPUB, HTML, XML, RTF, MARKDOWN, MAIL, TROFF, PLAIN)
 """All that is read."""
 
 ZIP: Final = ContentKind("application/zip", "a zip archive", advice="Unpack it with steps.unpack() before")
@@ -132,13 +133,30 @@ _HEADERS: Final = 3
 _TEXT_BOMS: Final = (b"\xff\xfe", b"\xfe\xff", b"\xef\xbb\xbf")
 
 
+_PACKED: Final = (".gz", ".bz2", ".xz", ".zst")
+"""Endings that a source may have left in the name of what it has unpacked."""
+
+_TROFF_ENDING: Final = re.compile(r"\d[a-z]{0,8}|man|mdoc|ms|me|mom|troff|roff|t|tr")
+_MANUAL: Final = re.compile(
+    rb"(?:[.'](?:\\?[\"#].*|[ \t]*)?\r?\n|\r?\n)*"
+    rb"[.'][ \t]*(?:TH[ \t]+\S|Dd\b|Dt[ \t]+\S|so[ \t]+\S+\s*\Z)"
+)
+"""What a manual page begins with, after its comments."""
+_REQUEST: Final = re.compile(
+    rb"^[.'][ \t]*(?:TH|Dd|Dt|SH|Sh|TL|NH|PP|LP|IP|de|ds|nr|if|ie|so)(?:[ \t]+\S|[ \t]*\r?$)", re.MULTILINE
+)
+
+
 def kind_of(raw: bytes, name: str = "") -> ContentKind:
     """What it is.
 
     Args:
         name: a file's name or path, for its ending.
     """
-    head, ending = raw[:_HEAD_BYTES], name.rpartition(".")[2].lower()
+    name = name.lower()
+    for packed in _PACKED:
+        name = name.removesuffix(packed)
+    head, ending = raw[:_HEAD_BYTES], name.rpartition(".")[2]
     if b"%PDF-" in head[:_PDF_BYTES]:
         return PDF
     if head.startswith(_ZIP_MAGIC):
@@ -163,6 +181,8 @@ def _textual(head: bytes, ending: str) -> ContentKind:
         return HTML
     if hint is not None:
         return hint
+    if _MANUAL.match(head) or (head[:1] in b".'" and _TROFF_ENDING.fullmatch(ending) and _REQUEST.search(head)):
+        return TROFF
     if head.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"<?xml"):
         return XML
     lines = head.split(b"\n\n" if b"\r\n\r\n" not in head else b"\r\n\r\n")[0].splitlines()

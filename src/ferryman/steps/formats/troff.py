@@ -1,0 +1,305 @@
+"""Manual pages and other troff: text without its requests, by the macros of man, mdoc and ms.
+
+No formatter: what a page says is kept, how it would look is not. A condition that is not about the kind of output is
+taken as false, and what a page defines itself as a macro is left out.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterator
+from typing import Final
+
+from ferryman.steps.formats.content import Content, line
+from ferryman.steps.formats.plain import decoded
+
+_FONTS: Final = frozenset({"B", "I", "SM", "SB", "R", "CW", "UL"})
+"""Macros whose words are text, with blanks between them."""
+_ALTERNATING: Final = frozenset({"BR", "RB", "BI", "IB", "IR", "RI"})
+"""The same, without blanks."""
+_HEADINGS: Final = frozenset({"SH", "SS", "Sh", "Ss"})
+_BREAKS: Final = frozenset(
+    {"PP", "P", "LP", "IP", "TP", "TQ", "HP", "RS", "RE", "sp", "bp", "Pp", "Bl", "El", "It", "Bd", "Ed", "EX", "EE"}
+    | {"nf", "fi", "TS", "TE", "NH", "TL", "AU", "AI", "AB", "AE", "QP", "XP", "SY", "YS", "OP", "UR", "UE", "Lp", "D1"}
+    | {"Dl"}
+)
+"""Where a paragraph ends."""
+_IN_NAME: Final = frozenset({"NAME", "NAMN", "NOM", "NOMBRE", "NOME", "NAAM", "BEZEICHNUNG", "名前"})
+"""Headings of the line that says what a page is about."""
+_NEXT_LINE_IS_TITLE: Final = frozenset({"TL"})
+
+_REQUEST: Final = re.compile(r"[.'][ \t]*(\S*)[ \t]*(.*)")
+_WORD: Final = re.compile(r'"((?:[^"]|"")*)"?|(\S+)')
+_COMMENT: Final = re.compile(r'(?<!\\)(?:\\\\)*\\["#].*')
+_ESCAPE: Final = re.compile(
+    r"\\(?:"
+    r"\[u(?P<code>[0-9A-F]{4,6})\]|N'(?P<number>\d{1,7})'"
+    r"|\*(?:\[(?P<string>[^\]]*)\]|\((?P<string2>..)|(?P<string1>[^\[(]))"
+    r"|\[(?P<name>[^\]]*)\]|\((?P<name2>..)"
+    r"|[fFmMgYkVn](?:\[[^\]]*\]|\(..|[+-]?.)"
+    r"|s(?:\[[^\]]*\]|'[^']*'|\([+-]?\d\d|[+-]?(?:[1-3]\d|\d))"
+    r"|[hvwxlLDbBoXZRASCH]'(?P<quoted>[^']*)'"
+    r"|(?P<sign>.)|$)"
+)
+_SIGNS: Final = {"e": "\\", "-": "-", "~": " ", " ": " ", "0": " ", "'": "´", "`": "`", "t": "\t", "\\": "\\", ".": "."}
+_NAMED: Final = {
+    "aq": "'", "dq": '"', "lq": "“", "rq": "”", "oq": "‘", "cq": "’", "em": "—", "en": "–", "hy": "-", "mi": "−",
+    "bu": "•", "co": "©", "rg": "®", "tm": "™", "ha": "^", "ti": "~", "rs": "\\", "ga": "`", "aa": "´", "at": "@",
+    "sh": "#", "Do": "$", "lB": "[", "rB": "]", "lC": "{", "rC": "}", "la": "⟨", "ra": "⟩", "or": "|", "ba": "|",
+    "mu": "×", "di": "÷", "+-": "±", "<=": "≤", ">=": "≥", "!=": "≠", "->": "→", "<-": "←", "de": "°", "sc": "§",
+    "ss": "ß", "ae": "æ", "AE": "Æ", "o/": "ø", "O/": "Ø", "Fo": "«", "Fc": "»", "Eu": "€", "Po": "£", "Bq": "„",
+    "ul": "_", "sl": "/", "pl": "+", "eq": "=", "**": "*", "fm": "′", "sq": "□", "L\"": "“", "R\"": "”",
+}  # fmt: skip
+_ACCENTS: Final = {"'": "\u0301", "`": "\u0300", "^": "\u0302", ":": "\u0308", "~": "\u0303", ",": "\u0327"}
+
+_CONDITION: Final = re.compile(r"[ \t]*(!?)[ \t]*(?:([notev])\b|(\S+))[ \t]*(.*)")
+_QUOTES: Final = {
+    "Pq": "()", "Dq": "“”", "Sq": "‘’", "Aq": "⟨⟩", "Bq": "[]", "Brq": "{}", "Op": "[]", "Ql": "‘’", "Qq": '""',
+    "Po": "(", "Pc": ")", "Oo": "[", "Oc": "]", "Do": "“", "Dc": "”", "So": "‘", "Sc": "’", "Bo": "[", "Bc": "]",
+}  # fmt: skip
+_PLAIN_MDOC: Final = frozenset(
+    {"Ar", "Cm", "Pa", "Em", "Sy", "Li", "Va", "Vt", "Ev", "Dv", "Er", "Fa", "Fn", "Ft", "Ic", "Ad", "Tn", "An", "Mt"}
+    | {"Lk", "Cd", "In", "St", "Sx", "Bx", "Ox", "Fx", "Nx", "At", "Ux", "Ms", "No", "Bsx", "Rv", "Ex", "Lb", "Fd"}
+    | {"Fo", "Fc", "Dx"}
+)
+"""Macros of mdoc whose words are text."""
+_PUNCTUATION: Final = frozenset(".,;:()[]?!")
+
+
+def troff(raw: bytes) -> Content:
+    """Text, the title (a page's own line of what it is, else its name and section), and the section."""
+    text, encoding = decoded(raw)
+    page = _Page()
+    for each in _joined(text):
+        page.take(each)
+    page.end_paragraph()
+    fields = {"charset": encoding}
+    if title := line(page.title()):
+        fields["title"] = title
+    return Content("\n\n".join(page.paragraphs), fields)
+
+
+def _joined(text: str) -> Iterator[str]:
+    """Lines, those together that a backslash at the end joins."""
+    held = ""
+    for each in text.splitlines():
+        whole = held + each
+        if each.endswith("\\") and not each.endswith("\\\\"):
+            held = whole[:-1]
+            continue
+        held = ""
+        yield whole
+    if held:
+        yield held
+
+
+class _Page:
+    """A page that is read line by line."""
+
+    def __init__(self) -> None:
+        self.paragraphs: list[str] = []
+        self._lines: list[str] = []
+        self._verbatim = False
+        self._strings: dict[str, str] = {}
+        self._until = ""
+        """What is left out ends with this request."""
+        self._depth = 0
+        """Braces of a condition that is false."""
+        self._else: list[bool] = []
+        self._table = False
+        """The format of a table comes."""
+        self._name = self._header = self._of_next = ""
+        self._section = ""
+        self._in_name = False
+        self._about = ""
+
+    def title(self) -> str:
+        return self._of_next or self._about or self._header
+
+    def take(self, each: str) -> None:
+        """The next line."""
+        if self._depth:
+            self._depth += each.count("\\{") - each.count("\\}")
+            return
+        if self._until:
+            if each.startswith(self._until):
+                self._until = ""
+            return
+        each = _COMMENT.sub("", each)
+        found = _REQUEST.match(each) if each[:1] in (".", "'") else None
+        if found is None:
+            self._text(each.removesuffix("\\}"))
+        elif not found[1].startswith("\\"):
+            self._request(found[1], found[2])
+
+    def _text(self, each: str) -> None:
+        if self._table:
+            self._table = not each.rstrip().endswith(".")
+            return
+        text = self._plain(each)
+        if self._of_next == "\0":
+            self._of_next = text
+        if not text.strip() and not self._verbatim:
+            self.end_paragraph()
+        elif text.strip() not in ("T{", "T}"):
+            self._lines.append(text)
+
+    def _request(self, name: str, rest: str) -> None:
+        if name in ("de", "de1", "am", "ig"):
+            words = _words(rest)
+            end = words[:1] if name == "ig" else words[1:2]
+            self._until = f".{end[0]}" if end else ".."
+        elif name in ("ds", "ds1"):
+            key, _, value = rest.partition(" ")
+            self._strings[key] = self._plain(value.lstrip(" ").removeprefix('"'))[:_LONGEST_STRING]
+        elif name in ("if", "ie", "el", "while"):
+            self._condition(name, rest)
+        elif name in ("TH", "Dt"):
+            self._heading_of_page(_words(rest))
+        elif name in ("EQ", "PS"):
+            self._until = ".EN" if name == "EQ" else ".PE"
+        elif name == "so":
+            self._lines.append(f"See {self._plain(rest).strip()}")
+        elif name == "br":
+            self._lines.append("\n")
+        else:
+            self._macro(name, rest)
+
+    def _heading_of_page(self, words: list[str]) -> None:
+        words = [self._plain(word) for word in words]
+        self._header = f"{words[0]}({words[1]})" if len(words) > 1 else "".join(words)
+
+    def _macro(self, name: str, rest: str) -> None:
+        if name in _BREAKS or name in _HEADINGS:
+            self.end_paragraph()
+            goes_on = self._verbatim and name not in ("fi", "EE", "TE", "Ed")
+            self._verbatim = goes_on or name in ("nf", "EX", "TS", "Bd")
+            self._table = name == "TS"
+        if name in _NEXT_LINE_IS_TITLE:
+            self._of_next = "\0"
+        words = [self._plain(word) for word in _words(rest)]
+        if name in _HEADINGS:
+            self._in_name = " ".join(words).upper() in _IN_NAME
+            if words:
+                self.paragraphs.append(" ".join(words))
+        elif name in _ALTERNATING:
+            self._lines.append("".join(words))
+        elif name in _FONTS:
+            self._lines.append(" ".join(words))
+        elif name in ("Nd", "Nm", "Fl", "Xr", "Ns", "Ap") or name in _QUOTES or name in _PLAIN_MDOC:
+            self._lines.append(self._mdoc([name, *words]))
+        elif name in ("It", "D1", "Dl"):
+            self._lines.append(self._mdoc(words))
+        elif name in ("IP", "OP", "SY"):
+            self._lines.append(" ".join(words[:1] if name == "IP" else words))
+
+    def _mdoc(self, words: list[str]) -> str:
+        """A line of mdoc: macros among its words."""
+        out, closing, glue = "", "", False
+        at = 0
+        while at < len(words):
+            word, at = words[at], at + 1
+            text: str | None = word
+            if word == "Nm":
+                if at < len(words) and words[at] not in _PUNCTUATION and not _is_mdoc(words[at]):
+                    text, at = words[at], at + 1
+                    self._name = self._name or text
+                else:
+                    text = self._name
+            elif word == "Nd":
+                text = "–"
+            elif word == "Fl":
+                text = "-"
+                if at < len(words) and words[at] not in _PUNCTUATION and not _is_mdoc(words[at]):
+                    text, at = f"-{words[at]}", at + 1
+            elif word == "Xr" and at < len(words):
+                text, at = words[at], at + 1
+                if at < len(words) and words[at] not in _PUNCTUATION:
+                    text, at = f"{text}({words[at]})", at + 1
+            elif word in ("Ns", "Ap"):
+                glue, text = True, "'" if word == "Ap" else None
+            elif word in _QUOTES:
+                signs = _QUOTES[word]
+                if len(signs) == 2:
+                    closing = signs[1] + closing
+                out += ("" if not out or glue else " ") + signs[0]
+                glue, text = signs[0] not in ")]’”", None
+            elif word in _PLAIN_MDOC:
+                text = None
+            if closing and all(each in _PUNCTUATION for each in words[at - 1 :]):
+                out, closing, glue = out + closing, "", True  # what ends the sentence stands behind
+            if text is not None:
+                out += text if glue or not out or text in _PUNCTUATION - {"(", "["} else f" {text}"
+                glue = text in ("(", "[") or word == "Ap"
+        return out + closing
+
+    def end_paragraph(self) -> None:
+        """What was gathered is one."""
+        if self._verbatim:
+            text = "\n".join(self._lines).strip("\n")
+        else:
+            text = "\n".join(" ".join(part.split()) for part in " ".join(self._lines).split("\n")).strip()
+        self._lines = []
+        if text:
+            self.paragraphs.append(text)
+            if self._in_name and not self._about:
+                self._about = text
+
+    def _condition(self, name: str, rest: str) -> None:
+        if name == "el":
+            true, then = (self._else.pop() if self._else else False), rest
+        else:
+            found = _CONDITION.match(rest)
+            true = bool(found and found[2] and (found[2] in "no") != bool(found[1]))
+            then = found[4] if found else ""
+            if name == "ie":
+                self._else.append(not true)
+        then = then.lstrip()
+        if not true:
+            self._depth = max(0, then.count("\\{") + rest[: len(rest) - len(then)].count("\\{") - rest.count("\\}"))
+        elif then := then.removeprefix("\\{").removesuffix("\\}").strip():
+            self.take(then)
+
+    def _plain(self, text: str) -> str:
+        """Without escapes."""
+        if "\\" not in text:
+            return text
+
+        def sign(found: re.Match[str]) -> str:
+            if code := found["code"] or found["number"]:
+                number = int(code, 16 if found["code"] else 10)
+                return chr(number) if number < 0x110000 else ""
+            key = found["string"] or found["string2"] or found["string1"]
+            if key is not None:
+                return self._strings.get(key, _NAMED.get(key, ""))
+            if name := found["name"] or found["name2"]:
+                return _named(name)
+            return _SIGNS.get(found["sign"] or "", "")
+
+        return _ESCAPE.sub(sign, text)
+
+
+_LONGEST_STRING: Final = 200
+"""Characters that a defined string may bring in: strings of strings could grow without end."""
+
+
+def _named(name: str) -> str:
+    """A special character by its name; accented ones are composed."""
+    if name in _NAMED:
+        return _NAMED[name]
+    if len(name) == 2 and name[0] in _ACCENTS:
+        return unicodedata.normalize("NFC", name[1] + _ACCENTS[name[0]])
+    return ""
+
+
+def _words(text: str) -> list[str]:
+    """A request's arguments; those in quotes may have blanks."""
+    return [
+        quoted.replace('""', '"') if plain == "" else plain
+        for quoted, plain in _WORD.findall(text.replace("\\ ", "\\~"))
+    ]
+
+
+def _is_mdoc(word: str) -> bool:
+    return word in _PLAIN_MDOC or word in _QUOTES or word in ("Nm", "Nd", "Fl", "Xr", "Ns", "Ap")
