@@ -2,6 +2,7 @@
 
 from ferryman.account.families import incomplete as incomplete
 from ferryman.account.questions import StateTables as StateTables
+from ferryman.account.questions import by_node as by_node
 from ferryman.account.questions import deliveries as deliveries
 from ferryman.account.questions import each_delivery as each_delivery
 from ferryman.account.questions import history as history

@@ -201,6 +201,16 @@ def reasons(
     ]
 
 
+def by_node(root: Path, plan: Plan) -> dict[str, dict[str, int]]:
+    """Step or router -> status (as shown) -> how many deliveries have not arrived for a reason that names it."""
+    found: dict[str, dict[str, int]] = {}
+    for each in _reading(root, plan, View.by_node):
+        counts = found.setdefault(each["node"], {})
+        word = shown(each["status"], each["operation"])
+        counts[word] = counts.get(word, 0) + each["deliveries"]
+    return found
+
+
 def named_statuses(status: str | None) -> tuple[frozenset[Status], str | None]:
     """The stored statuses that are meant, none for any, and the operation where it matters.
 

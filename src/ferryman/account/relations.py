@@ -220,6 +220,16 @@ class View:
             ORDER BY deliveries DESC, reason, status {"" if limit is None else f"LIMIT {int(limit)}"}
         """)
 
+    def by_node(self) -> list[dict[str, Any]]:
+        """Deliveries that have not arrived, by status and by the step or router that their reason names."""
+        asked = _asked(_NOT_ARRIVED, None, None, None)
+        names = "'^(?:dropped by |waits for |not its branch: )?(?:step|router) ([^ :,]+)'"
+        node = f"regexp_extract({reason_sql()}, {names}, 1)"
+        self._keep_current(asked, ["wave", "status", "operation", f"{node} AS node"])
+        return self.rows(
+            "SELECT node, status, operation, count(*) AS deliveries FROM current WHERE node <> '' GROUP BY ALL"
+        )
+
     def docs_at_most(
         self, statuses: Collection[str], destination: str | None, source: str | None, document: str | None
     ) -> int:

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import enum
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ferryman.cli.options import PlanSpec, Verbose
+from ferryman.cli.options import PlanSpec, StateDir, Verbose
 from ferryman.cli.terminal import block, json_line, say
+from ferryman.errors import UsageError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ferryman.plan import Plan
 
 app = typer.Typer(name="plan", help="Check or draw a plan.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -43,6 +49,10 @@ def check(plan: PlanSpec, verbose: Verbose = False) -> None:
 def show(
     plan: PlanSpec,
     format: Annotated[Format, typer.Option("--format", help="Output format.")] = Format.TEXT,  # noqa: A002 - the option's name
+    counts: Annotated[
+        bool, typer.Option("--counts", help="In an SVG picture, also what became of the documents.")
+    ] = False,
+    state: StateDir = None,
     verbose: Verbose = False,
 ) -> None:
     """Draw a plan.
@@ -54,12 +64,28 @@ def show(
     from ferryman.plan.load import load_plan
 
     loaded = load_plan(plan)
+    if counts and format is not Format.SVG:
+        raise UsageError("--counts goes with --format svg; `ferryman status` shows them as text.")
     match format:
         case Format.TEXT:
             block(picture.text(loaded))
         case Format.MERMAID:
             block(picture.mermaid(loaded))
         case Format.SVG:
-            block(picture.svg(loaded).rstrip("\n"))
+            drawn = _with_counts(loaded, state, plan) if counts else picture.svg(loaded)
+            block(drawn.rstrip("\n"))
         case Format.JSON:
             json_line(picture.as_json(loaded))
+
+
+def _with_counts(plan: Plan, state: Path | None, spec: str) -> str:
+    from ferryman import account
+    from ferryman.cli.drawn_counts import svg_with_counts
+    from ferryman.cli.options import has_run
+    from ferryman.cli.status import never_run
+    from ferryman.plan.load import plan_file
+    from ferryman.state.state import state_root
+
+    plan.check()
+    root = state_root(plan, state, plan_file(spec))
+    return svg_with_counts(plan, root, account.status(root, plan) if has_run(root) else never_run(plan))

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
+import typer
+
+from ferryman.cli.drawn_counts import svg_with_counts
 from ferryman.cli.options import Json, PlanSpec, StateDir, Verbose, has_run
 from ferryman.cli.terminal import command, json_line, note, say, table, when
 from ferryman.cli.unlisted import say_unread
@@ -17,12 +21,26 @@ LOOK_AT = ("failed", "rejected", "in_doubt")
 """Counts that ask for an operator."""
 
 
-def status(plan: PlanSpec, state: StateDir = None, json: Json = False, verbose: Verbose = False) -> None:
+def status(
+    plan: PlanSpec,
+    state: StateDir = None,
+    svg: Annotated[
+        Path | None,
+        typer.Option(
+            "--svg", metavar="FILE", show_default=False, help="Also draw the plan into this file, with the counts."
+        ),
+    ] = None,
+    json: Json = False,
+    verbose: Verbose = False,
+) -> None:
     """Count what became of all documents.
 
     Per destination: delivered, deleted, dropped, failed, rejected, pending, in_doubt. Starts no Spark. Counts are of
     deliveries of the current version of each document. pending is everything that still has to be sent, tried or not;
     in_doubt was in flight, at-most-once, when it was killed: sent or not, the destination did not say.
+
+    With --svg the picture has the documents of each source, what became of them at each destination, and at each step
+    and router the deliveries of which the reason names it.
     """
     from ferryman import account
     from ferryman.plan.load import load_plan, plan_file
@@ -38,6 +56,8 @@ def status(plan: PlanSpec, state: StateDir = None, json: Json = False, verbose: 
     else:
         found = account.status(root, loaded)
         waves = [] if json else account.waves(root, plan=loaded)
+    if svg is not None:
+        svg.write_text(svg_with_counts(loaded, root, found), "ascii")
     if json:
         json_line(found)
         return

@@ -226,6 +226,12 @@ class Plan:
         self._nodes.append(node)
         return Handle(self, node.name)
 
+    def _repr_svg_(self) -> str:
+        """What a notebook shows: the plan's picture."""
+        from ferryman.plan.picture import svg  # it draws plans, so it imports this module
+
+        return svg(self)
+
     def __repr__(self) -> str:
         return f"Plan({self.name!r}, version={self.version}, nodes={[n.name for n in self._nodes]})"
 

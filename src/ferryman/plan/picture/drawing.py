@@ -7,8 +7,10 @@ tell colours apart.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
+from types import MappingProxyType
+from typing import NamedTuple
 from xml.sax.saxutils import escape
 
 from ferryman.plan.picture import lettering
@@ -56,15 +58,35 @@ SAMPLE = Size(34.0, 18.0)
 LEGEND_ROW_PX = 26.0
 
 
-def svg(plan: Plan) -> str:
-    """The picture's text. The same plan gives the same bytes."""
+class Counts(NamedTuple):
+    """What is written into a node's box below the rest: how many documents or deliveries, in words.
+
+    Attributes:
+        good: ``1 200 delivered``, in one line.
+        bad: what asks for somebody: ``3 failed``, in another, marked.
+    """
+
+    good: str = ""
+    bad: str = ""
+
+
+def svg(plan: Plan, counts: Mapping[str, Counts] = MappingProxyType({}), subtitle: str = "") -> str:
+    """The picture's text. The same plan gives the same bytes.
+
+    Args:
+        counts: by node; written into its box.
+        subtitle: below the plan's name.
+    """
     drawn = sketch(plan.nodes)
+    counted = [counts.get(box.name, Counts()) for box in drawn.boxes]
     lines = [_lines(box) for box in drawn.boxes]
-    sizes = [_size(box, rows) for box, rows in zip(drawn.boxes, lines, strict=True)]
+    every = [[*rows, *filter(None, each)] for rows, each in zip(lines, counted, strict=True)]
+    sizes = [_size(box, rows) for box, rows in zip(drawn.boxes, every, strict=True)]
     place = laid(sizes, [Arrow(e.start, e.end, _label_size(e.label)) for e in drawn.edges])
     title = f"plan {plan.name}, version {plan.version}"
     legend = list(_legend(drawn, place))
-    narrowest = max([lettering.width(title, TITLE_PX, bold=True), *(w for _, w in legend)])
+    titles = [lettering.width(title, TITLE_PX, bold=True), lettering.width(subtitle, FACT_PX)]
+    narrowest = max([*titles, *(w for _, w in legend)])
     width = max(place.width, narrowest) + 2 * MARGIN
     left = (width - place.width) / 2
     legend_top = HEAD + place.height + MARGIN
@@ -78,9 +100,10 @@ def svg(plan: Plan) -> str:
         f"<defs>{_head('head', 'tip')}{_head('wrong-head', 'wrong-tip')}</defs>",
         f'<rect class="ground" x="0.5" y="0.5" width="{_n(width - 1)}" height="{_n(height - 1)}" rx="8"/>',
         _text(MARGIN, 38.0, title, "title"),
+        *([_text(MARGIN, 56.0, subtitle, "fact left")] if subtitle else []),
         f'<g transform="translate({_n(left)} {_n(HEAD)})">',
         *_edges(drawn.edges, place),
-        *(_node(b, rows, r) for b, rows, r in zip(drawn.boxes, lines, place.boxes, strict=True)),
+        *(_node(*of_box) for of_box in zip(drawn.boxes, lines, place.boxes, counted, strict=True)),
         "</g>",
         f'<g class="legend" transform="translate({_n(MARGIN)} {_n(legend_top)})">',
         *(f'<g transform="translate({_n(x)} {_n(row * LEGEND_ROW_PX)})">{part}</g>' for part, x, row in placed),
@@ -121,9 +144,14 @@ def _size(box: Box, rows: Sequence[str]) -> Size:
     return Size(max(NARROWEST, round(widest + 2 * side)), 30.0 + LINE_PX * len(rows))
 
 
-def _node(box: Box, rows: Sequence[str], at: Rect) -> str:
+def _node(box: Box, rows: Sequence[str], at: Rect, counts: Counts) -> str:
     words = [_text(at.middle, at.y + 20, lettering.shortened(box.name, NAME_SIGNS), "name")]
     words += [_text(at.middle, at.y + 36 + LINE_PX * i, row, "fact") for i, row in enumerate(rows)]
+    below = at.y + 36 + LINE_PX * len(rows)
+    for look, row in zip(("count", "count bad"), counts, strict=True):
+        if row:
+            words.append(_text(at.middle, below, row, look))
+            below += LINE_PX
     tooltip = f"{box.name}: {box.kind}, {', '.join(box.facts)}"
     title = f"<title>{_escaped(tooltip)}</title>"
     return f'<g class="node {box.kind} {box.look}">{title}{_shape(box.kind, at)}{"".join(words)}</g>'
@@ -232,7 +260,7 @@ def _style() -> str:
         f".ferryman-plan text{{font-size:{FACT_PX:g}px;text-anchor:middle}}"
         f".ferryman-plan .name{{font-size:{NAME_PX:g}px;font-weight:600}}"
         f".ferryman-plan .title{{font-size:{TITLE_PX:g}px;font-weight:600;text-anchor:start}}"
-        ".ferryman-plan .left{text-anchor:start}"
+        ".ferryman-plan .left{text-anchor:start}.ferryman-plan .count{font-weight:600}"
         ".ferryman-plan .shape{stroke-width:1.4}.ferryman-plan .bar{fill:none;stroke-width:1}"
         ".ferryman-plan .missing .shape{stroke-dasharray:4 3}"
         ".ferryman-plan .edge{fill:none;stroke-width:1.5}.ferryman-plan .one-of-several{stroke-dasharray:5 3}"
@@ -246,6 +274,7 @@ def _colours(of: dict[str, tuple[str, str]]) -> str:
         f".ground{{fill:{ground};stroke:{rim}}}", f".halo{{fill:{ground}}}", f"text{{fill:{strong}}}",
         f"text.fact{{fill:{pale}}}", f"text.label{{fill:{pale}}}", f".edge{{stroke:{edge}}}", f".tip{{fill:{edge}}}",
         f".wrong{{stroke:{wrong}}}", f".wrong-tip{{fill:{wrong}}}",
+        f"text.bad{{fill:{wrong}}}",
     ]  # fmt: skip
     for look in ("source", "router", "safe", "idempotent", "potent", MISSING):
         fill, stroke = of[look]
