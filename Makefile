@@ -6,11 +6,12 @@ SHELL := /bin/bash
 unexport PYTHONDONTWRITEBYTECODE
 
 PYTHON := .venv/bin/python
+PYTEST := $(PYTHON) -m pytest tests --numprocesses 2 --dist loadfile
 UV = $(shell uv --version >/dev/null 2>&1 && echo uv || echo .tools/bin/uv)
 COMPILE = $(UV) pip compile --quiet --universal --generate-hashes --no-emit-index-url \
 	--custom-compile-command "make requirements" $(ARGS)
 
-.PHONY: help setup demo test lint bench prove-long servers docs docs-site requirements
+.PHONY: help setup demo test-fast test prove lint bench servers docs docs-site requirements
 
 help:  ## print these lines
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s%s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -21,8 +22,14 @@ setup:  ## make .venv with the ferryman command; installs uv and a Java runtime 
 demo: setup  ## index the Python standard library of this machine, then search it
 	@.venv/bin/ferryman demo $(ARGS)
 
+test-fast: setup  ## run the tests without Spark and without servers, a sample of those that run waves
+	$(PYTEST) -m "not slow and not spark and not server" --sample 12 $(ARGS)
+
 test: setup  ## run the tests, except the slow ones
-	$(PYTHON) -m pytest tests -m "not slow" --numprocesses 2 --dist loadfile $(ARGS)
+	$(PYTEST) -m "not slow" $(ARGS)
+
+prove: setup  ## run all tests: every case of every crash point, long runs, random kills; takes hours
+	$(PYTEST) $(ARGS)
 
 lint: setup  ## check style, format, types and layers
 	@failed=; \
@@ -34,9 +41,6 @@ lint: setup  ## check style, format, types and layers
 
 bench: setup  ## measure how fast it is
 	$(PYTHON) -m bench $(ARGS)
-
-prove-long: setup  ## run the slow tests: kill it at every crash point, for a long time
-	$(PYTHON) -m pytest tests -m slow $(ARGS)
 
 servers: setup  ## start the servers that the tests use, print their URLs; Ctrl-C stops them (ARGS: only these)
 	$(PYTHON) -m tests.servers $(ARGS)

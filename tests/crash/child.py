@@ -253,6 +253,6 @@ def check(plan: Any, root: Path, job: Job) -> None:
     left = account.left_over(where, plan)
     for name in ("failed", "rejected", "pending", "in_doubt"):
         assert left[name] == status["destinations"]["log"][name], (left, status)
-    assert check(where) == []
+    assert fsck.check(where) == []
     stray = [p for p in where.rglob("*") if ".tmp-" in p.name]
     assert not stray, stray

@@ -13,11 +13,15 @@ import pytest
 
 from ferryman.crash import DRIVER, EXECUTOR, POINTS
 from tests.crash import scenario
+from tests.crash import test_matrix as matrix
 from tests.crash.shapes import IN_STREAM, MIXED, SHAPES, applies
 from tests.crash.test_matrix import BEFORE, EVERYWHERE
 from tests.support.zygote import Zygote
 
 CASES = [(p, g, s) for s in SHAPES for g in (MIXED, *scenario.GUARANTEES) for p in POINTS if applies(p, g, s)]
+
+MATRIX = {point: [c for c in matrix.CASES if c[0] == point] for point in POINTS}
+"""The cases of test_matrix, by point."""
 
 SECOND_PASSES = [
     ("plan.kept:2", MIXED, "version"),
@@ -36,14 +40,15 @@ WHERE = {
 
 
 def is_short(point: str, guarantee: str, shape: str) -> bool:
-    """Is the case a part of each CI run? There, a point of ``EVERYWHERE`` is tried with every second shape, any other
-    with one, in turns."""
+    """Is the case run each time? There, the points that test_matrix leaves out are tried with one shape, those of
+    ``EVERYWHERE`` with every fifth. `make prove` runs all cases."""
     possible = [s for s in SHAPES if applies(point, MIXED, s) and point.startswith(WHERE.get(s, ""))]
     turn = list(POINTS).index(point)
-    if guarantee != MIXED or shape not in possible:
+    elsewhere = point not in EVERYWHERE and any(matrix.is_short(*c) for c in MATRIX[point])
+    if guarantee != MIXED or shape not in possible or elsewhere:
         return False
     at = possible.index(shape)
-    return (at + turn) % 2 == 0 or len(possible) == 1 if point in EVERYWHERE else at == turn % len(possible)
+    return (at + turn) % 5 == 0 or len(possible) <= 2 if point in EVERYWHERE else at == turn % len(possible)
 
 
 @pytest.fixture(scope="module")
@@ -71,6 +76,12 @@ def prepare(zygote: Zygote, folder: Path, shape: str, guarantee: str) -> Path:
         assert code == 0, said
     shutil.copy(quiet / "reference.json", place)
     return place
+
+
+def test_every_point_is_tried_each_time() -> None:
+    """Here or in test_matrix."""
+    tried = {p for p, g, s in CASES if is_short(p, g, s)} | {p for p, g, s in matrix.CASES if matrix.is_short(p, g, s)}
+    assert tried == set(POINTS)
 
 
 @pytest.mark.parametrize(

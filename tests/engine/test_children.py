@@ -21,9 +21,10 @@ from ferryman.storage.parquet import PartWriter
 from tests.support import NOT_SOON_S
 from tests.support.invariants import rows
 from tests.support.network import Network
+from tests.support.tiers import sampled
 
 
-@pytest.fixture(params=["held", "streamed"])
+@pytest.fixture(params=sampled(["held", "streamed"], 2))
 def net(request: pytest.FixtureRequest, place: Path, monkeypatch: pytest.MonkeyPatch) -> Network:
     """What holds for few children holds for many, which go on while others are made."""
     if request.param == "streamed":

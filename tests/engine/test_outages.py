@@ -22,6 +22,7 @@ from ferryman.sources.base import Listed
 from ferryman.testing.inprocess import InProcess
 from tests.support.network import Network
 from tests.support.sleeper import Sleeper
+from tests.support.tiers import sampled
 from tests.support.trial import Trial, Watch
 
 AWAY: dict[str, Callable[[], BaseException]] = {
@@ -215,7 +216,7 @@ SHARES: dict[str, Callable[[], BaseException]] = {
 
 
 @pytest.mark.rule("outage.source")
-@pytest.mark.parametrize("error", SHARES.values(), ids=SHARES)
+@pytest.mark.parametrize("error", sampled(SHARES.values(), 4), ids=SHARES)
 def test_a_source_that_is_away_harms_nobody(trial: Trial, error: Callable[[], BaseException]) -> None:
     """New documents are pending; known ones stay as they are, and are not sent again when it is back."""
     flag = down(trial.folder)

@@ -44,6 +44,7 @@ from tests.support.invariants import rows
 from tests.support.network import Network
 from tests.support.previewed import previewed
 from tests.support.snapshot import snapshot
+from tests.support.tiers import sampled
 from tests.support.trial import Interrupted, Trial, Until, run_plan
 
 
@@ -175,7 +176,7 @@ STATES = [nothing, empty_folder, fresh, settled, owed_failed_parked, with_reques
           killed_after_delivery, killed_before_commit, torn, read_only]  # fmt: skip
 
 
-@pytest.mark.parametrize("document", [None, "a", "failing"], ids=["some", "one", "one-that-failed"])
+@pytest.mark.parametrize("document", sampled([None, "a", "failing"], 3), ids=["some", "one", "one-that-failed"])
 @pytest.mark.parametrize("state", STATES, ids=lambda f: f.__name__)
 def test_nothing_is_written(net: Network, state: Callable[[Network], None], document: str | None) -> None:
     """Not a byte, a name, a time or a mode in the state, nor beside it; the destination is not called."""
@@ -475,7 +476,7 @@ def shaken(net: Network, dice: random.Random) -> None:
     net.drop(*dice.sample(names, 3))
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", sampled(range(3), 3))
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda f: f.__name__)
 def test_it_says_what_the_run_does(
     net: Network, shape: Callable[[Network], None], seed: int, monkeypatch: pytest.MonkeyPatch

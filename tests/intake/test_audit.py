@@ -9,6 +9,7 @@ import pytest
 from ferryman.intake import Queue
 from ferryman.intake.store import Create, Delete, Op, Set
 from tests.intake.conftest import brought, layout, started
+from tests.support.tiers import sampled
 
 B, J = "/batches/bid0000000000", "/jobs/jid0000000001"
 OLD_S = 3 * 3600.0
@@ -87,7 +88,7 @@ def healthy(queue: Queue) -> Queue:
 
 
 @pytest.mark.rule("intake.audit")
-@pytest.mark.parametrize("name", [*MENDED, *LEFT])
+@pytest.mark.parametrize("name", sampled([*MENDED, *LEFT], 3))
 def test_damage_is_found(healthy: Queue, name: str) -> None:
     """By its rule, at its node; a repair mends what is safe, and leaves the rest as it is."""
     before = layout(healthy)

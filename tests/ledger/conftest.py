@@ -7,6 +7,7 @@ import pytest
 from ferryman import limits
 from ferryman.limits import KIB
 from tests.support.places import place, trial
+from tests.support.tiers import sampled
 
 __all__ = ["place", "trial"]
 
@@ -19,7 +20,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "COMPACT_FILES", 4)
 
 
-@pytest.fixture(params=[limits.COMMAND_DELIVERIES, 1], ids=["in one wave", "in many waves"])
+@pytest.fixture(params=sampled([limits.COMMAND_DELIVERIES, 1], 2), ids=["in one wave", "in many waves"])
 def in_waves(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """A command that concerns very many deliveries is cut into waves; so may be one that concerns a few."""
     monkeypatch.setattr(limits, "COMMAND_DELIVERIES", request.param)
