@@ -9,7 +9,7 @@ import pytest
 
 from ferryman.destinations import Outcome
 from ferryman.document import Document
-from ferryman.engine.driver import followed
+from ferryman.engine.driver import check_plan_changes
 from ferryman.engine.wave import Run, Summary
 from ferryman.observe.progress import Silent
 from ferryman.plan import Plan
@@ -106,7 +106,7 @@ def run(plan: Plan, state: Path) -> Summary:
     """With a look at what has changed of the plan."""
     plan.freeze()
     root = state_root(plan, state)
-    with State.take(root, plan) as taken, followed(taken, False):
+    with State.take(root, plan) as taken, check_plan_changes(taken, False):
         summary = Run(taken, InProcess(), Silent()).go()
     check(root, plan, summary)
     return summary

@@ -27,21 +27,21 @@ CONFIGURATIONS: Final = (
         "two drivers: at-most-once",
         ONE,
         (Destination(ONCE),),
-        Budget(crashes=2, conflicting_sources=1, doubles=1),
+        Budget(crashes=2, rivals=1, doubles=1),
         lock=False,
     ),
     Config(
         "two drivers: at-least-once",
         ONE,
         (Destination(LEAST),),
-        Budget(crashes=1, conflicting_sources=1, late=1),
+        Budget(crashes=1, rivals=1, late=1),
         lock=False,
     ),
     Config(
         "two drivers: exactly-once",
         ONE,
         (Destination(EXACT),),
-        Budget(conflicting_sources=1, doubles=1, late=1),
+        Budget(rivals=1, doubles=1, late=1),
         lock=False,
     ),
     *(
@@ -68,7 +68,7 @@ CONFIGURATIONS: Final = (
         "two drivers and a change: at-least-once, compares",
         (("a", "b"),),
         (Destination(LEAST, compares=True),),
-        Budget(conflicting_sources=1, late=1),
+        Budget(rivals=1, late=1),
         lock=False,
     ),
     # One document that changes and goes: order, revisions, deletes.

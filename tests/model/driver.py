@@ -60,11 +60,11 @@ def name(driver: Driver) -> str:
 
 def starts(config: Config, state: State) -> Moves:
     rival = bool(state.drivers)
-    if rival and (config.lock or len(state.drivers) > 1 or not state.budget.conflicting_sources):
+    if rival and (config.lock or len(state.drivers) > 1 or not state.budget.rivals):
         return
     started = state._replace(drivers=(*state.drivers, Driver("epoch", 1 + max(state.epochs))), unsynced=False)
     if rival:
-        budget = state.budget._replace(conflicting_sources=state.budget.conflicting_sources - 1)
+        budget = state.budget._replace(rivals=state.budget.rivals - 1)
         yield Step("take.rival"), started._replace(budget=budget)
     else:
         yield Step("take"), started

@@ -33,7 +33,7 @@ def _family(guarantee: str, faults: int = 1, *answers: str) -> Config:
 
 MUTATIONS: Final = (
     Mutation("the commit is sent before it is synced", "I1", _one(LEAST, Budget(crashes=1))),
-    Mutation("a commit does not look at the epoch", "I2", _one(LEAST, Budget(conflicting_sources=1), lock=False)),
+    Mutation("a commit does not look at the epoch", "I2", _one(LEAST, Budget(rivals=1), lock=False)),
     Mutation("recovery transforms again", "I3", _one(LEAST, Budget(crashes=1))),
     Mutation("the hash depends on the attempt", "I3", _one(EXACT, Budget(faults=1), ("half",))),
     Mutation("documents are published before the commit", "I9", _one(LEAST, Budget(crashes=1))),

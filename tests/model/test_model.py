@@ -52,7 +52,7 @@ def test_without_the_mutation_nothing_is_broken(mutation: Mutation) -> None:
 
 
 LATE = Config("", ONE, (Destination(ONCE),), Budget(crashes=1, late=1))
-RIVALS = Config("", ONE, (Destination(LEAST),), Budget(conflicting_sources=1), lock=False)
+RIVALS = Config("", ONE, (Destination(LEAST),), Budget(rivals=1), lock=False)
 TIRED = Config("", ONE, (Destination(LEAST),), Budget(faults=2), ("transient",))
 REFUSED = Config("", CHANGES, (Destination(LEAST, compares=True),), Budget(faults=2), ("refused", "hung"))
 
@@ -99,7 +99,7 @@ def test_the_largest_worlds_are_explored() -> None:
     assert (3, 2) in sizes
 
     small = [c for c in CONFIGURATIONS if (len(c.histories), len(c.destinations)) == (1, 1)]
-    assert any(c.budget.conflicting_sources and c.budget.crashes >= 2 and c.budget.doubles for c in small)
+    assert any(c.budget.rivals and c.budget.crashes >= 2 and c.budget.doubles for c in small)
 
 
 def test_every_action_is_taken() -> None:
