@@ -16,7 +16,7 @@ from typing import Any
 import typer
 
 from ferryman.cli.app import app
-from ferryman.observe.log_file import JsonLines
+from ferryman.observe.log_file import JsonLog
 
 REFERENCE = Path(__file__).parents[1] / "docs" / "reference"
 QUEUE = "ferryman intake"
@@ -40,7 +40,7 @@ With `--log-format json` each line is an object. (Without a log file it is stder
 
 def _log_events() -> str:
     """What the lines of a JSON log have, from the class that writes them."""
-    return inspect.cleandoc(JsonLines.__doc__ or "").replace("``", "`")
+    return inspect.cleandoc(JsonLog.__doc__ or "").replace("``", "`")
 
 
 def pages() -> dict[str, str]:

@@ -93,7 +93,7 @@ def test_a_notebook_shows_the_plan() -> None:
 def test_counts_stay_in_their_box() -> None:
     """However long they are."""
     plan = plan_of()
-    long = picture.Counts("1 000 000 000 delivered, 1 000 000 000 deleted, 1 000 000 dropped", "1 failed")
+    long = picture.BoxCounts("1 000 000 000 delivered, 1 000 000 000 deleted, 1 000 000 dropped", "1 failed")
     root = ElementTree.fromstring(picture.svg(plan, {"out": long}))
     [box] = [g for g in root.iter(f"{SVG}g") if "destination" in g.get("class", "") and "node" in g.get("class", "")]
     shape = next(e for e in box if e.get("class") == "shape")

@@ -18,6 +18,7 @@ from ferryman.destinations import Outcome
 from ferryman.document import Document
 from ferryman.engine.wave import Summary
 from ferryman.errors import EngineError, TransientError, WorkerDied
+from ferryman.records.reasons import reason_of
 from ferryman.routers import Duplicate, Router
 from ferryman.sources import Listed, Memory
 from ferryman.testing.inprocess import InProcess
@@ -211,7 +212,9 @@ def test_a_call_that_hangs_is_interrupted(net: Network) -> None:
     summary = run(net)
     assert (summary.delivered, summary.failed) == (len(IDS) - 1, 1)
     [first, last] = account.history(net.root, "d02", net.plan)
-    assert first["message"] == "step slow: TransientError: step slow took longer than timeout=0.2 s"
+    hung = slow.__code__.co_firstlineno + 2
+    why = f"step slow: TransientError: step slow took longer than timeout=0.2 s ({__file__}:{hung})"
+    assert reason_of(first["message"]) == why
     assert (first["status"], last["status"]) == ("ERROR", "DEAD")
 
 
@@ -255,7 +258,7 @@ def test_errors_in_careful_mode_are_errors_as_ever(net: Network) -> None:
     net.plan.step("step", step, after="docs").destination("out", net.out("out"), attempts=2, backoff=0)
     summary = run(net)
     assert (summary.delivered, summary.failed, summary.rejected) == (len(IDS) - 2, 1, 1)
-    assert account.history(net.root, "d01", net.plan)[0]["message"] == "step step: Odd: odd"
+    assert account.history(net.root, "d01", net.plan)[0]["message"].startswith("step step: Odd: odd (")
     assert net.events("d02", "out") == ["ERROR", "INDEXED"]
 
 

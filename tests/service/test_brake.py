@@ -57,7 +57,7 @@ def test_a_batch_of_bad_files_and_a_good_one(intake: Place) -> None:
         good = submitted(intake, "good", "fine", 2)
         until(lambda: statuses(intake, bad, good) == ["Failed", "Completed"])
     assert intake.rows() == [("good/0.txt", "fine 0"), ("good/1.txt", "fine 1")]
-    assert "bad/0.txt: index: step text: KeyError: 'no such field' (attempt 3, the last)" in failure(intake, bad)
+    assert "bad/0.txt: index: step text: KeyError: 'no such field' (" in failure(intake, bad)
     assert "and 55 more" in failure(intake, bad)
     assert not [line for line in intake.said.lines if "stays pending" in line]
 

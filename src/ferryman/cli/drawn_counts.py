@@ -10,7 +10,7 @@ from ferryman.observe.progress import counted
 
 if TYPE_CHECKING:
     from ferryman.plan import Plan
-    from ferryman.plan.picture import Counts
+    from ferryman.plan.picture import BoxCounts
 
 _GOOD: Final = ("delivered", "deleted", "dropped")
 _BAD: Final = ("failed", "rejected", "in_doubt", "pending")
@@ -32,17 +32,17 @@ def svg_with_counts(plan: Plan, root: Path, status: Mapping[str, Any]) -> str:
     return picture.svg(plan, boxes, words)
 
 
-def _of_source(numbers: Mapping[str, int]) -> Counts:
-    from ferryman.plan.picture import Counts
+def _of_source(numbers: Mapping[str, int]) -> BoxCounts:
+    from ferryman.plan.picture import BoxCounts
 
     deleted = f", {counted(numbers['deleted'])} deleted" if numbers["deleted"] else ""
-    return Counts(f"{counted(numbers['documents'])} documents{deleted}")
+    return BoxCounts(f"{counted(numbers['documents'])} documents{deleted}")
 
 
-def _counts(numbers: Mapping[str, int]) -> Counts:
-    from ferryman.plan.picture import Counts
+def _counts(numbers: Mapping[str, int]) -> BoxCounts:
+    from ferryman.plan.picture import BoxCounts
 
-    return Counts(_words(numbers, _GOOD), _words(numbers, _BAD))
+    return BoxCounts(_words(numbers, _GOOD), _words(numbers, _BAD))
 
 
 def _words(numbers: Mapping[str, int], names: tuple[str, ...]) -> str:

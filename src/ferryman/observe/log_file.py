@@ -23,7 +23,7 @@ def _now() -> str:
     return dt.datetime.now(dt.UTC).isoformat(timespec="milliseconds")
 
 
-class JsonLines:
+class JsonLog:
     """An object a line: ``time``, ``event``, and by event
 
     - ``phase``: ``wave``, ``phase``, ``outcome`` (words), ``documents`` (those that are through, where it counts them),

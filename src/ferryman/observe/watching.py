@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TextIO
 
-from ferryman.observe.log_file import Both, JsonLines, LogLines, open_log
+from ferryman.observe.log_file import Both, JsonLog, LogLines, open_log
 from ferryman.observe.progress import Bar, LineProgress, Observer
 
 
@@ -28,7 +28,7 @@ def watching(
             yield observer
         return
     with open_log(log_file) as file, _on(stream, verbose, "text") as observer:
-        log: Observer = JsonLines(file) if log_format == "json" else LogLines(file, verbose)
+        log: Observer = JsonLog(file) if log_format == "json" else LogLines(file, verbose)
         try:
             yield Both(observer, log)
         except BaseException as e:
@@ -39,7 +39,7 @@ def watching(
 @contextlib.contextmanager
 def _on(stream: TextIO, verbose: bool, log_format: str) -> Iterator[Observer]:
     if log_format == "json":
-        yield JsonLines(stream)
+        yield JsonLog(stream)
         return
     if not stream.isatty():
         yield LineProgress(stream, verbose)

@@ -58,7 +58,7 @@ SAMPLE = Size(34.0, 18.0)
 LEGEND_ROW_PX = 26.0
 
 
-class Counts(NamedTuple):
+class BoxCounts(NamedTuple):
     """What is written into a node's box below the rest: how many documents or deliveries, in words.
 
     Attributes:
@@ -70,7 +70,7 @@ class Counts(NamedTuple):
     bad: str = ""
 
 
-def svg(plan: Plan, counts: Mapping[str, Counts] = MappingProxyType({}), subtitle: str = "") -> str:
+def svg(plan: Plan, counts: Mapping[str, BoxCounts] = MappingProxyType({}), subtitle: str = "") -> str:
     """The picture's text. The same plan gives the same bytes.
 
     Args:
@@ -78,7 +78,7 @@ def svg(plan: Plan, counts: Mapping[str, Counts] = MappingProxyType({}), subtitl
         subtitle: below the plan's name.
     """
     drawn = sketch(plan.nodes)
-    counted = [counts.get(box.name, Counts()) for box in drawn.boxes]
+    counted = [counts.get(box.name, BoxCounts()) for box in drawn.boxes]
     lines = [_lines(box) for box in drawn.boxes]
     every = [[*rows, *filter(None, each)] for rows, each in zip(lines, counted, strict=True)]
     sizes = [_size(box, rows) for box, rows in zip(drawn.boxes, every, strict=True)]
@@ -144,7 +144,7 @@ def _size(box: Box, rows: Sequence[str]) -> Size:
     return Size(max(NARROWEST, round(widest + 2 * side)), 30.0 + LINE_PX * len(rows))
 
 
-def _node(box: Box, rows: Sequence[str], at: Rect, counts: Counts) -> str:
+def _node(box: Box, rows: Sequence[str], at: Rect, counts: BoxCounts) -> str:
     words = [_text(at.middle, at.y + 20, lettering.shortened(box.name, NAME_SIGNS), "name")]
     words += [_text(at.middle, at.y + 36 + LINE_PX * i, row, "fact") for i, row in enumerate(rows)]
     below = at.y + 36 + LINE_PX * len(rows)
