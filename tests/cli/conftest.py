@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import subprocess
 import sys
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from types import ModuleType
+from typing import Any, NamedTuple
 
 import pytest
+
+from tests.support.fakes import Fake
 
 
 class Done(NamedTuple):
@@ -72,3 +76,28 @@ def plan_file(write: Callable[[str, str], Path]) -> Path:
         plan.source("files", Files("documents")).step("words", words).destination("index", Sql("sqlite:///index.db"))
         """,
     )
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> Fake:
+    """``fake("ferryman.account", docs=…)``: this module, with these functions only."""
+
+    def call(name: str, **functions: Any) -> None:
+        module = ModuleType(name)
+        vars(module).update(functions)
+        monkeypatch.setitem(sys.modules, name, module)
+        package, _, last = name.rpartition(".")
+        monkeypatch.setattr(importlib.import_module(package), last, module, raising=False)
+
+    return call
+
+
+@pytest.fixture
+def state(plan_file: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The root of a state that is there, with the plan's folder as the current one."""
+
+    monkeypatch.chdir(plan_file.parent)
+    root = plan_file.parent / ".ferryman" / "small-v2"
+    root.mkdir(parents=True)
+    (root / "state.json").touch()
+    return root

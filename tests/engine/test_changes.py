@@ -22,11 +22,6 @@ from tests.support.network import Network
 from tests.support.recorder import Recorder
 
 
-@pytest.fixture
-def net(place: Path) -> Network:
-    return Network(place)
-
-
 def broken(doc: Document) -> Document:
     if doc.text() == "one":
         doc["bad"] = 1j

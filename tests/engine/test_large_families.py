@@ -33,11 +33,6 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "HELD_CHILDREN", HELD)
 
 
-@pytest.fixture
-def net(place: Path) -> Network:
-    return Network(place)
-
-
 def members(n: int = MANY) -> set[str]:
     return {f"a#{i}" for i in range(n)}
 

@@ -54,11 +54,6 @@ class Asked(Machines):
         return super().run(task, items)
 
 
-@pytest.fixture
-def net(place: Path) -> Network:
-    return Network(place)
-
-
 def seen(net: Network) -> Callable[[Document], Document]:
     """A step that fails where there is no graphics card."""
     import os

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,11 +17,6 @@ from ferryman.routers import ByField, Duplicate, RoundRobin, Router
 from tests.support.invariants import rows
 from tests.support.network import Network
 from tests.support.trial import Interrupted, Until
-
-
-@pytest.fixture
-def net(place: Path) -> Network:
-    return Network(place)
 
 
 def failing(times: int, *ids: str, error: Callable[[str], Exception] = RuntimeError) -> Callable[[Document], Document]:

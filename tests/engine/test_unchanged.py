@@ -22,11 +22,6 @@ from tests.support.network import Network
 from tests.support.previewed import previewed
 
 
-@pytest.fixture
-def net(place: Path) -> Network:
-    return Network(place)
-
-
 def words(doc: Document) -> Iterator[Document]:
     """A child for each word, sent only if it has changed; ``name=3`` is the word ``name`` with another content."""
     for word in doc.text().split():

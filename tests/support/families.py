@@ -1,0 +1,52 @@
+"""A network with few or many children, and steps that make and fail them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ferryman import limits
+from ferryman.document import Document
+from ferryman.plan import Handle
+from tests.support.network import Network
+from tests.support.tiers import sampled
+
+
+@pytest.fixture(params=sampled(["held", "streamed"], 2))
+def net(request: pytest.FixtureRequest, place: Path, monkeypatch: pytest.MonkeyPatch) -> Network:
+    """What holds for few children holds for many, which go on while others are made."""
+    if request.param == "streamed":
+        monkeypatch.setattr(limits, "HELD_CHILDREN", 1)
+    return Network(place)
+
+
+def words(doc: Document) -> Iterator[Document]:
+    """A child for each word, keyed by it; not the document itself."""
+    for word in doc.text().split():
+        yield doc.child(word, raw=word.encode(), first=word[0])
+
+
+def letters(doc: Document) -> list[Document]:
+    """The document, and a child for each letter."""
+    return [doc, *(doc.child(raw=letter.encode()) for letter in doc.text())]
+
+
+def failing(times: int, *ids: str) -> Callable[[Document], Document]:
+    calls: Counter[str] = Counter()
+
+    def step(doc: Document) -> Document:
+        if doc.id in ids:
+            calls[doc.id] += 1
+            if calls[doc.id] <= times:
+                raise RuntimeError("not yet")
+        return doc
+
+    return step
+
+
+def end(handle: Handle, net: Network, name: str = "out", **policy: Any) -> None:
+    handle.destination(name, net.out(name), **{"backoff": 0, **policy})
