@@ -270,8 +270,9 @@ def _examples(root: Path, plan: Plan, status: str, heading: str, *, many: bool) 
     """The first few documents of a status, with the reason of each; of many, the most frequent reasons."""
     from ferryman import account
     from ferryman.records.reasons import reason_of
+    from ferryman.state.layout import COUNTED
 
-    if many:
+    if many and not (root / COUNTED).exists():  # of a large state that takes seconds after each run
         found = account.reasons(root, status=status, limit=REASONS, plan=plan)
         terminal.say(heading + (":" if found else ""))
         for row in found:
