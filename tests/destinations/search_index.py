@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+import pytest
 import urllib3
+
+from ferryman.destinations import DestinationContext, Guarantee, OpenSearch, Outcome
+from tests.servers.opensearch import OpenSearchServer
 
 _pool = urllib3.PoolManager()
 
@@ -52,3 +58,26 @@ class SearchIndex:
         """Ids of the documents that match."""
         self.ask("POST", "/_refresh")
         return [hit["_id"] for hit in self.ask("POST", "/_search", {"query": {"match": terms}})["hits"]["hits"]]
+
+
+@pytest.fixture
+def opensearch(server: Callable[[str], Any]) -> OpenSearchServer:
+    found: OpenSearchServer = server("opensearch")
+    return found
+
+
+@pytest.fixture
+def index(opensearch: OpenSearchServer, tmp_path: Path) -> SearchIndex:
+    """This test's own; it is not there yet."""
+    return SearchIndex(opensearch.url, tmp_path.name)
+
+
+def opened(made: OpenSearch, guarantee: Guarantee = Guarantee.EXACTLY_ONCE) -> OpenSearch:
+    """Checked and opened."""
+    made.check()
+    made.open(DestinationContext("tests", 1, "node", 1, guarantee))
+    return made
+
+
+def kinds(outcomes: list[Outcome]) -> list[str]:
+    return [outcome.kind for outcome in outcomes]

@@ -7,6 +7,8 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from ferryman.destinations import DestinationContext, Guarantee, Sql
 
 CONTEXT = DestinationContext("tests", 1, "node", 1, Guarantee.EXACTLY_ONCE)
@@ -37,3 +39,12 @@ def matching(path: Path, words: str, table: str = "documents") -> list[str]:
     """Ids of the rows that the index finds."""
     statement = f"SELECT d.id FROM {table}_fts f JOIN {table} d ON d.fts_row = f.rowid WHERE {table}_fts MATCH ?"
     return sorted(id for (id,) in query(path, statement, words))
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "out.db"
+
+
+def url(path: Path) -> str:
+    return f"sqlite:///{path}"

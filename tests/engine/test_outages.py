@@ -1,65 +1,26 @@
-"""Steps, routers and sources that are away, or broken: the documents wait, and nothing is condemned."""
+"""Steps, routers and sources that are away: the documents wait, and nothing is condemned."""
 
 from __future__ import annotations
 
 import errno
 import os
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from ferryman import limits
-from ferryman.destinations import Outcome
 from ferryman.document import Document
 from ferryman.engine.wave import Run
-from ferryman.errors import BadDocument, Dropped, Misconfigured, PermanentError, TransientError, Unavailable
+from ferryman.errors import Misconfigured, Unavailable
 from ferryman.routers import Duplicate, Router
-from ferryman.sources import Memory
 from ferryman.sources.base import Listed
 from ferryman.testing.inprocess import InProcess
 from tests.support.network import Network
+from tests.support.outages import AWAY, Share, asking, attempts, down, ids
 from tests.support.sleeper import Sleeper
 from tests.support.tiers import sampled
 from tests.support.trial import Trial, Watch
-
-AWAY: dict[str, Callable[[], BaseException]] = {
-    "unavailable": lambda: Unavailable("the database is being moved"),
-    "connection": lambda: ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused"),
-    "time-out": lambda: TimeoutError("no answer"),
-}
-
-
-def down(folder: Path, what: str = "down") -> Path:
-    """As long as this file is there, the service is away."""
-    path = folder / what
-    path.touch()
-    return path
-
-
-def asking(flag: Path, error: Callable[[], BaseException], calls: Path | None = None) -> Callable[[Document], Document]:
-    """A step whose service is away while the flag is there."""
-
-    def step(doc: Document) -> Document:
-        if calls is not None:
-            with calls.open("a") as file:
-                file.write(f"{doc.id}\n")
-        if flag.exists():
-            raise error()
-        return doc
-
-    return step
-
-
-def ids(n: int) -> list[str]:
-    return [f"d{i:03}" for i in range(n)]
-
-
-def attempts(trial: Trial) -> Counter[int]:
-    """Attempts spent -> deliveries, by their latest events."""
-    return Counter(d["attempt"] for d in trial.docs())
 
 
 @pytest.mark.rule("outage.step")
@@ -187,27 +148,6 @@ def test_a_router_that_is_away_harms_nobody(place: Path) -> None:
     assert len(net.arrived("left")) == 25
 
 
-class Share(Memory):
-    """A source whose reads fail while the flag is there."""
-
-    def __init__(self, documents: Any, flag: Path, error: Callable[[], BaseException], **options: Any) -> None:
-        super().__init__(documents, **{"max_deleted": 1.0, **options})
-        self.flag, self.error = flag, error
-        self.reads = flag.with_name("reads")
-
-    def listing(self, partition: Any) -> Iterator[Listed]:
-        for doc in super().listing(partition):
-            assert isinstance(doc, Document)
-            yield Listed(doc.id, len(doc.raw or b""), location=(doc.raw or b"").decode())
-
-    def read(self, listed: Listed) -> Document:
-        with self.reads.open("a") as file:
-            file.write(f"{listed.id}\n")
-        if self.flag.exists():
-            raise self.error()
-        return Document(listed.id, raw=listed.location.encode())
-
-
 SHARES: dict[str, Callable[[], BaseException]] = {
     **AWAY,
     "device": lambda: OSError(errno.EIO, os.strerror(errno.EIO)),
@@ -325,219 +265,6 @@ def test_dead_addresses_do_not_stop_a_step_that_works(trial: Trial) -> None:
     assert trial.run(observer=watch).exit == 3
     assert trial.counts() == {"delivered": 1, "failed": 5}
     assert watch.messages == []
-
-
-# -- the brake -------------------------------------------------------------------------------------
-
-
-def buggy(*good: str) -> Callable[[Document], Document]:
-    def step(doc: Document) -> Document:
-        if doc.id in good:
-            return doc
-        return doc["no such field"]  # type: ignore[no-any-return]
-
-    return step
-
-
-@pytest.mark.rule("brake.stopped")
-def test_a_bug_condemns_nobody(trial: Trial) -> None:
-    """After 20 in a row, 20 more of the rest; then the step is stopped, and all others have spent nothing."""
-    sleeper = Sleeper()
-    trial.build(buggy())
-    trial.put(*ids(400))
-    summary = trial.run(runner=InProcess(slots=1), **sleeper.options())
-    assert (summary.exit, sleeper.slept) == (4, [])
-    line = buggy.__code__.co_firstlineno + 4
-    message = summary.messages[-1]
-    assert message.startswith("step step is stopped: KeyError: 'no such field' ("), message
-    assert f"{Path(__file__).name}:{line}). 400 deliveries are pending" in message
-    spent = attempts(trial)
-    assert spent[1] in (40, 80), "40 a task"
-    assert spent[0] == 400 - spent[1]
-    tried = sorted(d["document"] for d in trial.docs() if d["attempt"])
-    assert tried[:20] == ids(20)
-    assert tried[-1] > "d360", "the second look is spread over the rest"
-
-
-@pytest.mark.rule("brake.stopped")
-def test_a_mended_bug_goes_on_by_itself(trial: Trial) -> None:
-    """The code has changed: the next run tries all again."""
-    trial.build(buggy())
-    trial.put(*ids(100))
-    assert trial.run(wait=0).exit == 4
-    trial.build(asking(trial.folder / "none", AWAY["unavailable"]))
-    assert trial.run().exit == 0
-    assert trial.out.counted() == dict.fromkeys(ids(100), 1)
-
-
-@pytest.mark.rule("brake.odd")
-@pytest.mark.parametrize("slots", [1, 2])
-def test_odd_documents_end_after_three_runs(trial: Trial, slots: int) -> None:
-    """25 that no code can take: they do not hold up the rest."""
-    odd, good = [f"a{i:02}" for i in range(25)], [f"b{i:03}" for i in range(200)]
-    trial.build(buggy(*good))
-    trial.put(*odd, *good)
-    for _ in range(3):
-        trial.run(wait=10)
-    assert trial.counts() == {"delivered": 200, "failed": 25}
-
-
-@pytest.mark.rule("brake.odd")
-def test_odd_documents_alone_end_after_three_runs(trial: Trial) -> None:
-    """They are all that there is."""
-    trial.build(buggy())
-    trial.put(*ids(25))
-    for _ in range(2):
-        assert trial.run(wait=0).exit == 4
-    assert trial.run(wait=0).exit == 3
-    assert trial.counts() == {"failed": 25}
-
-
-def test_fewer_than_the_brake_are_the_documents_own(trial: Trial) -> None:
-    """19 documents and a bug: three attempts each, in one run."""
-    trial.build(buggy())
-    trial.put(*ids(19))
-    assert trial.run().exit == 3
-    assert trial.counts() == {"failed": 19}
-
-
-@pytest.mark.rule("brake.purpose")
-@pytest.mark.parametrize(
-    "error", [BadDocument("broken PDF"), PermanentError("no"), Dropped("draft")], ids=["bad", "permanent", "dropped"]
-)
-def test_what_code_says_on_purpose_stops_nothing(trial: Trial, error: Exception) -> None:
-    """A folder of broken files is no outage."""
-
-    def step(doc: Document) -> Document:
-        raise error
-
-    trial.build(step)
-    trial.put(*ids(200))
-    assert trial.run().exit == (0 if isinstance(error, Dropped) else 3)
-    assert trial.counts() == {"dropped" if isinstance(error, Dropped) else "rejected": 200}
-
-
-def test_without_a_brake_nothing_is_stopped(trial: Trial) -> None:
-    """``brake=None``: every document has its own three attempts."""
-    trial.build(buggy(), called={"brake": None})
-    trial.put(*ids(60))
-    assert trial.run().exit == 3
-    assert trial.counts() == {"failed": 60}
-
-
-def test_a_brake_of_its_own(trial: Trial) -> None:
-    """``brake=5``."""
-    trial.build(buggy(), called={"brake": 5})
-    trial.put(*ids(60))
-    assert trial.run(wait=0, runner=InProcess(slots=1)).exit == 4
-    assert attempts(trial) == {1: 10, 0: 50}
-
-
-def test_a_success_of_another_task_is_a_success(trial: Trial) -> None:
-    """A task has met only odd documents: they are the documents' own, for the step is well elsewhere."""
-    odd, good = [f"a{i:02}" for i in range(60)], [f"b{i:02}" for i in range(60)]
-    trial.build(buggy(*good))
-    trial.put(*odd, *good)
-    summary = trial.run(wait=100, wave_bytes=1)
-    assert summary.exit == 3
-    assert trial.counts() == {"delivered": 60, "failed": 60}
-
-
-# -- patience --------------------------------------------------------------------------------------
-
-
-def busy_step(doc: Document) -> Document:
-    raise TransientError("not yet")
-
-
-@pytest.mark.rule("patience.time")
-def test_what_is_transient_is_tried_with_patience(trial: Trial) -> None:
-    """Until the time has passed, and so many tries at least; then it is failed."""
-    trial.build(busy_step, called={"patience": 0})
-    trial.put("a")
-    assert trial.run(wait=100).exit == 3
-    assert trial.statuses("a") == ["ERROR"] * (limits.PATIENCE_TRIES - 1) + ["DEAD"]
-    assert trial.history("a")[-1]["message"] == "step busy_step: TransientError: not yet (attempt 8, the last)"
-
-
-def busy(delivery: Any) -> Outcome:
-    return Outcome.transient("not yet")
-
-
-@pytest.mark.rule("patience.time")
-def test_a_destination_is_tried_with_patience(trial: Trial) -> None:
-    """As a step: what it says is transient."""
-    trial.build(answer=busy, patience=0)
-    trial.put("a")
-    assert trial.run(wait=100).exit == 3
-    assert trial.statuses("a") == ["ERROR"] * (limits.PATIENCE_TRIES - 1) + ["DEAD"]
-
-
-@pytest.mark.rule("patience.attempts")
-def test_a_fault_of_a_destination_counts_against_attempts(trial: Trial) -> None:
-    """Transient errors before it do not, not even those of a step."""
-
-    def answer(delivery: Any) -> Outcome:
-        if delivery.attempt <= 5:
-            return Outcome.transient("not yet")
-        raise RuntimeError("a bug")
-
-    trial.build(once_busy(trial.folder / "flag"), answer=answer)
-    trial.put("a")
-    assert trial.run(wait=100).exit == 3
-    assert trial.statuses("a") == ["ERROR"] * 7 + ["DEAD"]
-
-
-def once_busy(flag: Path) -> Callable[[Document], Document]:
-    def step(doc: Document) -> Document:
-        if not flag.exists():
-            flag.touch()
-            raise TransientError("not yet")
-        return doc
-
-    return step
-
-
-@pytest.mark.rule("patience.time")
-@pytest.mark.parametrize("where", ["step", "destination"])
-def test_patience_is_a_day(trial: Trial, where: str) -> None:
-    """More tries than that do not end it; a run that is not to wait ends with 4."""
-    trial.build(*([busy_step] if where == "step" else []), answer=busy)
-    trial.put("a")
-    assert trial.run(wait=0).exit == 4
-    assert set(trial.statuses("a")) == {"ERROR"}
-    assert len(trial.statuses("a")) >= limits.PATIENCE_TRIES
-
-
-@pytest.mark.rule("patience.attempts")
-@pytest.mark.parametrize("where", ["step", "destination"])
-def test_attempts_win_where_they_are_given(trial: Trial, where: str) -> None:
-    """Whoever says them, the step or the destination below it."""
-    if where == "step":
-        trial.build(busy_step, called={"attempts": 2})
-    else:
-        trial.build(busy_step, attempts=2)
-    trial.put("a")
-    assert trial.run().exit == 3
-    assert trial.statuses("a") == ["ERROR", "DEAD"]
-
-
-@pytest.mark.rule("patience.attempts")
-def test_what_nobody_anticipated_counts_against_attempts(trial: Trial) -> None:
-    """Transient errors before it do not."""
-    calls = trial.folder / "calls"
-
-    def step(doc: Document) -> Document:
-        with calls.open("a") as file:
-            file.write("x")
-        if len(calls.read_text()) <= 5:
-            raise TransientError("not yet")
-        raise RuntimeError("a bug")
-
-    trial.build(step)
-    trial.put("a")
-    trial.run(wait=100)
-    assert trial.statuses("a") == ["ERROR"] * 7 + ["DEAD"]
 
 
 # -- where documents kill --------------------------------------------------------------------------

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.engine.test_outages import AWAY, Share, asking, down, ids
 from tests.support.network import Network
+from tests.support.outages import AWAY, Share, asking, down, ids
 
 
 @pytest.mark.slow

@@ -1,36 +1,20 @@
-"""Routers, tees and joins: who gets what, by which way, and what a retry does not touch (semantics §1)."""
+"""Routers: who gets what, by which way, and what a retry does not touch."""
 
 from __future__ import annotations
 
 import itertools
-from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 
 from ferryman import account
-from ferryman.destinations import Effect
 from ferryman.document import Document
-from ferryman.plan import StepNode
 from ferryman.routers import ByField, Duplicate, RoundRobin, Router
+from tests.support.failing import failing
 from tests.support.invariants import rows
 from tests.support.network import Network
 from tests.support.trial import Interrupted, Until
-
-
-def failing(times: int, *ids: str, error: Callable[[str], Exception] = RuntimeError) -> Callable[[Document], Document]:
-    """A step that fails the first ``times`` calls for each of these documents (all, if none is named)."""
-    calls: Counter[str] = Counter()
-
-    def step(doc: Document) -> Document:
-        if not ids or doc.id in ids:
-            calls[doc.id] += 1
-            if calls[doc.id] <= times:
-                raise error("not yet")
-        return doc
-
-    return step
 
 
 def kinds(net: Network, default: str | None = "other") -> Any:
@@ -232,78 +216,6 @@ def test_each_destination_has_its_own_number_of_attempts(net: Network) -> None:
     assert net.events("a", "often") == ["ERROR", "INDEXED"]
 
 
-@pytest.mark.rule("tee.unchanged")
-def test_a_tap_gets_the_document_as_it_is_there(net: Network) -> None:
-    """It goes on whether or not it is delivered to the tee, whose failure is its own."""
-
-    def later(doc: Document) -> Document:
-        doc["later"] = True
-        doc.raw = b"changed"
-        return doc
-
-    tee = net.source().tee("seen", net.out("seen"), attempts=1)
-    tee.step("later", later).destination("out", net.out("out"))
-    net.out("seen").answer = refuse_b
-    net.put("a", "b")
-    summary = net.run()
-    assert (summary.exit, summary.delivered, summary.failed) == (3, 3, 1)
-    assert {line["id"]: (line["fields"], line["text"]) for line in net.out("seen").lines()} == {
-        "a": ({}, "one"),
-        "b": ({}, "one"),
-    }
-    assert {line["id"]: line["fields"] for line in net.out("out").lines()} == {
-        "a": {"later": True},
-        "b": {"later": True},
-    }
-    assert net.counts("seen") == {"delivered": 1, "failed": 1}
-
-
-def refuse_b(delivery: Any) -> Any:
-    from ferryman.destinations import Outcome
-
-    return Outcome.permanent("no") if delivery.id == "b" else Outcome.ok()
-
-
-@pytest.mark.rule("effect.potent")
-def test_a_potent_tap_is_not_repeated_with_the_steps_below_it(net: Network) -> None:
-    """Nor with those above it, which run again for what failed below."""
-    net.out("mail").effect = Effect.POTENT  # type: ignore[misc]
-    tee = net.source().step("above", net.counting("above")).tee("mail", net.out("mail"))
-    tee.step("below", failing(2)).destination("out", net.out("out"), backoff=0)
-    net.put("a")
-    assert net.run().exit == 0
-    assert net.calls("above") == {"a": 3}
-    assert net.arrived("mail") == {"a": 1}
-
-
-@pytest.mark.rule("effect.safe", "effect.idempotent")
-@pytest.mark.parametrize("effect", [None, Effect.IDEMPOTENT])
-def test_steps_are_not_tracked(net: Network, effect: Effect | None) -> None:
-    """A retry calls them again; the ledger speaks of destinations only."""
-    options = {} if effect is None else {"effect": effect}
-    node = net.source().step("first", net.counting("first"), **options)
-    node.step("late", failing(1)).destination("out", net.out("out"), backoff=0)
-    net.put("a")
-    assert net.run().exit == 0
-    assert net.calls("first") == {"a": 2}
-    assert {e["destination"] for e in rows(net.root, "ledger")} == {"out"}
-    assert {n.effect for n in net.plan.nodes if isinstance(n, StepNode) and n.name == "first"} == {
-        effect or Effect.SAFE
-    }
-
-
-@pytest.mark.rule("router.retry", "retry.others")
-def test_a_tap_that_was_delivered_is_not_called_again(net: Network) -> None:
-    """A step below it fails and is tried again."""
-    tee = net.source().tee("seen", net.out("seen"))
-    tee.step("below", failing(2)).destination("out", net.out("out"), backoff=0)
-    net.put("a")
-    assert net.run().exit == 0
-    assert net.arrived("seen") == {"a": 1}
-    assert net.events("a", "seen") == ["INDEXED"]
-    assert net.events("a", "out") == ["ERROR", "ERROR", "INDEXED"]
-
-
 @pytest.mark.rule("router.turns")
 def test_round_robin_spreads_evenly(net: Network) -> None:
     """±1 a task, and tasks begin at different branches."""
@@ -396,27 +308,3 @@ def test_a_router_that_raises_is_tried_again(net: Network) -> None:
     assert net.run().exit == 0
     first, _ = account.history(net.root, "a", net.plan)
     assert first["message"].startswith("router moody: RuntimeError: in a mood (")
-
-
-@pytest.mark.rule("plan.join")
-def test_a_skip_edge_is_a_branch(net: Network) -> None:
-    """A → B, A → C, B → C: two copies come to C, by routes of their own."""
-    fork = net.source().route("fork", Duplicate())
-    near = fork.step("near", failing(0))
-    net.plan.step("far", failing(0), after=[fork, near])
-    net.plan.destination("out", net.out("out"), after="far")
-    net.put("a")
-    net.run()
-    assert net.arrived("out") == {"a by near": 1, "a by far": 1}
-
-
-@pytest.mark.rule("plan.join")
-def test_several_sources_join(net: Network) -> None:
-    """They are different documents, also under one id."""
-    left, right = net.source("left"), net.source("right")
-    net.plan.step("join", failing(0), after=[left, right])
-    net.plan.destination("out", net.out("out"), after="join")
-    net.put("a", "b", source="left")
-    net.put("a", source="right")
-    assert net.run().delivered == 3
-    assert net.arrived("out") == {"a": 2, "b": 1}

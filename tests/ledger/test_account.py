@@ -1,4 +1,4 @@
-"""The account: what `status`, `docs` and `history` say in each situation, also in the middle of a wave."""
+"""The account: what `status` says in each situation."""
 
 from __future__ import annotations
 
@@ -9,45 +9,17 @@ import pytest
 
 from ferryman import account
 from ferryman.destinations import Null
-from ferryman.destinations.base import Delivery, Effect, Outcome
+from ferryman.destinations.base import Effect, Outcome
 from ferryman.document import Document
-from ferryman.errors import Dropped, PermanentError, UsageError
+from ferryman.errors import PermanentError, UsageError
 from ferryman.operations.retry import retry
 from ferryman.plan import Plan
-from ferryman.records.schemas import LEDGER_COLUMNS
 from ferryman.sources import Memory
 from ferryman.state.state import State, state_root
 from tests.support import NOT_SOON_S
 from tests.support.recorder import Recorder
-from tests.support.trial import Interrupted, Trial, Until, run_plan
-
-
-def answer(delivery: Delivery) -> Outcome | None:
-    """By the id, or by the content where there is some."""
-    match delivery.text() or delivery.id:
-        case "refuse":
-            return Outcome.permanent("refused")
-        case "fail":
-            return Outcome.transient("busy")
-        case "stale":
-            return Outcome.stale()
-        case "down":
-            return Outcome.unavailable("down")
-        case "silent":
-            return None
-        case _:
-            return Outcome.ok()
-
-
-def step(doc: Document) -> Document | None:
-    match doc.text():
-        case "drop":
-            return None
-        case "drop with a reason":
-            raise Dropped("a draft")
-        case "break":
-            raise RuntimeError("broken")
-    return doc
+from tests.support.situations import answer, step
+from tests.support.trial import Trial, run_plan
 
 
 def unreachable() -> None:
@@ -172,230 +144,7 @@ def test_unknown_is_counted_and_no_end(place: Path) -> None:
     assert row["message"].startswith("unknown: ")
 
 
-# --- in the middle of a wave ----------------------------------------------------------------------------
-
-
-def test_a_committed_wave_counts_before_it_is_settled(trial: Trial) -> None:
-    """Rows of the outbox without an event are BATCHED and owed; what the steps ended counts at once."""
-    trial.build(step, answer=answer)
-    trial.put("a", "b")
-    trial.put("c", text="drop")
-    trial.documents.append({"id": "bad", "field": 1j})
-    with pytest.raises(Interrupted):
-        trial.run(observer=Until(1, "deliver"), checked=False)
-    status = trial.status()
-    assert trial.counts() == {"pending": 2, "dropped": 1, "rejected": 1}
-    assert status["balanced"]
-    assert status["waves"] == 1
-    assert status["sources"] == {"docs": {"documents": 4, "deleted": 0, "again": 0}}
-    assert {d["document"]: d["status"] for d in trial.docs()} == {
-        "a": "BATCHED",
-        "b": "BATCHED",
-        "c": "DROPPED",
-        "bad": "ERROR_DOC",
-    }
-    assert trial.statuses("a") == ["BATCHED"]
-    assert [d["document"] for d in trial.docs(status="batched")] == ["a", "b"]
-    trial.run()
-
-
-@pytest.mark.parametrize("phase", ["deliver", "settle"])
-def test_a_second_wave_that_is_not_settled(trial: Trial, phase: str) -> None:
-    """The changed document's new version is owed, its old one no more counted; a delete is owed as a delete."""
-    trial.put("a", "b", "c")
-    trial.run()
-    trial.put("a", text="two")
-    trial.drop("b")
-    with pytest.raises(Interrupted):
-        trial.run(observer=Until(2, phase), checked=False)
-    assert trial.counts() == {"delivered": 1, "pending": 2}
-    assert trial.status()["balanced"]
-    assert trial.statuses("a") == ["INDEXED", "BATCHED"]
-    assert [(d["operation"], d["status"]) for d in trial.docs() if d["document"] == "b"] == [("delete", "BATCHED")]
-    left = account.left_over(trial.root, trial.plan)
-    assert left == {"failed": 0, "rejected": 0, "in_doubt": 0, "pending": 2}
-    trial.run()
-    assert trial.counts() == {"delivered": 2, "deleted": 1}
-
-
-def test_a_wave_that_is_not_committed_does_not_count(trial: Trial) -> None:
-    """Nobody sees what is staged."""
-    trial.put("a")
-    trial.run()
-    trial.put("a", "b", text="two")
-    with pytest.raises(Interrupted):
-        trial.run(observer=Until(2, "commit"), checked=False)
-    assert trial.counts() == {"delivered": 1}
-    assert trial.statuses("b") == []
-    assert trial.status()["waves"] == 1
-    trial.run()
-
-
-def test_questions_change_nothing(trial: Trial) -> None:
-    """Not a byte, in a settled state and in the middle of a wave; and they need no lock."""
-    trial.put("a")
-    trial.run()
-    trial.put("b")
-    with pytest.raises(Interrupted):
-        trial.run(observer=Until(2, "settle"), checked=False)
-    before = {p: p.read_bytes() for p in trial.root.rglob("*") if p.is_file()}
-    with trial.folder.joinpath("anything").open("w"):
-        trial.status()
-        trial.docs()
-        trial.history("a")
-        account.waves(trial.root)
-        account.left_over(trial.root, trial.plan)
-    assert {p: p.read_bytes() for p in trial.root.rglob("*") if p.is_file()} == before
-    with trial.take():
-        after = trial.status()
-    assert after["waves"] == 2
-    trial.run()
-
-
-def test_a_loss_shows(trial: Trial) -> None:
-    """If the ledger lost a delivery, ``status`` says that it does not add up."""
-    trial.put("a", "b")
-    trial.run()
-    assert trial.status()["balanced"]
-    with trial.take() as state:
-        state.ledger.commit("compact", removes=list(state.ledger.files))
-    assert not trial.status()["balanced"]
-    assert trial.counts() == {}
-
-
-def test_a_double_end_shows(trial: Trial) -> None:
-    """If a delivery ended twice, ``status`` says so."""
-    trial.put("a")
-    trial.run()
-    with trial.take() as state:
-        from ferryman.storage.parquet import read_part, write_part
-
-        [path] = state.ledger.paths()
-        rows = read_part(path)
-        state.ledger.commit("ledger", adds=[state.ledger.data_file(write_part(state.ledger.folder, rows, epoch=1))])
-    assert not trial.status()["balanced"]
-
-
-# --- docs -----------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def two_ways(trial: Trial) -> tuple[Trial, Plan]:
-    """Two sources, each to a destination of its own; the second refuses everything."""
-    trial.build(step, answer=answer)
-    plan = trial.plan
-    other = Recorder(trial.folder / "other", lambda d: Outcome.permanent("refused"))
-    plan.source("more", Memory([{"id": "x"}, {"id": "a"}])).destination("other", other)
-    trial.put("a", "b")
-    trial.put("c", text="drop")
-    run_plan(plan, trial.state)
-    return trial, plan
-
-
-@pytest.mark.parametrize(
-    ("filters", "found"),
-    [
-        ({}, {("docs", "a"), ("docs", "b"), ("docs", "c"), ("more", "a"), ("more", "x")}),
-        ({"status": "indexed"}, {("docs", "a"), ("docs", "b")}),
-        ({"status": "Dead"}, {("more", "a"), ("more", "x")}),
-        ({"destination": "out"}, {("docs", "a"), ("docs", "b"), ("docs", "c")}),
-        ({"source": "more"}, {("more", "a"), ("more", "x")}),
-        ({"source": "docs", "status": "dropped"}, {("docs", "c")}),
-        ({"source": "docs", "destination": "other"}, set()),
-        ({"status": "indexed", "destination": "out", "source": "docs"}, {("docs", "a"), ("docs", "b")}),
-        ({"source": "'; DROP TABLE ledger; --"}, set()),
-    ],
-)
-def test_documents_are_listed_by_what_is_asked(
-    two_ways: tuple[Trial, Plan], filters: dict[str, str], found: set[tuple[str, str]]
-) -> None:
-    """Filters narrow it down together."""
-    trial, plan = two_ways
-    rows = account.deliveries(trial.root, plan=plan, **filters)  # type: ignore[arg-type]
-    assert {(r["source"], r["document"]) for r in rows} == found
-    assert len(rows) == len(found)
-    assert list(account.each_delivery(trial.root, plan=plan, **filters)) == rows  # type: ignore[arg-type]
-    assert account.number_of_deliveries(trial.root, plan=plan, **filters) == len(rows)  # type: ignore[arg-type]
-
-
-def test_the_newest_come_first(trial: Trial) -> None:
-    """By wave; and no more than are asked for."""
-    for id in "abc":
-        trial.put(id)
-        trial.run()
-    assert [d["document"] for d in trial.docs()] == ["c", "b", "a"]
-    assert [d["document"] for d in trial.docs(limit=2)] == ["c", "b"]
-    assert trial.docs(limit=0) == []
-    trial.put("a", text="two")
-    trial.run()
-    assert [d["document"] for d in trial.docs()] == ["a", "c", "b"]
-    assert [d["document"] for d in account.each_delivery(trial.root, limit=2)] == ["a", "c"]
-    assert account.number_of_deliveries(trial.root) == 3, "of each its latest event alone"
-
-
-def test_deliveries_come_while_a_driver_commits(trial: Trial) -> None:
-    """What was asked is answered to its end, whatever is committed and removed meanwhile; then nothing is left open."""
-    trial.put(*(f"d{n}" for n in range(5000)))
-    trial.run()
-    rows = account.each_delivery(trial.root, plan=trial.plan)
-    found = [next(rows)["document"]]
-    trial.put("late")
-    trial.run()
-    found += [each["document"] for each in rows]
-    assert sorted(found) == sorted(f"d{n}" for n in range(5000))
-    rows = account.each_delivery(trial.root, plan=trial.plan)
-    assert next(rows)["document"] == "late"
-    rows.close()
-    assert account.number_of_deliveries(trial.root) == 5001
-
-
-def test_rows_have_the_public_columns(two_ways: tuple[Trial, Plan]) -> None:
-    """Those that are documented, in this order; times as text that sorts."""
-    trial, _ = two_ways
-    for row in (*trial.docs(), *trial.history("a")):
-        assert list(row) == LEDGER_COLUMNS
-        assert row["created"][:2] == "20"
-        assert row["created"].endswith("+00:00")
-
-
 # --- history --------------------------------------------------------------------------------------------
-
-
-@pytest.mark.rule("retry.counted")
-def test_history_is_in_the_order_of_what_happened(trial: Trial) -> None:
-    """Every attempt of every revision, the oldest first."""
-
-    def second(delivery: Delivery) -> Outcome:
-        return Outcome.ok() if delivery.attempt > 1 else Outcome.transient("not the first time")
-
-    trial.build(answer=second)
-    for text in ("one", "two", "one"):
-        trial.put("a", text=text)
-        trial.run()
-    trial.drop("a")
-    trial.run()
-    events = trial.history("a")
-    assert [e["status"] for e in events] == ["ERROR", "INDEXED"] * 4
-    assert [e["revision"] for e in events] == [1, 1, 2, 2, 3, 3, 4, 4]
-    assert [e["operation"] for e in events] == ["upsert"] * 6 + ["delete"] * 2
-    assert [e["attempt"] for e in events] == [1, 2] * 4
-    assert [e["wave"] for e in events] == sorted(e["wave"] for e in events)
-    assert len({e["delivery_hash"] for e in events}) == 4
-    assert trial.history("b") == []
-
-
-def test_waves_are_told_newest_first(trial: Trial) -> None:
-    """What each came to."""
-    trial.build(answer=answer)
-    trial.put("a", "b")
-    trial.run()
-    trial.put("c", text="refuse")
-    trial.put("d")
-    trial.run()
-    last, first = account.waves(trial.root)
-    assert (last["wave"], last["events"], last["delivered"], last["failed"]) == (2, 2, 1, 1)
-    assert (first["wave"], first["events"], first["delivered"], first["failed"]) == (1, 2, 2, 0)
-    assert [w["wave"] for w in account.waves(trial.root, limit=1)] == [2]
 
 
 def test_there_is_nothing_to_ask_before_the_first_run(trial: Trial) -> None:

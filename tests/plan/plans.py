@@ -120,3 +120,7 @@ def any_plans(draw: st.DrawFn) -> Plan:
 
 def without(node: Node, name: str) -> Node:
     return replace(node, after=tuple(a for a in node.after if a != name))
+
+
+def source(prefix: str = "") -> Memory:
+    return Memory([], prefix=prefix)

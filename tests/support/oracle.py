@@ -1,6 +1,6 @@
 """Plans as plain data, and what must lie outside when all is well again, told without the engine.
 
-A ``Shape`` is a plan that both sides read: ``tests/engine/test_random_plans.py`` builds the real plan from it, and
+A ``Shape`` is a plan that both sides read: ``tests/support/world.py`` builds the real plan from it, and
 ``Oracle`` walks its documents here: a plain recursion over dicts that knows no waves, retries, outboxes or versions.
 """
 

@@ -1,0 +1,135 @@
+"""The account: what `deliveries` and `history` say."""
+
+from __future__ import annotations
+
+import pytest
+
+from ferryman import account
+from ferryman.destinations.base import Delivery, Outcome
+from ferryman.plan import Plan
+from ferryman.records.schemas import LEDGER_COLUMNS
+from ferryman.sources import Memory
+from tests.support.recorder import Recorder
+from tests.support.situations import answer, step
+from tests.support.trial import Trial, run_plan
+
+# --- docs -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def two_ways(trial: Trial) -> tuple[Trial, Plan]:
+    """Two sources, each to a destination of its own; the second refuses everything."""
+    trial.build(step, answer=answer)
+    plan = trial.plan
+    other = Recorder(trial.folder / "other", lambda d: Outcome.permanent("refused"))
+    plan.source("more", Memory([{"id": "x"}, {"id": "a"}])).destination("other", other)
+    trial.put("a", "b")
+    trial.put("c", text="drop")
+    run_plan(plan, trial.state)
+    return trial, plan
+
+
+@pytest.mark.parametrize(
+    ("filters", "found"),
+    [
+        ({}, {("docs", "a"), ("docs", "b"), ("docs", "c"), ("more", "a"), ("more", "x")}),
+        ({"status": "indexed"}, {("docs", "a"), ("docs", "b")}),
+        ({"status": "Dead"}, {("more", "a"), ("more", "x")}),
+        ({"destination": "out"}, {("docs", "a"), ("docs", "b"), ("docs", "c")}),
+        ({"source": "more"}, {("more", "a"), ("more", "x")}),
+        ({"source": "docs", "status": "dropped"}, {("docs", "c")}),
+        ({"source": "docs", "destination": "other"}, set()),
+        ({"status": "indexed", "destination": "out", "source": "docs"}, {("docs", "a"), ("docs", "b")}),
+        ({"source": "'; DROP TABLE ledger; --"}, set()),
+    ],
+)
+def test_documents_are_listed_by_what_is_asked(
+    two_ways: tuple[Trial, Plan], filters: dict[str, str], found: set[tuple[str, str]]
+) -> None:
+    """Filters narrow it down together."""
+    trial, plan = two_ways
+    rows = account.deliveries(trial.root, plan=plan, **filters)  # type: ignore[arg-type]
+    assert {(r["source"], r["document"]) for r in rows} == found
+    assert len(rows) == len(found)
+    assert list(account.each_delivery(trial.root, plan=plan, **filters)) == rows  # type: ignore[arg-type]
+    assert account.number_of_deliveries(trial.root, plan=plan, **filters) == len(rows)  # type: ignore[arg-type]
+
+
+def test_the_newest_come_first(trial: Trial) -> None:
+    """By wave; and no more than are asked for."""
+    for id in "abc":
+        trial.put(id)
+        trial.run()
+    assert [d["document"] for d in trial.docs()] == ["c", "b", "a"]
+    assert [d["document"] for d in trial.docs(limit=2)] == ["c", "b"]
+    assert trial.docs(limit=0) == []
+    trial.put("a", text="two")
+    trial.run()
+    assert [d["document"] for d in trial.docs()] == ["a", "c", "b"]
+    assert [d["document"] for d in account.each_delivery(trial.root, limit=2)] == ["a", "c"]
+    assert account.number_of_deliveries(trial.root) == 3, "of each its latest event alone"
+
+
+def test_deliveries_come_while_a_driver_commits(trial: Trial) -> None:
+    """What was asked is answered to its end, whatever is committed and removed meanwhile; then nothing is left open."""
+    trial.put(*(f"d{n}" for n in range(5000)))
+    trial.run()
+    rows = account.each_delivery(trial.root, plan=trial.plan)
+    found = [next(rows)["document"]]
+    trial.put("late")
+    trial.run()
+    found += [each["document"] for each in rows]
+    assert sorted(found) == sorted(f"d{n}" for n in range(5000))
+    rows = account.each_delivery(trial.root, plan=trial.plan)
+    assert next(rows)["document"] == "late"
+    rows.close()
+    assert account.number_of_deliveries(trial.root) == 5001
+
+
+def test_rows_have_the_public_columns(two_ways: tuple[Trial, Plan]) -> None:
+    """Those that are documented, in this order; times as text that sorts."""
+    trial, _ = two_ways
+    for row in (*trial.docs(), *trial.history("a")):
+        assert list(row) == LEDGER_COLUMNS
+        assert row["created"][:2] == "20"
+        assert row["created"].endswith("+00:00")
+
+
+# --- history --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.rule("retry.counted")
+def test_history_is_in_the_order_of_what_happened(trial: Trial) -> None:
+    """Every attempt of every revision, the oldest first."""
+
+    def second(delivery: Delivery) -> Outcome:
+        return Outcome.ok() if delivery.attempt > 1 else Outcome.transient("not the first time")
+
+    trial.build(answer=second)
+    for text in ("one", "two", "one"):
+        trial.put("a", text=text)
+        trial.run()
+    trial.drop("a")
+    trial.run()
+    events = trial.history("a")
+    assert [e["status"] for e in events] == ["ERROR", "INDEXED"] * 4
+    assert [e["revision"] for e in events] == [1, 1, 2, 2, 3, 3, 4, 4]
+    assert [e["operation"] for e in events] == ["upsert"] * 6 + ["delete"] * 2
+    assert [e["attempt"] for e in events] == [1, 2] * 4
+    assert [e["wave"] for e in events] == sorted(e["wave"] for e in events)
+    assert len({e["delivery_hash"] for e in events}) == 4
+    assert trial.history("b") == []
+
+
+def test_waves_are_told_newest_first(trial: Trial) -> None:
+    """What each came to."""
+    trial.build(answer=answer)
+    trial.put("a", "b")
+    trial.run()
+    trial.put("c", text="refuse")
+    trial.put("d")
+    trial.run()
+    last, first = account.waves(trial.root)
+    assert (last["wave"], last["events"], last["delivered"], last["failed"]) == (2, 2, 1, 1)
+    assert (first["wave"], first["events"], first["delivered"], first["failed"]) == (1, 2, 2, 0)
+    assert [w["wave"] for w in account.waves(trial.root, limit=1)] == [2]
