@@ -9,17 +9,16 @@ from pathlib import Path
 from typing import Final
 
 from ferryman.errors import Misconfigured, Unavailable
+from ferryman.storage.files import disk_full
 
 _PASSING: Final = (
-    errno.ENOSPC,
-    errno.EDQUOT,
     errno.EIO,
     errno.EMFILE,
     errno.ENFILE,
     errno.ESTALE,
     errno.ENOENT,
 )
-"""No room, a disk in trouble, too many open files; or the folder was removed, which ``check`` makes again."""
+"""A disk in trouble, too many open files; or the folder was removed, which ``check`` makes again."""
 
 
 @contextmanager
@@ -29,6 +28,6 @@ def explained(folder: Path) -> Iterator[None]:
         yield
     except OSError as e:
         why = f"{folder}: {e.strerror or e}"
-        if e.errno in _PASSING:
+        if disk_full(e) or e.errno in _PASSING:
             raise Unavailable(f"{why}. It is tried again.") from e
         raise Misconfigured(f"{why}. Make it a folder that can be written, then run again.") from e

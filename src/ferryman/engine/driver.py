@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -14,6 +13,7 @@ from ferryman.engine.runner.base import Runner
 from ferryman.errors import EngineError, FerrymanError
 from ferryman.plan import Plan
 from ferryman.state.state import State, state_root
+from ferryman.storage.files import disk_full
 
 
 @contextlib.contextmanager
@@ -73,8 +73,7 @@ def plain_errors(state: State) -> Iterator[None]:
     try:
         yield
     except Exception as e:
-        full = isinstance(e, OSError) and e.errno in (errno.ENOSPC, errno.EDQUOT)
-        if full or (not isinstance(e, OSError) and "No space left on device" in str(e)):
+        if disk_full(e):
             raise EngineError(
                 f"{state.root}: the disk is full. Nothing is lost: make room and run again. "
                 f"(Waiting rows take {state.bytes_owed()} bytes.)"

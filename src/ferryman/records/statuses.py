@@ -97,7 +97,11 @@ MOVES: Final[dict[Status | None, frozenset[Status]]] = {
     _S.DEAD: _PERSON | {_S.DROPPED},
     _S.ERROR_DOC: _PERSON | {_S.DROPPED},
 }
-"""From -> to, for one delivery. None: nothing known of it yet."""
+"""From -> to, for one delivery. None: nothing known of it yet.
+
+It describes what the code does: the model moves by it, the tests hold every ledger against it, docs and pictures are
+made of it. Nothing looks it up while events are written, for an event does not know the one before.
+"""
 
 
 def move(before: Status | None, after: Status) -> Status:

@@ -21,6 +21,7 @@ from ferryman.service import web
 from ferryman.service.errors import Corrupt, Stopping
 from ferryman.service.manifest import checked_url, shown
 from ferryman.storage import files
+from ferryman.storage.files import disk_full
 
 if TYPE_CHECKING:
     from urllib3 import BaseHTTPResponse, PoolManager
@@ -170,7 +171,7 @@ class Fetcher:
             try:
                 return get()
             except OSError as e:
-                if urlsplit(url).scheme != "file" or e.errno in (errno.ENOSPC, errno.EDQUOT):
+                if urlsplit(url).scheme != "file" or disk_full(e):
                     raise  # our own disk
                 kind = PermanentError if e.errno in _NOT_THERE else TransientError
                 raise kind(f"{shown(url)}: {os.strerror(e.errno or 0)}") from None

@@ -17,7 +17,6 @@ any other           fails: a fault that a person shall see; a full disk is Later
 
 from __future__ import annotations
 
-import errno
 import threading
 import time
 from collections.abc import Callable
@@ -28,6 +27,7 @@ from ferryman.errors import DeliveryError, FerrymanError, describe
 from ferryman.intake import Job, JobState, LockLost, NodeInvalid, Queue, QueueLost, StateError
 from ferryman.service.errors import Later, Stopping
 from ferryman.service.stages import Done, JobStage
+from ferryman.storage.files import disk_full
 
 POLL_S: Final = 0.5
 """A thread looks so often whether it is to stop, and whether what waits is due; a watch tells it of new jobs."""
@@ -159,7 +159,7 @@ class Worker:
             except DeliveryError as e:
                 self._fail(job, str(e))
             except OSError as e:
-                if e.errno in (errno.ENOSPC, errno.EDQUOT):
+                if disk_full(e):
                     raise Later("the disk is full", FULL_AGAIN_S) from None
                 self._fail(job, describe(e))
             except FerrymanError:

@@ -14,11 +14,12 @@ import pyarrow.parquet as pq
 from ferryman.engine.scan.batches import LISTED, SLICE, RowRange, TaskSplit
 from ferryman.engine.scan.known import kept
 from ferryman.engine.scan.listing import Listing
+from ferryman.engine.scan.reason import Reason
 from ferryman.records.events import table_of
 from ferryman.storage.groups import RowGroups
 from ferryman.storage.query import connect, quoted_list
 
-_UNSURE = ("look", "unchanged")
+_UNSURE = (Reason.LOOK, Reason.UNCHANGED)
 """A document of which the content decides whether it is taken up; one that is not taken up."""
 
 
@@ -58,7 +59,7 @@ def pick(
             if rows is None or rows["reason"][0].as_py() not in _UNSURE:
                 continue
             known, retry = _known(db, files, name, id)
-            rows = _with(rows, reason="retry" if retry else "forced", **known)
+            rows = _with(rows, reason=Reason.RETRY if retry else Reason.FORCED, **known)
             cut = _cut(name, rows, 0, folder / f"anyway-{name}")
             anyway[name] = ("later" if retry else "unchanged", cut)
     return Picked(id, judged, anyway)
@@ -76,7 +77,7 @@ def _listed(id: str, listing: Listing) -> pa.Table | None:
                 if mine.num_rows:
                     last = mine.slice(mine.num_rows - 1)
                     columns = {name: last[name] for name in LISTED}
-                    found = table_of(SLICE, 1, part=part.path, reason="unchanged", unsure=False, **columns)
+                    found = table_of(SLICE, 1, part=part.path, reason=Reason.UNCHANGED, unsure=False, **columns)
     return found
 
 

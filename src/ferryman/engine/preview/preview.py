@@ -29,6 +29,7 @@ from ferryman.engine.runner.base import IsolatingRunner, PickledPlan, Runner, ru
 from ferryman.engine.scan.batches import TaskSplit
 from ferryman.engine.scan.detect import ChangeSet, judge
 from ferryman.engine.scan.listing import Listing, list_sources
+from ferryman.engine.scan.reason import Reason
 from ferryman.engine.transform.task import Transform, now_us
 from ferryman.errors import EngineError, PlanChanged, UsageError, WorkerDied
 from ferryman.observe.progress import Observer, Silent
@@ -228,7 +229,7 @@ class Previewing:
         else:
             draws = self._one(found, task, judged.picked)
             left = reasons(cuts) - reasons(judged.picked.judged)
-        found.unread = left.pop("look", 0)
+        found.unread = left.pop(Reason.LOOK, 0)
         found.more = dict(left)
         nodes = Nodes(self._plan, lambda _: None, time.monotonic)
         nodes.hear(report for each in draws for report in each.staged.nodes)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ferryman.engine.scan.batches import TaskSplit
+from ferryman.engine.scan.reason import Reason
 from ferryman.engine.transform.block import Block
 from ferryman.engine.transform.staging import Staged
 from ferryman.engine.transform.task import TaskProcessing, Transform
@@ -117,6 +118,6 @@ def reasons(cuts: Iterable[TaskSplit]) -> Counter[str]:
 def _reason(block: Block, i: int) -> str:
     """Why it is taken up, now that its content is known."""
     known, reason = block.known(i), block.reasons[i]
-    if known is not None and (reason == "look" or (reason == "retry" and not block.is_retry(i, known))):
-        return "changed"
+    if known is not None and (reason == Reason.LOOK or (reason == Reason.RETRY and not block.is_retry(i, known))):
+        return Reason.CHANGED
     return reason

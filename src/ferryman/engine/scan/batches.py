@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 
 from ferryman import limits
 from ferryman.engine.scan.known import KNOWN, joined
+from ferryman.engine.scan.reason import Reason
 from ferryman.records.events import table_of
 from ferryman.storage.groups import RowGroups
 
@@ -99,7 +100,7 @@ class TaskSplit(NamedTuple):
         """How many rows are taken up for which reason."""
         found: Counter[str] = Counter()
         if not self.judged:
-            found["new"] = self.rows
+            found[Reason.NEW] = self.rows
         for path, first, end in self.pieces if self.judged else ():
             with RowGroups(path, ["reason"]) as file:
                 for rows in file.between(first, end):
@@ -233,4 +234,4 @@ class Splitter:
 
 def _all_new(path: str, listed: pa.Table) -> pa.Table:
     columns = {name: listed[name] for name in LISTED}
-    return table_of(SLICE, listed.num_rows, part=path, reason="new", unsure=False, **columns)
+    return table_of(SLICE, listed.num_rows, part=path, reason=Reason.NEW, unsure=False, **columns)

@@ -17,6 +17,7 @@ from ferryman.engine.scan.batches import Splitter
 from ferryman.engine.scan.candidates import LIVE, SETTLED, WAITING, Queries, find_candidates
 from ferryman.engine.scan.listing import Listing
 from ferryman.engine.scan.order import SourceOrder
+from ferryman.engine.scan.reason import Reason
 from ferryman.engine.scan.unconfirmed import UNCONFIRMED, unconfirmed, unconfirmed_of
 from ferryman.records.due import is_due_sql
 from ferryman.records.events import table_of
@@ -353,25 +354,25 @@ class SourceComparison:
 
     def _reason(self) -> str:
         """Why a document is taken up, as SQL; NULL: it is not."""
-        due = f"WHEN {self._due} THEN 'retry'"
+        due = f"WHEN {self._due} THEN '{Reason.RETRY}'"
         if self._only_owed:
-            return f"CASE WHEN k.forced THEN 'forced' {due} END"
-        always = "WHEN k.operation = 'upsert' THEN 'again'" if self._source.detect == "none" else ""
+            return f"CASE WHEN k.forced THEN '{Reason.FORCED}' {due} END"
+        always = f"WHEN k.operation = 'upsert' THEN '{Reason.AGAIN}'" if self._source.detect == "none" else ""
         same_print = "l.fingerprint <> '' AND l.fingerprint = k.fingerprint AND NOT l.refused"
         trusted = f"WHEN {same_print} THEN NULL" if self._source.detect == "fingerprint" else ""
         return (
-            "CASE WHEN k.document IS NULL THEN 'new' "
-            "WHEN l.id IS NULL THEN CASE WHEN k.operation = 'upsert' THEN 'gone' END "
-            f"WHEN k.forced OR k.again <= {self._now_us} THEN 'forced' {due} {always} "
-            "WHEN k.operation = 'delete' THEN 'new' "
+            f"CASE WHEN k.document IS NULL THEN '{Reason.NEW}' "
+            f"WHEN l.id IS NULL THEN CASE WHEN k.operation = 'upsert' THEN '{Reason.GONE}' END "
+            f"WHEN k.forced OR k.again <= {self._now_us} THEN '{Reason.FORCED}' {due} {always} "
+            f"WHEN k.operation = 'delete' THEN '{Reason.NEW}' "
             "WHEN l.version = k.version THEN NULL "
-            f"WHEN l.version IS NOT NULL THEN 'changed' {trusted} "
-            "ELSE 'look' END"
+            f"WHEN l.version IS NOT NULL THEN '{Reason.CHANGED}' {trusted} "
+            f"ELSE '{Reason.LOOK}' END"
         )
 
     def _note(self, verdict: pa.Table) -> None:
         """Put what is taken up where its place in the listing is; what is refused for a clash comes after all of it."""
-        is_gone = pc.equal(verdict["reason"], "gone")
+        is_gone = pc.equal(verdict["reason"], Reason.GONE)
         gone = verdict.filter(is_gone).combine_chunks()
         self.gone += gone.num_rows
         for batch in gone.to_batches():

@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 from ferryman import limits
 from ferryman.engine.scan.changes import SourceComparison
 from ferryman.engine.scan.listing import Listing
+from ferryman.engine.scan.reason import Reason
 from ferryman.sources import Source
 from ferryman.storage.groups import RowGroups
 
@@ -128,7 +129,7 @@ def _known(judge: SourceComparison, gone: Counter[str], trim: int) -> Counter[st
     for path in judge.paths:
         with RowGroups(path, ["id"]) as file:
             listed += _counts((rows["id"] for rows in file.all()), trim, folders)
-    new = _counts((batch.column("id") for batch in judge.taken_up("new")), trim, folders)
+    new = _counts((batch.column("id") for batch in judge.taken_up(Reason.NEW)), trim, folders)
     return Counter({name: gone[name] + max(0, listed[name] - new[name]) for name in folders})
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import socket
 import uuid
 from collections.abc import Iterator, Mapping
@@ -25,6 +24,7 @@ from ferryman.outages import is_connection
 from ferryman.plan import Plan, SourceNode
 from ferryman.records.events import table_of
 from ferryman.sources import DataFrame, Doubt, Listed, Source
+from ferryman.storage.files import disk_full
 
 LISTING: Final = pa.schema(
     [
@@ -188,7 +188,7 @@ class ListPieces:
                         if wanted is None or id in wanted:
                             out.add(id, entry)
                 except Exception as e:
-                    if isinstance(e, OSError) and e.errno in (errno.ENOSPC, errno.EDQUOT):
+                    if isinstance(e, OSError) and disk_full(e):
                         raise  # our own disk, not the source
                     failures.append(message_of(e))
                     if (outage := _outage_of(e)) is not None:

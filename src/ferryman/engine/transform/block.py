@@ -6,6 +6,7 @@ from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
+from ferryman.engine.scan.reason import Reason
 from ferryman.records.family import FailedMember, decode_failures, decode_held
 from ferryman.storage.groups import values
 
@@ -95,4 +96,4 @@ class Block:
 
     def is_retry(self, i: int, known: KnownDocument) -> bool:
         """Is it taken up for what failed, and is it what it was?"""
-        return self.reasons[i] == "retry" and known.version == self.versions[i]
+        return self.reasons[i] == Reason.RETRY and known.version == self.versions[i]

@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from ferryman.document import Document, content_version, decode_fields, encode_fields
 from ferryman.engine.scan.batches import TaskSplit
+from ferryman.engine.scan.reason import Reason
 from ferryman.engine.transform.block import Block
 from ferryman.engine.transform.contents import Contents
 from ferryman.engine.transform.health import NodeHealth
@@ -92,11 +93,11 @@ class DocumentReader:
     ) -> tuple[Taken, Callable[[], None] | None]:
         """What becomes of row ``i``, and its walk, if there is one."""
         reason = block.reasons[i]
-        if reason == "gone":
+        if reason == Reason.GONE:
             return Taken.GONE, None
         if self._source.in_batches:
             self.walk.batch = self._source.batch_of(block.table["location"][i].as_py() or "")
-        if reason == "retry" and self._waits(block, i):
+        if reason == Reason.RETRY and self._waits(block, i):
             return Taken.KNOWN, None
         if fields is not None:
             doc = Document.of(block.ids[i], decode_fields(fields), raw, block.versions[i])
@@ -110,16 +111,16 @@ class DocumentReader:
                 fault = classify_error(
                     unless_interrupt(e), self._name, "reading it", reading=True, traces=self.walk.traces
                 )
-                again = block.reasons[i] == "retry"
+                again = block.reasons[i] == Reason.RETRY
                 pulse.failed(fault, block.ids[i], self.walk.row, self.walk.batch, again=again)
                 if fault.kind is ErrorKind.PERMANENT:
                     return self.unread(block, i, fault)
                 return self._unread(fault)
             if not pulse.steady:
                 pulse.succeeded()
-        if reason == "look" and block.is_known_as(i, doc.version):
+        if reason == Reason.LOOK and block.is_known_as(i, doc.version):
             return (Taken.TOUCHED if self._source.detect == "fingerprint" else Taken.KNOWN), None
-        if reason == "retry" and (failures := block.to_retry(i)) is not None:
+        if reason == Reason.RETRY and (failures := block.to_retry(i)) is not None:
             return Taken.AGAIN, partial(self.walk.again, doc, failures)
         return Taken.FIRST, partial(self.walk.first, doc)
 
@@ -127,7 +128,7 @@ class DocumentReader:
         """A document that could not be read, by a fault of its own, unless it is still as unreadable as it was."""
         unread = f"{UNREAD}:{fault.text if fault.kind is ErrorKind.PERMANENT else block.fingerprints[i]}"
         version = block.versions[i] or content_version(unread.encode("utf-8", "surrogatepass"), None)
-        if block.reasons[i] == "look" and block.is_known_as(i, version):
+        if block.reasons[i] == Reason.LOOK and block.is_known_as(i, version):
             return Taken.KNOWN, None
         block.versions[i], block.fingerprints[i] = version, ""
         doc = Document.of(block.ids[i], {}, None, version)

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from ferryman import crash, limits
 from ferryman.document import Again, Document, Operation
+from ferryman.engine.scan.reason import Reason
 from ferryman.engine.transform.block import Block
 from ferryman.engine.transform.document_stage import DocumentStage, same_again
 from ferryman.engine.transform.event_stage import EventStage
@@ -289,8 +290,8 @@ class Stager:
         known = block.known(i)
         if known is None or known.operation == "delete":
             return False
-        forced = block.reasons[i] == "forced"
-        if forced or block.reasons[i] == "retry":
+        forced = block.reasons[i] == Reason.FORCED
+        if forced or block.reasons[i] == Reason.RETRY:
             held = encode_held([unread.fault.key])
             if held != known.held:
                 self._documents.add({**same_again(block.ids[i], known), "held": held, "forced": forced})

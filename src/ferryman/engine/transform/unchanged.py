@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from typing import Final
 
+from ferryman.engine.scan.reason import Reason
 from ferryman.engine.transform.block import Block
 from ferryman.plan import DestinationNode, Plan, ends, target_of
 from ferryman.records.family import Published, decode_published
 
-_COMPARED: Final = ("look", "changed")
+_COMPARED: Final = (Reason.LOOK, Reason.CHANGED)
 """Why a document is taken up whose version before counts: its content differs, and nothing but that. Where a step's
 error is owed, or a person has all sent again, all is sent."""
 
