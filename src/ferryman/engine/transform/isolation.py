@@ -27,11 +27,11 @@ from ferryman.engine.runner.child import Child, Died
 from ferryman.engine.scan.batches import TaskSplit
 from ferryman.engine.transform.block import Block
 from ferryman.engine.transform.compiled import End
+from ferryman.engine.transform.ends import Met
 from ferryman.engine.transform.health import NodeHealth
 from ferryman.engine.transform.node_errors import NodeError, classify_error
 from ferryman.engine.transform.reader import DocumentReader, Taken, guarded
 from ferryman.engine.transform.staging import Stager
-from ferryman.engine.transform.walk import Met
 from ferryman.errors import EngineError, PermanentError
 from ferryman.plan import DestinationNode, Plan, StepNode
 from ferryman.records.family import FailedMember, Owed

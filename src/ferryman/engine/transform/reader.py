@@ -19,10 +19,11 @@ from ferryman.engine.scan.batches import TaskSplit
 from ferryman.engine.scan.reason import Reason
 from ferryman.engine.transform.block import Block
 from ferryman.engine.transform.contents import Contents
+from ferryman.engine.transform.ends import Stage
 from ferryman.engine.transform.health import NodeHealth
 from ferryman.engine.transform.node_errors import ErrorKind, NodeError, StepTimeout, classify_error
 from ferryman.engine.transform.returned import few
-from ferryman.engine.transform.walk import Stage, Walk
+from ferryman.engine.transform.walk import Walk
 from ferryman.errors import BadDocument, unless_interrupt
 from ferryman.plan import Plan, SourceNode, StepNode
 from ferryman.sources import Listed, Source

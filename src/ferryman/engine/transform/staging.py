@@ -13,6 +13,7 @@ from ferryman.document import Again, Document, Operation
 from ferryman.engine.scan.reason import Reason
 from ferryman.engine.transform.block import Block
 from ferryman.engine.transform.document_stage import DocumentStage, same_again
+from ferryman.engine.transform.ends import Met
 from ferryman.engine.transform.event_stage import EventStage
 from ferryman.engine.transform.health import NodeHealth, NodeReport
 from ferryman.engine.transform.node_errors import NodeError
@@ -30,7 +31,6 @@ from ferryman.engine.transform.undecided import (
     spend,
     undecided,
 )
-from ferryman.engine.transform.walk import Met
 from ferryman.plan import CalledNode, DestinationNode, Plan, target_of
 from ferryman.records.family import (
     FailedMember,

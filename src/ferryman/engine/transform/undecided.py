@@ -10,9 +10,10 @@ from typing import Any, NamedTuple, Protocol
 
 from ferryman.document import Document
 from ferryman.engine.transform.block import Block
+from ferryman.engine.transform.ends import Met
 from ferryman.engine.transform.node_errors import TRANSIENT, ErrorKind, NodeError
 from ferryman.engine.transform.reconcile import WalkOutcome
-from ferryman.engine.transform.walk import Met, Walk
+from ferryman.engine.transform.walk import Walk
 from ferryman.plan import Limits
 from ferryman.records.family import FailedMember, Owed, Published, PublishedLines
 from ferryman.records.reasons import with_traceback

@@ -13,75 +13,32 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final
 
 from ferryman import limits
-from ferryman.document import Again, Document, check_size, encode_fields
-from ferryman.engine.transform.compiled import CompiledNode, End, joined, stations
+from ferryman.document import Document
+from ferryman.engine.transform.compiled import CompiledNode, stations
+from ferryman.engine.transform.ends import Ends, Met, Stage, Way
 from ferryman.engine.transform.health import NodeHealth
-from ferryman.engine.transform.node_errors import OF_NODE, ErrorKind, NodeError, Traces, classify_error
+from ferryman.engine.transform.node_errors import OF_NODE, ErrorKind, NodeError
 from ferryman.engine.transform.returned import Many, Returned
-from ferryman.errors import BadDocument, Dropped, PermanentError, Unsupported, plain_text, unless_interrupt
-from ferryman.plan import Plan, SourceNode, StepNode
-from ferryman.records.family import FailedMember, Owed, ancestry, parent_of
-
-_Wanted = dict[End, Owed] | None
-"""Deliveries to make -> what they have had; None: all, for the first time."""
+from ferryman.errors import Dropped, PermanentError, Unsupported, unless_interrupt
+from ferryman.plan import Plan, StepNode
+from ferryman.records.family import FailedMember, Owed, ancestry
 
 
-class Met(NamedTuple):
-    """A member came to a node, and something went wrong.
-
-    Attributes:
-        doc: the member: enough of it for an event.
-        owed: the deliveries that are missing below, as they were before.
-    """
-
-    member: str
-    doc: Document
-    node: str
-    route: str
-    branches: str
-    owed: list[Owed]
-    fault: NodeError
-
-
-class Stage(Protocol):
-    """Where the walk says what becomes of a delivery. ``attempt`` counts from 1."""
-
-    def upsert(self, doc: Document, end: End, branches: str, fields: bytes, before: Owed | None) -> None:
-        """It goes to the destination; ``before``: what it has had, if this is a retry."""
-
-    def dropped(self, doc: Document, end: End, branches: str, why: str, attempt: int) -> None:
-        """It ends on purpose."""
-
-    def again(self, doc: Document, wish: Again) -> None:
-        """A step wants its family read and walked again later."""
-
-    def mark(self) -> Any:
-        """What is said from now on may be taken back."""
-
-    def take_back(self, mark: Any) -> None:
-        """Nothing was said since."""
-
-
-class Walk:
+class Walk(Ends):
     """Walks documents of one source, one after the other.
 
     Args:
         task: number of the task in its wave; see ``Router.open``.
         guarded: a step's function as it is to be called.
-        pulses: node -> how it is doing in this task.
+        health: node -> how it is doing in this task.
 
     Attributes:
-        row: the last document's, in its task.
-        batch: the batch that it belongs to; "": none.
-        met: what went wrong with the last document's family.
-        failures: where it had failed before a retry, and has ended.
+        failures: where the last document's family had failed before a retry, and has ended.
         reached: failures that the last ``again`` came to and went on from.
-        kept: members that were let go as soon as they were made, for nothing of them is owed.
-        traces: of this task.
-        heard: told of each document that fails, by its id.
+        kept: members that were dropped as soon as they were made, for nothing of them is pending.
     """
 
     def __init__(
@@ -94,21 +51,11 @@ class Walk:
         guarded: Callable[[StepNode], Callable[..., Any]],
         health: Mapping[str, NodeHealth],
     ) -> None:
-        self._stage = stage
+        super().__init__(plan, source, stage)
         self._stations = stations(plan.nodes, task, guarded)
         self._source = self._stations[source]
-        self._skips = _skips(plan, source)
-        self.traces = Traces()
-        self.heard: Callable[[str, NodeError], None] | None = None
         self.take_over(health)
-        self.row = 0
-        self.batch = ""
-        self._origin = ""
         self._returned = Returned(self._note_wish)
-        self._silent: set[tuple[str, End]] = set()
-        """(id, end) of what is owed in a retry, as long as nothing is said of it."""
-        self._retrying = False
-        self.met: list[Met] = []
         self.failures: list[FailedMember] = []
         self.reached: list[FailedMember] = []
         self.kept: list[str] = []
@@ -123,19 +70,19 @@ class Walk:
     def first(self, doc: Document) -> None:
         """The whole way."""
         self._begin(doc.id, retrying=False)
-        self._go(doc, self._source.next, "", "", None)
+        self._go(doc, self._source.next, Way())
 
     def again(self, doc: Document, failures: Sequence[FailedMember]) -> None:
         """Only the ways to what is owed."""
         owed = self._begin_again(doc.id, failures)
-        self._replay(doc, self._source, "", "", owed)
+        self._replay(doc, self._source, Way(), owed)
         self._supersede(doc, owed)
 
     def unread(self, doc: Document, fault: NodeError, failures: Sequence[FailedMember] | None) -> None:
         """It could not be read; ``failures``: those of the same version, if this is a retry."""
         if failures is None:
             self._begin(doc.id, retrying=False)
-            self._meet(doc, self._source, "", "", None, fault)
+            self._meet(doc, self._source, Way(), fault)
         else:
             self._meet_again(self._begin_again(doc.id, failures), doc, fault)
 
@@ -155,48 +102,48 @@ class Walk:
         self._silent = {(id + f.member, o.end) for f in failures for o in f.owed if o.open}
         return [f for f in failures if f.open]
 
-    def _go(self, doc: Document, station: CompiledNode | None, route: str, branches: str, wanted: _Wanted) -> None:
+    def _go(self, doc: Document, station: CompiledNode | None, way: Way) -> None:
         """From this node on, as for the first time."""
         while station is not None:
-            if wanted is not None and wanted.keys().isdisjoint(station.ends_by(route)):
+            if way.wanted is not None and way.wanted.keys().isdisjoint(station.ends_by(way.route)):
                 return
             if doc.refused is not None:
-                self._refuse(doc, station, route, branches, wanted)
+                self._refuse(doc, station, way)
                 return
             if station.step is not None:
                 if self._is_closed(station):
-                    self._meet(doc, station, route, branches, wanted, _held(station))
+                    self._meet(doc, station, way, _held(station))
                     return
                 try:
-                    out = self._called(station, doc, route)
+                    out = self._called(station, doc, way.route)
                 except Dropped as e:
-                    self._drop_by(e, doc, station, route, branches, wanted)
+                    self._drop_by(e, doc, station, way)
                     return
                 except BaseException as e:
-                    self._fail(doc, station, route, branches, wanted, unless_interrupt(e))
+                    self._fail(doc, station, way, unless_interrupt(e))
                     return
                 if (itself := _itself(out, doc)) is None:
-                    self._go_several(doc, out, station, route, branches, wanted)
+                    self._go_several(doc, out, station, way)
                     return
                 doc = itself
             elif station.delivers:
-                self._deliver(doc, station, route, branches, wanted)
+                self._deliver(doc, station, way)
             elif station.router is not None:
                 if self._is_closed(station):
-                    self._meet(doc, station, route, branches, wanted, _held(station))
+                    self._meet(doc, station, way, _held(station))
                     return
                 try:
                     chosen = self._choose(doc, station)
                     copies = [doc.copy() for _ in chosen[1:]] if station.router.copies else []
                 except BaseException as e:
-                    self._fail(doc, station, route, branches, wanted, unless_interrupt(e))
+                    self._fail(doc, station, way, unless_interrupt(e))
                     return
-                self._drop_untaken(doc, station, chosen, route, branches, wanted)
+                self._drop_untaken(doc, station, chosen, way)
                 if station.router.copies:
                     for name, each in zip(chosen, [*copies, doc], strict=True):
-                        self._go(each, station.branches[name], joined(route, name), branches, wanted)
+                        self._go(each, station.branches[name], way.copied(name))
                     return
-                branches = joined(branches, f"{station.name}={chosen[0]}")
+                way = way.chosen(station.name, chosen[0])
                 station = station.branches[chosen[0]]
                 continue
             station = station.next
@@ -206,27 +153,22 @@ class Walk:
         doc: Document,
         out: Sequence[Document] | Many,
         station: CompiledNode,
-        route: str,
-        branches: str,
-        wanted: _Wanted,
+        way: Way,
     ) -> None:
         """What a step has made of a document goes on."""
         if isinstance(out, Many):
-            self._go_many(doc, out, station, route, branches, wanted)
+            self._go_many(doc, out, station, way)
         else:
-            self._go_each(doc, out, station, route, branches, wanted)
+            self._go_each(doc, out, station, way)
 
-    def _go_each(
-        self, doc: Document, out: Iterable[Document], station: CompiledNode, route: str, branches: str, wanted: _Wanted
-    ) -> None:
+    def _go_each(self, doc: Document, out: Iterable[Document], station: CompiledNode, way: Way) -> None:
         """The document and children of it; a child's deliveries have had no attempt yet."""
         for each in out:
-            own = each.id == doc.id or wanted is None
-            self._go(each, station.next, route, branches, wanted if own else {e: Owed(*e, 0) for e in wanted or ()})
+            own = each.id == doc.id or way.wanted is None
+            fresh = way if own else way._replace(wanted={end: Owed(*end, 0) for end in way.wanted or ()})
+            self._go(each, station.next, fresh)
 
-    def _go_many(
-        self, doc: Document, many: Many, station: CompiledNode, route: str, branches: str, wanted: _Wanted
-    ) -> None:
+    def _go_many(self, doc: Document, many: Many, station: CompiledNode, way: Way) -> None:
         """The same, of more documents than are held at once: each goes on while the step makes others. If the step
         fails after all, what has been said of them is taken back: nothing of the call counts, however far it came."""
         mark, met = self._stage.mark(), len(self.met)
@@ -245,23 +187,23 @@ class Walk:
             if each is doc:
                 itself.append(each)  # it goes last: the step may still need it as it is
                 continue
-            self._go_each(doc, [each], station, route, branches, wanted)
+            self._go_each(doc, [each], station, way)
             if len(self.met) - met >= limits.WAITING_MEMBERS and self.met[-1].fault.kind in _AWAY:
                 fault = self.met[-1].fault
         if error is None and fault is None:
             self._returned.end(failed=False)
-            self._go_each(doc, itself, station, route, branches, wanted)
+            self._go_each(doc, itself, station, way)
             return
         self._returned.end(failed=True)
         self._stage.take_back(mark)
         del self.met[met:]
         if fault is not None:
-            self._meet(doc, station, route, branches, wanted, fault)
+            self._meet(doc, station, way, fault)
         elif isinstance(error, Dropped):
-            self._drop_by(error, doc, station, route, branches, wanted)
+            self._drop_by(error, doc, station, way)
         else:
             assert error is not None
-            self._fail(doc, station, route, branches, wanted, error)
+            self._fail(doc, station, way, error)
 
     def _called(self, station: CompiledNode, doc: Document, route: str) -> Sequence[Document] | Many:
         """What the step makes of it: documents of this family, at least one."""
@@ -319,117 +261,20 @@ class Walk:
             station.pulse.succeeded()
         return chosen
 
-    def _deliver(self, doc: Document, station: CompiledNode, route: str, branches: str, wanted: _Wanted) -> None:
-        end = (station.name, route)
-        before = None
-        if wanted is not None:
-            if end not in wanted:
-                return
-            before = wanted[end]
-        try:
-            fields = encode_fields(doc.fields)
-            if doc.raw is not None and not isinstance(doc.raw, bytes):
-                raise PermanentError(f"{doc.id} has a {type(doc.raw).__name__} as raw, which must be bytes or None")
-            check_size(fields, doc.raw)
-        except Exception as e:
-            only = {end: Owed(*end, 0) if wanted is None else wanted[end]}
-            self._fail(doc, station, route, branches, only, e)
-            return
-        if self._retrying:
-            self._silent.discard((doc.id, end))
-        self._stage.upsert(doc, end, branches, fields, before)
-
-    # -- ends --------------------------------------------------------------------------------------
-
-    def _refuse(self, doc: Document, station: CompiledNode, route: str, branches: str, wanted: _Wanted) -> None:
-        """A step could not make this child."""
-        error = doc.refused if isinstance(doc.refused, Unsupported) else BadDocument(doc.refused or "")
-        if isinstance(error, Unsupported) and self._skips:
-            self._drop_by(Dropped(plain_text(error)), doc, station, route, branches, wanted)
-        else:
-            self._fail(doc, station, route, branches, wanted, error)
-
-    def _meant(self, error: Dropped | Unsupported, pulse: NodeHealth) -> Dropped | Unsupported:
-        """A step lets a document go, or does not read it, which is the same where its source says so."""
-        if isinstance(error, Unsupported) and not self._skips:
-            return error
-        pulse.dropped()
-        return error if isinstance(error, Dropped) else Dropped(plain_text(error))
-
-    def _drop_by(
-        self, error: Dropped, doc: Document, station: CompiledNode, route: str, branches: str, wanted: _Wanted
-    ) -> None:
-        """A step lets it go."""
-        self._drop(doc, station.ends_by(route), branches, wanted, plain_text(error) or f"dropped by {station.where}")
-
-    def _drop(self, doc: Document, below: Iterable[End], branches: str, wanted: _Wanted, why: str) -> None:
-        for end in below:
-            if wanted is None or end in wanted:
-                if self._retrying:
-                    self._silent.discard((doc.id, end))
-                self._stage.dropped(doc, end, branches, why, 1 + (wanted[end].attempt if wanted else 0))
-
-    def _drop_untaken(
-        self, doc: Document, station: CompiledNode, chosen: list[str], route: str, branches: str, wanted: _Wanted
-    ) -> None:
-        """Destinations that are reached only by branches which the document does not take."""
-        assert station.router is not None
-        if len(chosen) == len(station.branches):
-            return
-        copies = station.router.copies
-        taken = {
-            end for name in chosen for end in station.branches[name].ends_by(joined(route, name) if copies else route)
-        }
-        untaken = [end for end in station.ends_by(route) if end not in taken]
-        if untaken:
-            self._drop(
-                doc, untaken, branches, wanted, f"not its branch: {station.where} sent it to {', '.join(chosen)}"
-            )
-
-    def _is_closed(self, station: CompiledNode) -> bool:
-        """Is this node in trouble, and not to be called for this family?"""
-        pulse = station.pulse
-        return pulse is not None and pulse.closed and not pulse.lets(self._origin, self.row)
-
-    def _fail(
-        self, doc: Document, station: CompiledNode, route: str, branches: str, wanted: _Wanted, error: BaseException
-    ) -> None:
-        """A call failed."""
-        self._meet(doc, station, route, branches, wanted, self._fault(station, error))
-
-    def _fault(self, station: CompiledNode, error: BaseException) -> NodeError:
-        fault = classify_error(error, station.name, station.where, traces=self.traces)
-        if self.heard is not None:
-            self.heard(self._origin, fault)
-        if station.pulse is not None:
-            station.pulse.failed(fault, self._origin, self.row, self.batch, again=self._retrying)
-        return fault
-
-    def _meet(
-        self, doc: Document, station: CompiledNode, route: str, branches: str, wanted: _Wanted, fault: NodeError
-    ) -> None:
-        """Nothing goes on from here, for now."""
-        ends = station.ends_by(route)
-        owed = [Owed(*end, 0) for end in ends] if wanted is None else [wanted[e] for e in ends if e in wanted]
-        if self._retrying:
-            self._silent.difference_update((doc.id, o.end) for o in owed)
-        self.met.append(Met(self._member(doc.id), _only(doc), station.name, route, branches, owed, fault))
-
     # -- back to what failed -----------------------------------------------------------------------
 
-    def _replay(
-        self, doc: Document, station: CompiledNode | None, route: str, branches: str, owed: list[FailedMember]
-    ) -> None:
+    def _replay(self, doc: Document, station: CompiledNode | None, way: Way, owed: list[FailedMember]) -> None:
         """Down to the nodes at which this member or what is made from it failed."""
         member = self._member(doc.id)
         while station is not None and owed:
-            here = [f for f in owed if (f.member, f.node, f.route) == (member, station.name, route)]
+            here = [f for f in owed if (f.member, f.node, f.route) == (member, station.name, way.route)]
             if here:
                 owed = [f for f in owed if f not in here]
                 self.reached += here
                 wanted = {o.end: o for f in here for o in f.owed if o.open}
                 apart = doc.copy() if owed else doc
-                self._go(apart, station.next if station is self._source else station, route, here[0].branches, wanted)
+                onwards = Way(way.route, here[0].branches, wanted)
+                self._go(apart, station.next if station is self._source else station, onwards)
                 if not owed:
                     return
             if station.step is not None:
@@ -437,7 +282,7 @@ class Walk:
                     self._meet_again(owed, doc, _held(station))
                     return
                 try:
-                    out = self._called(station, doc, route)
+                    out = self._called(station, doc, way.route)
                     itself = _itself(out, doc)
                     members = self._on_the_way(out, station, owed) if itself is None else {}
                 except Dropped:
@@ -446,18 +291,18 @@ class Walk:
                     self._meet_again(owed, doc, self._fault(station, unless_interrupt(e)))
                     return
                 if itself is None:
-                    self._replay_each(members, station, route, branches, owed)
+                    self._replay_each(members, station, way, owed)
                     return
                 doc = itself
             elif station.router is not None:
                 if station.router.copies:
                     for name, branch in station.branches.items():
-                        by = joined(route, name)
-                        if below := [f for f in owed if f.route == by or f.route.startswith(f"{by}/")]:
-                            self._replay(doc.copy(), branch, by, branches, below)
+                        by = way.copied(name)
+                        if below := [f for f in owed if f.route == by.route or f.route.startswith(f"{by.route}/")]:
+                            self._replay(doc.copy(), branch, by, below)
                     return
                 taken = _branch_taken(owed[0].branches, station)
-                branches = joined(branches, f"{station.name}={taken.name}")
+                way = way.chosen(station.name, taken.name)
                 station = taken
                 continue
             station = station.next
@@ -481,8 +326,7 @@ class Walk:
         self,
         members: Mapping[str, Document],
         station: CompiledNode,
-        route: str,
-        branches: str,
+        way: Way,
         owed: list[FailedMember],
     ) -> None:
         """Each member that a failure descends from goes on; of two, the younger."""
@@ -493,7 +337,7 @@ class Walk:
                 ways.setdefault(nearest, []).append(failure)
         for member, each in members.items():
             if member in ways:
-                self._replay(each, station.next, route, branches, ways[member])
+                self._replay(each, station.next, way, ways[member])
             else:
                 self.kept.append(member)
 
@@ -513,16 +357,6 @@ class Walk:
             for o in missing:
                 why = "superseded: the retry did not make it again"
                 self._stage.dropped(member, o.end, failure.branches, why, o.attempt)
-
-    def _member(self, id: str) -> str:
-        return id[len(self._origin) :]
-
-    def _relative(self, doc: Document, member: str) -> Document:
-        """A member of this document's family by name: enough of it for an event."""
-        found = Document.of(self._origin + member, {}, None, doc.version)
-        found.origin_id = self._origin
-        found.parent_id = parent_of(found.id) if member else None
-        return found
 
 
 def _closed(failure: FailedMember) -> FailedMember:
@@ -550,16 +384,3 @@ def _itself(out: Sequence[Document] | Many, doc: Document) -> Document | None:
 def _held(station: CompiledNode) -> NodeError:
     assert station.pulse is not None
     return NodeError(ErrorKind.HELD, station.name, f"waits for {station.where}, which {station.pulse.why}")
-
-
-def _only(doc: Document) -> Document:
-    """Enough of it for an event."""
-    only = Document.of(doc.id, {})
-    only.parent_id = doc.parent_id
-    return only
-
-
-def _skips(plan: Plan, source: str) -> bool:
-    """Is what no step reads dropped?"""
-    [node] = (node for node in plan.nodes if node.name == source)
-    return isinstance(node, SourceNode) and node.source.unsupported == "skip"
