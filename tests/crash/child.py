@@ -20,6 +20,7 @@ from ferryman.operations import fsck
 from ferryman.operations.migrate import migrate
 from ferryman.operations.resolve import resolve
 from ferryman.operations.retry import retry
+from ferryman.state.identity import plan_of
 from ferryman.state.state import State, state_root
 from ferryman.testing.inprocess import InProcess
 from tests.crash import endless, scenario, shapes, targets
@@ -230,7 +231,7 @@ def check_shape(job: Job, plan: Any, summary: wave.Summary | None) -> None:
     )
     for older in (root / "state").iterdir():
         if older != where:
-            old = State.plan_of(older)
+            old = plan_of(older)
             assert account.status(older, old)["balanced"]
             assert fsck.check(older) == []
 

@@ -80,7 +80,7 @@ def test_a_step_that_somebody_has_to_mend_is_stopped(trial: Trial) -> None:
     summary = trial.run(**sleeper.options())
     assert (summary.exit, sleeper.slept) == (4, [])
     assert summary.messages[-1] == (
-        "step step is stopped: Misconfigured: set the variable MODEL. 30 deliveries are pending: mend it and run again."
+        "step step is stopped: Misconfigured: set the variable MODEL. 30 deliveries are pending: fix it and run again."
     )
     assert len(calls.read_text().splitlines()) == 1
     assert attempts(trial) == {0: 30}

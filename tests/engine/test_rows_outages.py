@@ -182,5 +182,5 @@ def test_a_listing_that_somebody_has_to_mend(trial: Trial) -> None:
     summary = trial.run(**sleeper.options())
     assert (summary.exit, sleeper.slept) == (4, [])
     assert summary.messages[-1] == (
-        "source docs (listing) is stopped: the password is wrong. What waits for it is pending: mend it and run again."
+        "source docs (listing) is stopped: the password is wrong. What waits for it is pending: fix it and run again."
     )

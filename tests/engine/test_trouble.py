@@ -135,7 +135,7 @@ def test_a_single_run_does_not_ask_it_again(trial: Trial, monkeypatch: pytest.Mo
     summary = trial.run()
     assert summary.exit == 4
     assert len(CALLS) == 1
-    assert any("repair it and run again" in line or "mend it and run again" in line for line in summary.messages)
+    assert any("repair it and run again" in line or "fix it and run again" in line for line in summary.messages)
 
 
 def test_a_scope_works_again_when_a_wave_has_not_met_it_and_nothing_waits_for_it() -> None:

@@ -15,7 +15,8 @@ from ferryman.errors import PermanentError, UsageError
 from ferryman.operations.retry import retry
 from ferryman.plan import Plan
 from ferryman.sources import Memory
-from ferryman.state.state import State, state_root
+from ferryman.state.identity import plan_of
+from ferryman.state.state import state_root
 from tests.support import NOT_SOON_S
 from tests.support.recorder import Recorder
 from tests.support.situations import answer, step
@@ -175,7 +176,7 @@ def test_the_state_of_a_plan_has_its_name_and_version(place: Path) -> None:
     assert all(o.arrived() == ["x"] for o in outs)
     hashes = {o.lines()[0]["hash"] for o in outs}
     assert len(hashes) == 3
-    assert State.plan_of(state_root(plans[1], place / "state")).key == "a-v2"
+    assert plan_of(state_root(plans[1], place / "state")).key == "a-v2"
 
 
 @pytest.mark.slow

@@ -25,10 +25,11 @@ import sys
 from pathlib import Path
 from ferryman import account
 from ferryman.operations.fsck import check
+from ferryman.state.identity import plan_of
 from ferryman.state.state import State
 
 root, asked = Path(sys.argv[1]), 0
-plan = State.plan_of(root)
+plan = plan_of(root)
 while not (root.parent / "enough").exists():
     account.waves(root, limit=3, plan=plan)
     status = account.status(root, plan)

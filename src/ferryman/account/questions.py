@@ -25,6 +25,7 @@ from ferryman.plan import Plan, SourceNode, destinations_of_sources
 from ferryman.records.family import in_family
 from ferryman.records.schemas import LEDGER_COLUMNS
 from ferryman.records.statuses import Status, shown, stored
+from ferryman.state.identity import plan_of
 from ferryman.state.layout import COUNTED, TABLES
 from ferryman.state.state import SETTLED, WAVE, State
 from ferryman.storage.files import disk_full
@@ -260,7 +261,7 @@ def view(root: Path, plan: Plan | None) -> Iterator[View]:
         UsageError: there is no state yet.
         StateDamaged, StateForeign: by name.
     """
-    state = State(root, plan if plan is not None else State.plan_of(root))
+    state = State(root, plan if plan is not None else plan_of(root))
     if not state.exists:
         raise UsageError(
             f"{root}: there is no state of this plan yet. Run it first, or give the --state that it ran with."
@@ -331,7 +332,7 @@ def _counted(root: Path, plan: Plan | None, *, by_plan: bool = True) -> Counted 
     Raises:
         StateDamaged: of a table a log is not what was written, or a data file is missing.
     """
-    state = State(root, plan if plan is not None else State.plan_of(root))
+    state = State(root, plan if plan is not None else plan_of(root))
     if not state.exists or not (root / COUNTED).exists():
         return None
     reached = destinations_of_sources(plan.nodes) if by_plan and plan is not None else None

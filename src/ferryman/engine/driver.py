@@ -79,5 +79,5 @@ def plain_errors(state: State) -> Iterator[None]:
                 f"(Waiting rows take {state.bytes_owed()} bytes.)"
             ) from e
         if isinstance(e, OSError) and not isinstance(e, FerrymanError):
-            raise EngineError(f"{state.root}: {e}. Nothing is lost: mend it and run again.") from e
+            raise EngineError(f"{state.root}: {e}. Nothing is lost: fix it and run again.") from e
         raise

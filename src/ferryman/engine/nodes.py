@@ -191,7 +191,7 @@ class Nodes:
                 pending[self._about(key)] += debt.owed
         return [
             f"{about} {'is stopped' if t.permanent else 'is not available'}: {t.why.removesuffix('.')}. "
-            f"{_pending(pending[about])}{'mend it and run again' if t.permanent else 'run again when it is back'}."
+            f"{_pending(pending[about])}{'fix it and run again' if t.permanent else 'run again when it is back'}."
             for about, t in self.troubles.items()
         ]
 

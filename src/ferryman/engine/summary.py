@@ -29,3 +29,17 @@ class Summary:
         counts = dataclasses.asdict(self)
         del counts["messages"]
         return counts
+
+    def set_exit(self, *, held: bool, incomplete: bool) -> None:
+        """The exit code of the command line, from the counts.
+
+        Args:
+            held: deletes wait for an operator.
+            incomplete: a source was not listed to its end, or could not be looked at.
+        """
+        if held:
+            self.exit = 2
+        elif self.pending or incomplete:
+            self.exit = 4
+        elif self.failed or self.rejected or self.in_doubt:
+            self.exit = 3

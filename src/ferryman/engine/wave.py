@@ -24,40 +24,36 @@ from ferryman.engine import step_retries as retries
 from ferryman.engine.backlog import Backlog
 from ferryman.engine.commit.commit import commit_wave
 from ferryman.engine.counting import Counting
-from ferryman.engine.deliver.dispatch import Dispatcher, pending_rows
+from ferryman.engine.deliver.dispatch import Dispatcher
 from ferryman.engine.deliver.newer import Newer
 from ferryman.engine.live import Follower
 from ferryman.engine.nodes import Nodes
+from ferryman.engine.outcomes import describe_listing, describe_staged
+from ferryman.engine.pending import PendingWork
 from ferryman.engine.runner.base import IsolatingRunner, PickledPlan, Runner, run_isolating
 from ferryman.engine.scan.batches import WaveBatch
 from ferryman.engine.scan.detect import ChangeSet, judge
 from ferryman.engine.scan.guard import Allowed
-from ferryman.engine.scan.listing import Listing, list_sources
+from ferryman.engine.scan.listing import list_sources
 from ferryman.engine.settle.settle import late_answers, settle
-from ferryman.engine.step_retries import Hashes, StepDebt
 from ferryman.engine.summary import Summary as Summary
-from ferryman.engine.transform.staging import Staged
+from ferryman.engine.transform.staged import Staged
 from ferryman.engine.transform.task import Transform, now_us
 from ferryman.engine.trouble import Troubles
 from ferryman.engine.unlisted import Unlisted
 from ferryman.errors import WorkerDied
 from ferryman.notify import Reporter, Stopped
-from ferryman.observe.progress import Observer, counted
+from ferryman.observe.progress import Observer
 from ferryman.plan import NotifyTarget, conflicting_sources
-from ferryman.records.due import wait_of_file_s, wait_s
 from ferryman.state.commands import waiting
 from ferryman.state.maintenance import maintain, sweep
 from ferryman.state.state import State
 
 _IDLE_TURNS: Final = 3
-"""Turns that may move nothing (a worker died, a document that was owed is not listed any more) before a run ends."""
+"""Turns that may move nothing (a worker died, a pending document is not listed any more) before a run ends."""
 
-
-_SCAN: Final = "scan"
-"""Scratch folder of a listing."""
-
-_LIVE: Final = "live"
-"""Scratch folder of what tasks tell while they are at work."""
+_SCAN, _LIVE = "scan", "live"
+"""Scratch folders: of a listing, and of what tasks report while they are at work."""
 
 _KEPT_MESSAGES: Final = 100
 """Messages that a driver remembers that goes on for months: what it said already it does not say again."""
@@ -104,8 +100,7 @@ class Run:
         """Deletes wait for a person's word."""
         self._stopped_short = False
         """The last scan of everything, or one since, stopped reading, for too much is pending."""
-        self._told_short = False
-        self._endless = False
+        self._told_short = self._endless = False
         self._littered = False
         """A worker died: it may have left files that nothing names."""
         self._waited = 0.0
@@ -113,13 +108,8 @@ class Run:
         self._transformed = False
         """Documents have gone through the steps in this run."""
         self._nodes = Nodes(state.plan, self._tell, clock)
-        self._unseen: set[str] = set()
-        """Sources that were away when they were to be listed, or known documents of theirs to be looked at, by the
-        nodes' keys: all is to be scanned again."""
         self._unlisted = Unlisted(state.plan, clock)
-        self._debt: list[StepDebt] = []
-        self._debt_of: tuple[frozenset[str], Hashes] = (frozenset(), self._unlisted.hashes)
-        """Files of ``documents`` from which it was computed: that reads all of them. And what was unlisted."""
+        self._pending = PendingWork(state, self._dispatcher, self._nodes, self._unlisted)
 
     def go(self, every: float | None = None) -> Summary:
         """Recover, then scan and deliver; with ``every`` for ever."""
@@ -167,7 +157,7 @@ class Run:
 
     def due_s(self) -> float | None:
         """Seconds until something can be done without a scan; None: nothing is owed."""
-        return 0.0 if waiting(self._state) else self._pause()
+        return 0.0 if waiting(self._state) else self._pending.wait_s()
 
     def recover(self) -> None:
         """Finish or discard what the last driver left, in one line."""
@@ -218,16 +208,16 @@ class Run:
         """A new listing, compared with what is known."""
         self._observer.phase(self._state.wave + 1, "scan")
         folder = self._state.scratch(_SCAN)
-        waiting = self._nodes.waiting(self._step_debt())
+        waiting = self._nodes.waiting(self._pending.at_steps())
         owed, only = None, None
         if only_owed:
             owed = retries.pending_at_steps(self._state, now_us(), waiting)
             only = retries.named(self._state, owed) if len(owed) <= limits.NAMED_DOCUMENTS else None
         else:
-            self._unseen = set()
+            self._pending.unseen = set()
         with self._live.following() as live:
             listings = list_sources(self._plan, self._shipped, folder, self._patient, only, live)
-        self._unseen |= self._nodes.hear_listings(listings)
+        self._pending.unseen |= self._nodes.hear_listings(listings)
         crash.point("scan.listed")
         verdict: ChangeSet = judge(
             listings,
@@ -244,7 +234,9 @@ class Run:
             wave_bytes=self._wave_bytes,
         )
         crash.point("scan.judged")
-        self._tell_plan(listings, verdict)
+        if rows := sum(batch.rows for batch in verdict.slices):
+            self._observer.outcome(describe_listing(listings, verdict.slices))
+            self._observer.planned(rows)
         self._held = bool(verdict.too_many) or (self._held and only_owed)
         for note in (*verdict.notes, *verdict.too_many):
             self._tell_once(note)  # a scan for what is owed meets the same again
@@ -254,18 +246,9 @@ class Run:
                 self._tell_once(note)
         return verdict
 
-    def _tell_plan(self, listings: list[Listing], verdict: ChangeSet) -> None:
-        """What the listing came to, for who watches."""
-        rows = sum(piece.rows for piece in verdict.slices)
-        if rows:
-            listed = sum(listing.rows for listing in listings)
-            waves = f" in {len(verdict.slices)} waves" if len(verdict.slices) > 1 else ""
-            self._observer.outcome(f"{counted(listed)} documents listed, {counted(rows)} to look at{waves}")
-            self._observer.planned(rows)
-
     def _has_room(self) -> bool:
         """May more documents be read? If too much is pending, what can be sent is sent first."""
-        while self._backlog.too_large and self._due_files(now_us()):
+        while self._backlog.too_large and self._pending.rows_due():
             if not self._redeliver():
                 break
         full = self._backlog.too_large
@@ -279,21 +262,14 @@ class Run:
         number = self._state.wave + 1
         self._observer.phase(number, "transform")
         self._observer.expects(piece.rows)
-        task = Transform(
-            self._shipped,
-            str(self._state.root),
-            number,
-            now_us(),
-            self._state.epoch,
-            self._nodes.now(),
-            live_errors=not self._transformed,
-        )
+        task = Transform(self._shipped, str(self._state.root), number, now_us(), self._state.epoch, self._nodes.now())
         with self._live.following() as live:
-            staged = self._transform(dataclasses.replace(task, live=live), piece)
+            task = dataclasses.replace(task, live=live, live_errors=not self._transformed)
+            staged = self._transform(task, piece)
         self._transformed = True
-        self._tell_staged(piece, staged)
+        self._observer.outcome(describe_staged(piece.rows, staged))
         self._nodes.hear(report for s in staged for report in s.nodes)
-        self._unseen |= {cut.source for cut, s in zip(piece.tasks, staged, strict=True) if s.unseen}
+        self._pending.unseen |= {cut.source for cut, s in zip(piece.tasks, staged, strict=True) if s.unseen}
         crash.point("transform.done")
         if any(s.outbox or s.documents or s.ledger for s in staged):
             self._observer.taken_up(sum(part.rows for s in staged for _, part in s.outbox))
@@ -301,17 +277,8 @@ class Run:
             self._commit(number, staged)
             self._deliver_and_settle(number, refused=sum(s.counts["dead"] + s.counts["error_doc"] for s in staged))
 
-    def _tell_staged(self, piece: WaveBatch, staged: list[Staged]) -> None:
-        """What the steps came to, for who watches."""
-        deliveries = sum(part.rows for s in staged for _, part in s.outbox)
-        dropped = sum(s.counts["dropped"] for s in staged)
-        failed = sum(s.counts["dead"] + s.counts["error_doc"] for s in staged)
-        more = [f"{counted(n)} {word}" for n, word in ((dropped, "dropped"), (failed, "failed or rejected")) if n]
-        counts = [f"{counted(piece.rows)} documents", f"{counted(deliveries)} deliveries to send", *more]
-        self._observer.outcome(", ".join(counts))
-
     def _transform(self, task: Transform, piece: WaveBatch) -> list[Staged]:
-        """2; if a worker dies, the tasks one by one, and those that die again in careful mode."""
+        """2; if a worker dies, the tasks one by one, and those that die again in isolation mode."""
 
         def died(death: WorkerDied) -> None:
             self._tell(f"wave {task.wave}: {death}. Its tasks are run again, one by one.")
@@ -333,7 +300,7 @@ class Run:
     def _deliver_and_settle(self, number: int, refused: int = 0) -> int:
         """4 and 5; how many rows were sent. ``refused``: documents of this wave that ended before the outbox."""
         self._observer.phase(number, "deliver")
-        self._observer.expects(self._owed_rows())
+        self._observer.expects(self._pending.rows())
         with self._live.following() as live:
             failures = self._dispatcher.deliver(number, now_us(), live)
         for failure in failures:
@@ -349,14 +316,10 @@ class Run:
         if self._littered:
             sweep(self._state)
             self._littered = False
-        self._nodes.forget(self._step_debt())
-        owed = sum(debt.owed for debt in self._step_debt()) + self._owed_rows()
+        self._nodes.forget(self._pending.at_steps())
+        owed = sum(debt.owed for debt in self._pending.at_steps()) + self._pending.rows()
         self._observer.settled(info["delivered"], owed, info["dead"] + refused)
         return int(info["sent"])
-
-    def _owed_rows(self) -> int:
-        """Rows of the outbox that are still to be sent."""
-        return sum(map(pending_rows, self._state.outbox.files.values()))
 
     def _maintain(self) -> None:
         for note in maintain(self._state):
@@ -385,7 +348,7 @@ class Run:
                 self._redeliver()
                 continue
             self._take_commands()
-            pause = self._pause()
+            pause = self._pending.wait_s()
             if pause is None or idle >= _IDLE_TURNS:
                 return
             if pause > 0:
@@ -397,15 +360,15 @@ class Run:
                 idle = 0
                 continue
             moved = 0
-            if self._sources_back():
+            if self._pending.sources_back():
                 before = self._state.wave
                 self._incomplete = not self._scan()  # of everything: it says what is missing now
                 moved += self._state.wave - before
-            if self._steps_owed(now_us()):
+            if self._pending.steps_due():
                 before = self._state.wave
                 self._scan(only_owed=True)
                 moved += self._state.wave - before
-            if self._due_files(now_us()):
+            if self._pending.rows_due():
                 moved += self._redeliver()
             idle = 0 if moved or self._nodes.missed else idle + 1
 
@@ -415,72 +378,17 @@ class Run:
         self._commit(number, [])
         return self._deliver_and_settle(number)
 
-    def _pause(self) -> float | None:
-        """Seconds until something can be done: 0 now, None never (in this run)."""
-        now = now_us()
-        waits = []
-        for file in self._state.outbox.files.values():
-            destination = file.partition["destination"]
-            if not pending_rows(file):
-                continue
-            if (probe := self._dispatcher.wait_s(destination)) is not None:
-                waits.append(max(probe, wait_of_file_s(file, now, self._longest_s)))
-        for debt in self._step_debt():
-            if not debt.unlisted and (held := self._nodes.wait_s(debt.held)) is not None:
-                waits.append(max(held, wait_s(debt.due, now, self._longest_s)))
-        sources = [self._nodes.wait_of(source) for source in self._unseen]
-        waits += [until for until in sources if until is not None]
-        return min(waits, default=None)
-
-    def _due_files(self, now: int) -> bool:
-        return any(
-            pending_rows(f)
-            and wait_of_file_s(f, now, self._longest_s) == 0
-            and self._dispatcher.wait_s(f.partition["destination"]) == 0
-            for f in self._state.outbox.files.values()
-        )
-
-    def _step_debt(self) -> list[StepDebt]:
-        """See ``retries.step_debt``."""
-        of = (frozenset(self._state.documents.files), self._unlisted.hashes)
-        if of[0] != self._debt_of[0] or of[1] is not self._debt_of[1]:
-            self._debt, self._debt_of = retries.step_debt(self._state, of[1]), of
-        return self._debt
-
-    def _steps_owed(self, now: int) -> bool:
-        return any(
-            wait_s(debt.due, now, self._longest_s) == 0 and self._nodes.wait_s(debt.held) == 0
-            for debt in self._step_debt()
-            if not debt.unlisted
-        )
-
-    def _sources_back(self) -> bool:
-        """May a source be asked again of which known documents could not be looked at?"""
-        return any(not self._nodes.blocked(source) for source in self._unseen)
-
     # -- the end ---------------------------------------------------------------------------------
 
     def _finish(self) -> Summary:
         summary = self._summary
         for name, value in left_over(self._state.root, self._plan).items():
             setattr(summary, name, value)
-        for name, trouble in self._trouble.items():
-            remedy = "mend it and run again" if trouble.permanent else "run again when it is back"
-            self._tell(f"destination {name}: {trouble.why}. Its documents are kept: {remedy}.")
         if self._stopped_short:
             self._tell(self._backlog.describe(over=True))
-        for message in self._nodes.messages(self._step_debt()):
+        for message in (*self._dispatcher.messages(), *self._nodes.messages(self._pending.at_steps())):
             self._tell(message)
-        for name, rows in self._dispatcher.unknown_destinations().items():
-            self._tell(
-                f"destination {name} is not in the plan any more, {rows} rows wait for it: put it back under this name."
-            )
-        if self._held:
-            summary.exit = 2
-        elif summary.pending or self._incomplete or self._unseen:
-            summary.exit = 4
-        elif summary.failed or summary.rejected or summary.in_doubt:
-            summary.exit = 3
+        summary.set_exit(held=self._held, incomplete=self._incomplete or bool(self._pending.unseen))
         return summary
 
     def _tell_once(self, text: str) -> None:

@@ -9,6 +9,7 @@ from typing import Final, NamedTuple
 from ferryman.account.questions import last_entries, miscounted
 from ferryman.errors import StateDamaged, StateForeign, UsageError
 from ferryman.plan import Plan
+from ferryman.state.identity import plan_of
 from ferryman.state.layout import COUNTED, READERS, TABLES
 from ferryman.state.state import SETTLED, WAVE, State, state_root
 from ferryman.storage import files, parquet
@@ -68,7 +69,7 @@ def _look(root: Path) -> list[Finding]:
     try:
         if path.exists():
             files.unseal(path)
-        if not found and miscounted(root, State.plan_of(root)):
+        if not found and miscounted(root, plan_of(root)):
             found[str(path)] = Finding(str(path), "it does not say what the tables come to, counted again", _REMOVE)
     except StateDamaged as e:
         found[e.path] = Finding(e.path, e.what, _REMOVE if e.path == str(path) else _COPY)
@@ -77,7 +78,7 @@ def _look(root: Path) -> list[Finding]:
 
 def _problems(root: Path) -> Iterator[StateDamaged]:
     try:
-        plan = State.plan_of(root)
+        plan = plan_of(root)
     except StateDamaged:
         plan = Plan(root.name)  # enough to look at the files
     state = State(root, plan)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import datetime as dt
 import itertools
 import shutil
-import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, Self
@@ -19,6 +17,7 @@ from ferryman.errors import EngineError, PlanChanged, StateDamaged, StateForeign
 from ferryman.plan import Changes, NodeRecord, Plan, changes, structure
 from ferryman.plan.structure import Structure
 from ferryman.records import schemas
+from ferryman.state.identity import IDENTITY, identity_of, new_identity
 from ferryman.state.journal import Journal
 from ferryman.state.layout import FOLDERS, MIGRATED, MIGRATION, PLAN, READERS, strange
 from ferryman.storage import files
@@ -78,9 +77,8 @@ class State:
         return self.root / "staging" / str(self.epoch)
 
     @property
-    def exists(self) -> bool:
-        """Is there a finished state here? (A crash while it is made leaves none.)"""
-        return (self.root / "state.json").exists()
+    def exists(self) -> bool:  # a crash while it is made leaves no such file
+        return (self.root / IDENTITY).exists()
 
     @property
     def wave(self) -> int:
@@ -160,19 +158,6 @@ class State:
         self.verify()
         self.load()
         return True
-
-    @staticmethod
-    def plan_of(root: Path) -> Plan:
-        """An empty plan of the name and version that a state says it is of: enough to read it.
-
-        Raises:
-            StateDamaged: the state's name cannot be read.
-        """
-        path = root / "state.json"
-        if not path.exists():
-            return Plan(root.name)
-        found: Any = files.unseal(path)
-        return Plan(found["plan"], found["version"])
 
     def follow(self, *, accept_changes: bool = False) -> Changes:
         """Remember the plan as it is now; what has changed since the last time.
@@ -352,25 +337,11 @@ class State:
     def _refuse_headless_tables(self) -> None:
         for table in self.tables:
             if table.folder.exists() and any(table.log.versions()):  # more than the making of an empty table
-                raise StateDamaged(str(self.root / "state.json"), "the file is missing, and the tables are not empty")
+                raise StateDamaged(str(self.root / IDENTITY), "the file is missing, and the tables are not empty")
 
     def identity(self) -> dict[str, Any]:
-        path = self.root / "state.json"
-        try:
-            found: Any = files.unseal(path)
-        except OSError as e:
-            raise StateDamaged(str(path), f"cannot be read ({e.strerror})") from e
-        if found["format"] > limits.FORMAT:
-            raise StateForeign(
-                f"{path}: format {found['format']}, this Ferryman knows up to {limits.FORMAT}. "
-                "Nothing was touched. Use the newer Ferryman that wrote it."
-            )
-        if (found["plan"], found["version"]) != (self.plan.name, self.plan.version):
-            raise StateForeign(
-                f"{self.root} is the state of plan {found['plan']} version {found['version']}, not of {self.plan.name} "
-                f"version {self.plan.version}. Nothing was touched. Give another --state, or the right plan."
-            )
-        return dict(found)
+        """See ``identity_of``."""
+        return identity_of(self.root, self.plan)
 
     def create(self, more: Mapping[str, Any] | None = None, remembered: Structure | None = None) -> None:
         """Make the directory, empty; state.json last.
@@ -389,15 +360,7 @@ class State:
                 table.create()
             crash.point("create.table")
         self.remember(structure(self.plan) if remembered is None else remembered)
-        identity = {
-            "format": limits.FORMAT,
-            "plan": self.plan.name,
-            "version": self.plan.version,
-            "created": dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
-            "first_sequence": int(time.time()) * limits.SEQUENCE_PER_SECOND,
-            **(more or {}),
-        }
-        files.replace(self.root / "state.json", files.sealed(identity))
+        files.replace(self.root / IDENTITY, files.sealed(new_identity(self.plan, more or {})))
         crash.point("create.state")
 
     def announce(self, *, after: int = 0) -> None:

@@ -216,3 +216,13 @@ def damaged(path: Path, error: Exception) -> StateDamaged:
     if isinstance(error, FileNotFoundError):
         return StateDamaged(str(path), "the file is missing")
     return StateDamaged(str(path), f"cannot be read as Parquet ({str(error).splitlines()[0]})")
+
+
+def unpacked_bytes(path: str, columns: tuple[str, ...] | None = None) -> int:
+    """Of these columns of a file, all if none are named, unpacked."""
+    metadata = pq.read_metadata(path)
+    groups = [metadata.row_group(n) for n in range(metadata.num_row_groups)]
+    if columns is None:
+        return sum(group.total_byte_size for group in groups)
+    found = [group.column(n) for group in groups for n in range(group.num_columns)]
+    return sum(c.total_uncompressed_size for c in found if c.path_in_schema in columns)

@@ -116,3 +116,9 @@ class Spread:
 
     def _path(self, part: int) -> Path:
         return self._folder / f"{self._name}-{part:04d}.arrow"
+
+
+def half_of(rows: pa.Table, depth: int, half: int) -> pa.Table:
+    """Rows whose hash has this bit, counted from its lowest."""
+    bits = (rows["h"].to_numpy() >> np.uint64(depth)) & np.uint64(1)
+    return rows.filter(pa.array(bits == half)).combine_chunks()

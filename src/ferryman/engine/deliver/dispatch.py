@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import socket
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from ferryman.destinations.base import Destination
 from ferryman.engine.deliver.callers import Hung, ThreadCaller
 from ferryman.engine.deliver.lane import Lane, LaneReport, Pass
 from ferryman.engine.deliver.precedence import SendOrder, order_of
-from ferryman.engine.deliver.sending import OutboxFile
+from ferryman.engine.deliver.turn import OutboxFile
 from ferryman.engine.runner.base import PickledPlan, Runner
 from ferryman.engine.trouble import Troubles
 from ferryman.errors import EngineError, PermanentError, WorkerDied, message_of
@@ -75,13 +75,19 @@ class Dispatcher:
             self._judge(node.name, reports)
         return failures
 
-    def unknown_destinations(self) -> dict[str, int]:
-        """Destinations that are not in the plan any more -> rows that still wait for them."""
-        found: Counter[str] = Counter()
+    def messages(self) -> Iterator[str]:
+        """At the end of a run: which destinations have not got everything, why, and what to do."""
+        for name, trouble in self.trouble.items():
+            remedy = "fix it and run again" if trouble.permanent else "run again when it is back"
+            yield f"destination {name}: {trouble.why}. Its documents are kept: {remedy}."
+        unknown: Counter[str] = Counter()
         for file in self._state.outbox.files.values():
             if (name := file.partition["destination"]) not in self._nodes and pending_rows(file):
-                found[name] += pending_rows(file)
-        return dict(found)
+                unknown[name] += pending_rows(file)
+        for name, rows in unknown.items():
+            yield (
+                f"destination {name} is not in the plan any more, {rows} rows wait for it: put it back under this name."
+            )
 
     def wait_s(self, destination: str) -> float | None:
         """Seconds until a pass may ask this destination; None: never in this run."""

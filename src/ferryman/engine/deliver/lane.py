@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 from ferryman import crash, limits
 from ferryman.destinations.base import DestinationContext
 from ferryman.engine.deliver.callers import Hung
-from ferryman.engine.deliver.sending import FileDelivery, LaneStop, OutboxFile, Turn
+from ferryman.engine.deliver.sending import FileDelivery
+from ferryman.engine.deliver.turn import LaneStop, OutboxFile, Turn
 from ferryman.engine.runner.base import PickledPlan
 from ferryman.errors import PermanentError, describe
 from ferryman.plan import DestinationNode

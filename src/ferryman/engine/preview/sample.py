@@ -14,7 +14,7 @@ from typing import NamedTuple
 from ferryman.engine.scan.batches import TaskSplit
 from ferryman.engine.scan.reason import Reason
 from ferryman.engine.transform.block import Block
-from ferryman.engine.transform.staging import Staged
+from ferryman.engine.transform.staged import Staged
 from ferryman.engine.transform.task import TaskProcessing, Transform
 
 _BLOCK = 1024

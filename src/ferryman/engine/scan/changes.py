@@ -10,7 +10,6 @@ import duckdb
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from ferryman import limits
 from ferryman.engine.scan.batches import Splitter
@@ -21,8 +20,9 @@ from ferryman.engine.scan.reason import Reason
 from ferryman.engine.scan.unconfirmed import UNCONFIRMED, unconfirmed, unconfirmed_of
 from ferryman.records.due import is_due_sql
 from ferryman.records.events import table_of
+from ferryman.storage.parquet import unpacked_bytes
 from ferryman.storage.query import quoted, quoted_list, stream
-from ferryman.storage.spread import Spread, part_of, partitions_for
+from ferryman.storage.spread import Spread, half_of, part_of, partitions_for
 from ferryman.storage.tables import Table
 
 _LISTED: Final = pa.schema(
@@ -228,7 +228,7 @@ class SourceComparison:
         """Everything that is suspect, dealt out by hash, a part at a time."""
         rows = self._rows + sum(f.rows for f in documents.files.values())
         share = min(1.0, self._suspects.rows / max(1, rows))
-        size = share * (sum(map(_bytes, self.paths)) + sum(_bytes(f, _NARROW) for f in self._files))
+        size = share * (sum(map(unpacked_bytes, self.paths)) + sum(unpacked_bytes(f, _NARROW) for f in self._files))
         parts = partitions_for(self._suspects.rows, int(size), limits.JUDGED_ROWS, limits.JUDGED_BYTES)
         streams = {
             "listed": (_LISTED, self._listed()),
@@ -292,7 +292,7 @@ class SourceComparison:
 
     def _judge_halves(self, part: _Part, depth: int) -> None:
         for half in range(2):
-            self._judge_part({name: _half(table, depth, half) for name, table in part.items()}, depth + 1)
+            self._judge_part({name: half_of(table, depth, half) for name, table in part.items()}, depth + 1)
 
     def _verdict(self, part: _Part) -> pa.Table:
         """What is taken up or gone of a part of the ids, in the columns of ``_VERDICT``."""
@@ -396,19 +396,3 @@ def due_now(now_us: int, longest_s: float, waiting: Collection[str]) -> str:
 
 def _rows_of(paths: list[str]) -> str:
     return f"read_parquet({quoted_list(paths)})"
-
-
-def _bytes(path: str, columns: tuple[str, ...] | None = None) -> int:
-    """Of these columns of a file, all if none are named, unpacked."""
-    metadata = pq.read_metadata(path)
-    groups = [metadata.row_group(n) for n in range(metadata.num_row_groups)]
-    if columns is None:
-        return sum(group.total_byte_size for group in groups)
-    found = [group.column(n) for group in groups for n in range(group.num_columns)]
-    return sum(c.total_uncompressed_size for c in found if c.path_in_schema in columns)
-
-
-def _half(rows: pa.Table, depth: int, half: int) -> pa.Table:
-    """Rows whose hash has this bit, counted from its lowest."""
-    bits = (rows["h"].to_numpy() >> np.uint64(depth)) & np.uint64(1)
-    return rows.filter(pa.array(bits == half)).combine_chunks()

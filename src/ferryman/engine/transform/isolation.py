@@ -112,7 +112,7 @@ class IsolatedReader:
                     go = partial(_replay, calls, self._stager)
                     self._stager.walked(i, told.walked, go, retry=told.taken is Taken.AGAIN)
                 else:
-                    self._stager.unwalked(i, gone=told.taken is Taken.GONE)
+                    (self._stager.gone if told.taken is Taken.GONE else self._stager.touched)(i)
                 if told.taken is not Taken.TOUCHED:
                     taken_up.append(i)
         finally:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime as dt
-import random
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -19,6 +18,7 @@ from ferryman.engine.transform.health import NodeHealth, NodeReport
 from ferryman.engine.transform.node_errors import NodeError
 from ferryman.engine.transform.outbox_stage import DeliveryHashes, OutboxMark, OutboxStage
 from ferryman.engine.transform.reconcile import WalkOutcome, reconcile
+from ferryman.engine.transform.staged import Staged
 from ferryman.engine.transform.unchanged import Unchanged
 from ferryman.engine.transform.undecided import (
     Failed,
@@ -28,6 +28,7 @@ from ferryman.engine.transform.undecided import (
     Unread,
     Unreader,
     places_of,
+    retry_at,
     spend,
     undecided,
 )
@@ -45,22 +46,8 @@ from ferryman.records.family import (
 )
 from ferryman.records.reasons import with_traceback
 from ferryman.records.statuses import Status
-from ferryman.storage.parquet import Part
 
 _End = tuple[str, str]
-
-
-class Staged(NamedTuple):
-    """What a task returns: its files, and what a person wants counted."""
-
-    outbox: list[tuple[str, Part]]
-    """(destination, file) in the order of their rows."""
-    documents: list[Part]
-    ledger: list[Part]
-    counts: dict[str, int]
-    nodes: list[NodeReport]
-    unseen: bool
-    """Known documents of the source could not be looked at."""
 
 
 class Mark(NamedTuple):
@@ -79,6 +66,8 @@ class Stager:
     def __init__(self, plan: Plan, source: str, root: Path, wave: int, now_us: int, epoch: int) -> None:
         self._now_us = now_us
         self._nodes = {n.name: n for n in plan.nodes if isinstance(n, DestinationNode)}
+        targets = {name: target_of(node) for name, node in self._nodes.items()}
+        self._target: Callable[[str], str] = lambda name: targets.get(name, name)
         self._called = {n.name: n for n in plan.nodes if isinstance(n, CalledNode)}
         self._hashes = DeliveryHashes((plan.name, plan.version, source))
         self._outbox = OutboxStage(root, source, epoch, self._hashes)
@@ -218,14 +207,7 @@ class Stager:
         """Row ``i`` could not be read."""
         self._undecided[-1][1].append(Unread(i, fault))
 
-    def unwalked(self, i: int, *, gone: bool) -> None:
-        """It vanished, or only its fingerprint is new."""
-        if gone:
-            self._gone(i)
-        else:
-            self._touched(i)
-
-    def _gone(self, i: int) -> None:
+    def gone(self, i: int) -> None:
         """It vanished from its source: a delete of each member wherever it was given."""
         block, known = self._block, self._block.known(i)
         assert known is not None
@@ -236,7 +218,7 @@ class Stager:
             self._delete(given)
         self._remember(i, "delete", given=known.given)
 
-    def _touched(self, i: int) -> None:
+    def touched(self, i: int) -> None:
         """Same content: remember its fingerprint if that is new, so that the next scan need not read."""
         known = self._block.known(i)
         assert known is not None
@@ -303,7 +285,7 @@ class Stager:
         """The row of ``documents``; deletes of what is not made any more."""
         if not retry:
             self._supersede(i)
-        due = self._due() if self._failed else self._now_us if held else None
+        due = retry_at(self._failed, self._nodes, self._now_us) if self._failed else self._now_us if held else None
         for f in self._failed:
             self._event(f.doc, f.end, f.branches, Status.ERROR, f.why, f.attempt, due)
         self._failed = []
@@ -353,21 +335,12 @@ class Stager:
                     past = (known.version, known.revision)
                     self._event(doc, owed.end, failure.branches, Status.DROPPED, why, owed.attempt, past=past)
 
-    def _due(self) -> int:
-        """When the family's failures are tried again: together, so that the origin is read once."""
-        longest = max(self._nodes[f.end[0]].policy.longest_wait_s(f.attempt, patient=f.patient) for f in self._failed)
-        return self._now_us + int(random.uniform(0, longest) * 1e6)
-
     def _relative(self, member: str) -> Document:
         """A member of the family that is being staged: enough of it for an event."""
         origin = self._block.ids[self._i]
         doc = Document.of(origin + member, {})
         doc.parent_id = parent_of(doc.id) if member else None
         return doc
-
-    def _target(self, destination: str) -> str:
-        node = self._nodes.get(destination)
-        return destination if node is None else target_of(node)
 
     # -- single facts ------------------------------------------------------------------------------
 

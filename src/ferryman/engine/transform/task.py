@@ -19,7 +19,8 @@ from ferryman.engine.transform.health import NodeStates, health
 from ferryman.engine.transform.isolation import IsolatedReader
 from ferryman.engine.transform.node_errors import NodeError
 from ferryman.engine.transform.reader import DocumentReader, Taken
-from ferryman.engine.transform.staging import Staged, Stager
+from ferryman.engine.transform.staged import Staged
+from ferryman.engine.transform.staging import Stager
 
 _BLOCK: Final = 4096
 """Rows handled at a time: what is held as Python objects."""
@@ -85,7 +86,7 @@ class TaskProcessing:
             elif go is not None:
                 stager.walked(i, feed.walk, go, retry=taken is Taken.AGAIN)
             else:
-                stager.unwalked(i, gone=taken is Taken.GONE)
+                (stager.gone if taken is Taken.GONE else stager.touched)(i)
             if taken is not Taken.TOUCHED:
                 taken_up.append(i)
         stager.end()

@@ -5,7 +5,8 @@ That shows when a task is through; see ``Stager.decide``.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from ferryman.document import Document
@@ -14,7 +15,7 @@ from ferryman.engine.transform.ends import Met
 from ferryman.engine.transform.node_errors import TRANSIENT, ErrorKind, NodeError
 from ferryman.engine.transform.reconcile import WalkOutcome
 from ferryman.engine.transform.walk import Walk
-from ferryman.plan import Limits
+from ferryman.plan import DestinationNode, Limits
 from ferryman.records.family import FailedMember, Owed, Published, PublishedLines
 from ferryman.records.reasons import with_traceback
 from ferryman.records.statuses import Status
@@ -119,3 +120,9 @@ def undecided(i: int, walk: Trail, given: list[Published] | PublishedLines, bloc
 def places_of(failures: list[FailedMember]) -> set[tuple[str, tuple[str, str]]]:
     """(member, end) of deliveries of which the ledger has events."""
     return {(f.member, o.end) for f in failures for o in f.owed}
+
+
+def retry_at(failed: Sequence[Failed], nodes: Mapping[str, DestinationNode], now_us: int) -> int:
+    """When a family's failures are tried again, µs since 1970: together, so that the origin is read once."""
+    longest = max(nodes[f.end[0]].policy.longest_wait_s(f.attempt, patient=f.patient) for f in failed)
+    return now_us + int(random.uniform(0, longest) * 1e6)

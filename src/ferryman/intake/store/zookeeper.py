@@ -381,15 +381,8 @@ class _ZooKeeperWatch:
 def _node(data: bytes, stat: Any) -> StoredNode:
     # The servers tell changes of a node's children, comings and goings; its comings are what numbers are made of.
     numbered = (stat.cversion + stat.numChildren) // 2
-    return StoredNode(
-        data or b"",
-        stat.version,
-        stat.numChildren,
-        numbered,
-        stat.ephemeralOwner,
-        stat.ctime / 1000,
-        stat.mtime / 1000,
-    )
+    times = stat.ctime / 1000, stat.mtime / 1000
+    return StoredNode(data or b"", stat.version, stat.numChildren, numbered, stat.ephemeralOwner, *times)
 
 
 def _kazoo() -> tuple[Any, Any]:

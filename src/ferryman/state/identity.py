@@ -1,0 +1,67 @@
+"""Whose state is this? What ``state.json`` says."""
+
+from __future__ import annotations
+
+import datetime as dt
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from ferryman import limits
+from ferryman.errors import StateDamaged, StateForeign
+from ferryman.plan import Plan
+from ferryman.storage import files
+
+IDENTITY: Final = "state.json"
+"""The last file that is made of a state: it says that the rest is there."""
+
+
+def new_identity(plan: Plan, more: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a state that is made now; ``more`` is kept in it too."""
+    return {
+        "format": limits.FORMAT,
+        "plan": plan.name,
+        "version": plan.version,
+        "created": dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
+        "first_sequence": int(time.time()) * limits.SEQUENCE_PER_SECOND,
+        **more,
+    }
+
+
+def identity_of(root: Path, plan: Plan) -> dict[str, Any]:
+    """What the state of a plan says of itself.
+
+    Raises:
+        StateDamaged: it cannot be read.
+        StateForeign: it is of another plan, or of a format that we do not know.
+    """
+    path = root / IDENTITY
+    try:
+        found: Any = files.unseal(path)
+    except OSError as e:
+        raise StateDamaged(str(path), f"cannot be read ({e.strerror})") from e
+    if found["format"] > limits.FORMAT:
+        raise StateForeign(
+            f"{path}: format {found['format']}, this Ferryman knows up to {limits.FORMAT}. "
+            "Nothing was touched. Use the newer Ferryman that wrote it."
+        )
+    if (found["plan"], found["version"]) != (plan.name, plan.version):
+        raise StateForeign(
+            f"{root} is the state of plan {found['plan']} version {found['version']}, not of {plan.name} "
+            f"version {plan.version}. Nothing was touched. Give another --state, or the right plan."
+        )
+    return dict(found)
+
+
+def plan_of(root: Path) -> Plan:
+    """An empty plan of the name and version that a state says it is of: enough to read it.
+
+    Raises:
+        StateDamaged: the state's name cannot be read.
+    """
+    path = root / IDENTITY
+    if not path.exists():
+        return Plan(root.name)
+    found: Any = files.unseal(path)
+    return Plan(found["plan"], found["version"])
