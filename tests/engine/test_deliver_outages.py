@@ -105,7 +105,7 @@ def test_a_destination_that_is_wrong_is_named_and_the_others_go_on(place: Path, 
     assert (summary.exit, summary.pending, summary.failed) == (4, 3, 0)
     assert right.counted() == dict.fromkeys(["right0", "right1", "right2"], 1)
     told = [m for m in watch.messages if "there is no such index" in m]
-    assert any(m.startswith("destination to-wrong: ") and "mend it and run again" in m for m in told)
+    assert any(m.startswith("destination to-wrong: ") and "fix it and run again" in m for m in told)
     assert len(wrong.calls()) <= 1
 
 

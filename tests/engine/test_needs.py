@@ -80,7 +80,7 @@ def test_without_a_machine_that_has_it_documents_wait(net: Network) -> None:
         assert summary.exit == 4
         assert summary.messages[-1] == (
             "step picture is stopped: needs gpu, which no executor has. On one machine: --has gpu; on a cluster, "
-            "FERRYMAN_HAS in the environment of the executors that have it. 2 deliveries are pending: mend it and run "
+            "FERRYMAN_HAS in the environment of the executors that have it. 2 deliveries are pending: fix it and run "
             "again."
         )
     assert net.arrived("text-out") == {"t1": 1}
