@@ -23,8 +23,9 @@ from ferryman.operations.retry import retry
 from ferryman.state.identity import plan_of
 from ferryman.state.state import State, state_root
 from ferryman.testing.inprocess import InProcess
-from tests.crash import endless, scenario, shapes, targets
-from tests.crash.shapes import SHAPES
+from tests.crash import endless, scenario, targets
+from tests.crash.shapes import SHAPES, families, oracle
+from tests.crash.shapes.shape import Shape
 from tests.support import invariants, no_lock
 from tests.support.worker import one_worker
 
@@ -156,7 +157,7 @@ def of_endless(job: Job) -> None:
 def of_shape(job: Job) -> None:
     """The same for one of the shapes."""
     if job.shape == "streamed":
-        limits.HELD_CHILDREN = shapes.HELD  # type: ignore[misc]
+        limits.HELD_CHILDREN = families.HELD  # type: ignore[misc]
     shape, root = SHAPES[job.shape], Path(job.root)
     plan = shape.plan(root, job.stage % shape.stages, job.guarantee)
     arm(job)
@@ -203,7 +204,7 @@ def run_shape(job: Job, plan: Any, *, fork: bool = False) -> wave.Summary:
 
 
 @contextlib.contextmanager
-def runner_for(shape: shapes.Shape, *, fork: bool) -> Iterator[Runner]:
+def runner_for(shape: Shape, *, fork: bool) -> Iterator[Runner]:
     """Where a call may be left behind, a worker that outlives its tasks, as Spark's do: it could act later."""
     if shape.hangs:
         with one_worker(shape.failures) as worker:
@@ -221,10 +222,10 @@ def check_shape(job: Job, plan: Any, summary: wave.Summary | None) -> None:
         (d["destination"], d["operation"], d["document"], d["route"])
         for d in account.deliveries(where, status="in_doubt")
     }
-    shapes.check(root, job.shape, job.guarantee, unknown, invariants.rows(where, "ledger"), job.killed)
+    oracle.check(root, job.shape, job.guarantee, unknown, invariants.rows(where, "ledger"), job.killed)
     stray = [p for p in (root / "state").rglob("*") if p.name.startswith(".tmp")]
     assert not stray, stray
-    shapes.check_account(
+    oracle.check_account(
         job.shape,
         account.status(where, plan)["destinations"],
         msgspec.json.decode((root / "reference.json").read_bytes()),

@@ -14,7 +14,9 @@ import pytest
 from ferryman.crash import DRIVER, EXECUTOR, POINTS
 from tests.crash import scenario
 from tests.crash import test_matrix as matrix
-from tests.crash.shapes import IN_STREAM, MIXED, SHAPES, applies
+from tests.crash.shapes import SHAPES, applies
+from tests.crash.shapes.families import IN_STREAM
+from tests.crash.shapes.shape import MIXED
 from tests.crash.test_matrix import BEFORE, EVERYWHERE
 from tests.support.zygote import Zygote
 

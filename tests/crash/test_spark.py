@@ -10,7 +10,8 @@ import pytest
 
 from ferryman.crash import EXECUTOR, POINTS
 from tests.crash import scenario, spark
-from tests.crash.shapes import MIXED, SHAPES
+from tests.crash.shapes import SHAPES
+from tests.crash.shapes.shape import MIXED
 from tests.crash.test_branching import CASES as BRANCHING
 from tests.crash.test_branching import prepare
 from tests.crash.test_matrix import BEFORE, CASES

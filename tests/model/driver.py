@@ -6,21 +6,20 @@ follow the numbers of ``docs/reference/protocol.md``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Final
 
 from tests.model import executor, settling
 from tests.model.actions import Step
+from tests.model.moves import Moves, moved, name, rest
 from tests.model.state import (
     DOCUMENTS,
-    GONE,
     LEDGER,
     OUTBOX,
     Config,
     Delivery,
     Driver,
     Fold,
-    Known,
     Lane,
     Row,
     Staging,
@@ -29,14 +28,11 @@ from tests.model.state import (
     Waiting,
     put,
 )
-
-Moves = Iterator[tuple[Step, State]]
+from tests.model.transforming import is_due, transform
 
 ORDER: Final = ("close", "read", "ledger", "documents", "trim", "outbox")
 """The steps of settle."""
-
 STALE: Final = "a driver that was overtaken committed a wave"
-
 _MUTATED_ORDER: Final = {
     "the journal is read before the pass is closed": ("read", "close", "ledger", "documents", "trim", "outbox"),
     "the outbox is committed before the ledger": ("close", "read", "outbox", "ledger", "documents", "trim"),
@@ -52,10 +48,6 @@ def driver_moves(config: Config, state: State, i: int) -> Moves:
 
 
 # -- it starts -------------------------------------------------------------------------------------
-
-
-def name(driver: Driver) -> str:
-    return f"driver {driver.epoch}"
 
 
 def starts(config: Config, state: State) -> Moves:
@@ -79,7 +71,7 @@ def _epoch(config: Config, state: State, i: int, driver: Driver) -> Moves:
     epochs = put(state.epochs, table, driver.epoch)
     state = _committed(state._replace(epochs=epochs), i, table)
     after = driver._replace(wave=table + 1) if table < LEDGER else _loaded(config, state, driver)
-    yield Step("epoch", name(driver)), _at(state, i, after)
+    yield Step("epoch", name(driver)), moved(state, i, after)
 
 
 def _loaded(config: Config, state: State, driver: Driver) -> Driver:
@@ -104,8 +96,8 @@ def _recover(config: Config, state: State, i: int, driver: Driver) -> Moves:
     if config.mutation == "a listing outlives its driver":
         driver, state = driver._replace(taken_up=state.kept), state._replace(kept=())
     if driver.at == "idle":
-        driver = _rest(driver)
-    yield Step("recover", name(driver)), _at(state, i, driver)
+        driver = rest(driver)
+    yield Step("recover", name(driver)), moved(state, i, driver)
 
 
 def _made_anew(state: State, driver: Driver) -> State:
@@ -120,147 +112,17 @@ def _made_anew(state: State, driver: Driver) -> State:
 
 
 def _idle(config: Config, state: State, i: int, driver: Driver) -> Moves:
-    listed = tuple(d for d in range(len(config.histories)) if _is_due(config, state, d))
+    listed = tuple(d for d in range(len(config.histories)) if is_due(config, state, d))
     if listed:
         taken = driver._replace(at="transform", taken_up=listed)
         if config.mutation == "a listing outlives its driver":
             state = state._replace(kept=listed)
-        yield Step("scan", name(driver)), _at(state, i, taken)
+        yield Step("scan", name(driver)), moved(state, i, taken)
     if settling.late_answers(state) or any(not w.parked for w in state.outbox):
         nothing = driver._replace(at="commit", staged=(Staging((), (driver.epoch, 0)),))
-        yield Step("redeliver", name(driver)), _at(state, i, nothing)
+        yield Step("redeliver", name(driver)), moved(state, i, nothing)
     elif any(driver.overtaken) and not listed:
         yield Step("end", name(driver)), without(config, state, i)
-
-
-def _is_due(config: Config, state: State, document: int) -> bool:
-    """Has it changed, or is it owed?"""
-    known = state.known[document]
-    return _version(config, state, document) != _last(state, document) or (known is not None and known.owed)
-
-
-def _version(config: Config, state: State, document: int) -> str:
-    return config.histories[document][state.source[document]]
-
-
-def _last(state: State, document: int) -> str:
-    known = state.known[document]
-    return GONE if known is None else known.version
-
-
-def _transform(config: Config, state: State, i: int, driver: Driver) -> Moves:
-    """One attempt, or two: each reads what is there now. The files of one are taken."""
-    if len(driver.staged) < 2 and (not driver.staged or state.budget.doubles):
-        for staging in _tries(config, state, driver):
-            after = _at(state, i, driver._replace(staged=(*driver.staged, staging)))
-            if config.mutation == "documents are published before the commit":
-                after = settling.with_known(after, staging.documents)
-            if driver.staged:
-                after = after._replace(budget=after.budget._replace(doubles=after.budget.doubles - 1))
-            again = "transform.again" if driver.staged else "transform"
-            if staging.fault:
-                after = after._replace(budget=after.budget._replace(faults=after.budget.faults - 1))
-                again = f"transform.{staging.fault}"
-            yield Step(again, name(driver)), after
-    for staging in driver.staged:
-        yield Step("transform.done", name(driver)), _at(state, i, _chosen(config, driver, staging))
-
-
-def _tries(config: Config, state: State, driver: Driver) -> Iterator[Staging]:
-    """What an attempt may make: a step may make other children each time."""
-    for children in config.families:
-        yield _stage(config, state, driver, children, fails=False)
-        if "step" in config.answers and state.budget.faults:
-            staging = _stage(config, state, driver, children, fails=True)
-            if any(known.owed for _, known in staging.documents):
-                yield staging._replace(fault="failed")
-    if "away" in config.answers and state.budget.faults:
-        staging = _stage(config, state, driver, (), fails=False, away=True)
-        if any(known.away for _, known in staging.documents):
-            yield staging._replace(fault="away")
-
-
-def _stage(
-    config: Config, state: State, driver: Driver, children: tuple[str, ...], *, fails: bool, away: bool = False
-) -> Staging:
-    """Bytes are hashed as they are read: what has changed since the listing is taken as it is now."""
-    found: list[tuple[int, Known]] = []
-    rows: list[tuple[int, str, int, str]] = []
-    for document in driver.taken_up[: config.slice]:
-        if not _is_due(config, state, document) and config.mutation != "a listing outlives its driver":
-            continue
-        version, last = _version(config, state, document), state.known[document]
-        if config.mutation == "a listing outlives its driver" and last is not None:
-            known = last._replace(version=version)
-            upserts, gone = [""], []
-        elif away and version != GONE:
-            known, upserts, gone = _held(config, version, last), [], []
-        elif last is not None and last.owed and not last.away and version == last.version:
-            known, upserts, gone = _retried(config, last, children)
-        else:
-            known, upserts, gone = _walked(config, version, last, children, fails=fails)
-        found.append((document, known))
-        rows += [(document, version, known.revision, member) for member in upserts]
-        out = version if config.mutation == "a delete has the hash of what it takes back" else GONE
-        rows += [(document, out, known.revision, member) for member in gone]
-    return Staging(tuple(found), (driver.epoch, len(driver.staged)), tuple(rows))
-
-
-Made = tuple[Known, list[str], list[str]]
-"""What is known from now on; members to send, members to take out."""
-
-
-def _walked(config: Config, version: str, last: Known | None, children: tuple[str, ...], *, fails: bool) -> Made:
-    """A new version, its whole way: what the old one gave and it does not make goes; what failed keeps its old one."""
-    before = () if last is None else last.given
-    revision = _revision(version, last)
-    fails = fails and version != GONE
-    made = () if version == GONE else children if fails else ("", *children)
-    stays = tuple(member for member in before if fails and not member)
-    gone = [member for member in before if member not in made and member not in stays]
-    if config.mutation == "a new version takes nothing back" and version != GONE:
-        gone = []
-    return Known(version, revision, (*stays, *made), owed=fails), list(made), gone
-
-
-def _held(config: Config, version: str, last: Known | None) -> Known:
-    """Something is away: nothing is made of this version, nothing of the last one is taken back, and all is owed."""
-    given = () if last is None or config.mutation == "an outage forgets what was given" else last.given
-    return Known(version, _revision(version, last), given, owed=True, away=True)
-
-
-def _revision(version: str, last: Known | None) -> int:
-    """What waits for something that was away has its revision already."""
-    if last is None:
-        return 1
-    return last.revision if last.away and version == last.version else last.revision + 1
-
-
-def _retried(config: Config, last: Known, children: tuple[str, ...]) -> Made:
-    """The document itself goes on. Children that were given are let go if they are made again, else they go; new ones
-    are let go too."""
-    gone = [member for member in last.given if member and member not in children]
-    stays = tuple(member for member in last.given if member and member not in gone)
-    if config.mutation == "a retry takes nothing back":
-        gone = []
-    return last._replace(given=("", *stays), owed=False), [""], gone
-
-
-def _chosen(config: Config, driver: Driver, staging: Staging) -> Driver:
-    if config.mutation == "the files of both attempts are taken":
-        documents = tuple(row for each in driver.staged for row in each.documents)
-        rows = tuple(row for each in driver.staged for row in each.rows)
-        staging = staging._replace(documents=documents, rows=rows)
-    driver = driver._replace(taken_up=driver.taken_up[config.slice :], staged=())
-    if not staging.documents:
-        return _rest(driver)
-    return driver._replace(at="commit", staged=(staging,))
-
-
-def _rest(driver: Driver) -> Driver:
-    """Between waves; the next slice of the listing, if there is one."""
-    at = "transform" if driver.taken_up else "idle"
-    return Driver(at, driver.epoch, driver.wave, driver.overtaken, driver.taken_up)
 
 
 def _commit(config: Config, state: State, i: int, driver: Driver) -> Moves:
@@ -292,11 +154,11 @@ def _commit(config: Config, state: State, i: int, driver: Driver) -> Moves:
     )
     soon = "dispatch" if config.mutation == "the commit is sent before it is synced" else "commit.synced"
     driver = driver._replace(at=soon, wave=wave, staged=(), work=work)
-    yield Step("commit", name(driver)), _at(_committed(state, i, OUTBOX), i, driver)
+    yield Step("commit", name(driver)), moved(_committed(state, i, OUTBOX), i, driver)
 
 
 def _synced(config: Config, state: State, i: int, driver: Driver) -> Moves:
-    yield Step("commit.synced", name(driver)), _at(state._replace(unsynced=False), i, driver._replace(at="dispatch"))
+    yield Step("commit.synced", name(driver)), moved(state._replace(unsynced=False), i, driver._replace(at="dispatch"))
 
 
 # -- deliver ---------------------------------------------------------------------------------------------
@@ -305,7 +167,7 @@ def _synced(config: Config, state: State, i: int, driver: Driver) -> Moves:
 def _dispatch(config: Config, state: State, i: int, driver: Driver) -> Moves:
     for lane in driver.work:
         state = executor.begin(config, state, lane, driver.wave)
-    yield Step("dispatch", name(driver)), _at(state, i, driver._replace(at="deliver"))
+    yield Step("dispatch", name(driver)), moved(state, i, driver._replace(at="deliver"))
 
 
 def _deliver(config: Config, state: State, i: int, driver: Driver) -> Moves:
@@ -314,7 +176,7 @@ def _deliver(config: Config, state: State, i: int, driver: Driver) -> Moves:
         for lane in driver.work:
             spent = state._replace(budget=state.budget._replace(doubles=state.budget.doubles - 1))
             yield Step("dispatch.double", name(driver)), executor.begin(config, spent, lane, driver.wave)
-    done = _at(state, i, _toward(config, state, driver, _order(config)[0]))
+    done = moved(state, i, _toward(config, state, driver, _order(config)[0]))
     mine = [w for w in state.workers if w.pass_ == driver.wave and not w.orphan]
     if not mine:
         yield Step("deliver.done", name(driver)), done
@@ -338,24 +200,24 @@ def _toward(config: Config, state: State, driver: Driver, step: str) -> Driver:
     for later in order[order.index(step) :]:
         if later not in tables or state.settled[tables[later]] < driver.wave:
             return driver._replace(at=later)
-    return _rest(driver)
+    return rest(driver)
 
 
 def _after(config: Config, state: State, driver: Driver) -> Driver:
     """At the step of settle after this one."""
     order = _order(config)
     at = order.index(driver.at) + 1
-    return _toward(config, state, driver, order[at]) if at < len(order) else _rest(driver)
+    return _toward(config, state, driver, order[at]) if at < len(order) else rest(driver)
 
 
 def _close(config: Config, state: State, i: int, driver: Driver) -> Moves:
     closed = state._replace(closed=max(state.closed, driver.wave))
-    yield Step("close", name(driver)), _at(closed, i, _after(config, state, driver))
+    yield Step("close", name(driver)), moved(closed, i, _after(config, state, driver))
 
 
 def _read(config: Config, state: State, i: int, driver: Driver) -> Moves:
     driver = driver._replace(fold=settling.read_fold(config, state, driver.wave))
-    yield Step("read", name(driver)), _at(state, i, _after(config, state, driver))
+    yield Step("read", name(driver)), moved(state, i, _after(config, state, driver))
 
 
 def _ledger(config: Config, state: State, i: int, driver: Driver) -> Moves:
@@ -363,7 +225,7 @@ def _ledger(config: Config, state: State, i: int, driver: Driver) -> Moves:
         yield _lost(config, state, i, driver)
         return
     state = _settled(settling.with_events(state, driver.fold), LEDGER, driver.wave)
-    yield Step("ledger", name(driver)), _at(_committed(state, i, LEDGER), i, _after(config, state, driver))
+    yield Step("ledger", name(driver)), moved(_committed(state, i, LEDGER), i, _after(config, state, driver))
 
 
 def _documents(config: Config, state: State, i: int, driver: Driver) -> Moves:
@@ -371,13 +233,13 @@ def _documents(config: Config, state: State, i: int, driver: Driver) -> Moves:
         yield _lost(config, state, i, driver)
         return
     state = _settled(settling.with_known(state, state.staged), DOCUMENTS, driver.wave)
-    yield Step("documents", name(driver)), _at(_committed(state, i, DOCUMENTS), i, _after(config, state, driver))
+    yield Step("documents", name(driver)), moved(_committed(state, i, DOCUMENTS), i, _after(config, state, driver))
 
 
 def _trim(config: Config, state: State, i: int, driver: Driver) -> Moves:
     """Journal files carry no epoch: a driver that was overtaken does this too."""
     trimmed = settling.trimmed(state, driver.wave, driver.fold.unknown)
-    yield Step("trim", name(driver)), _at(trimmed, i, _after(config, trimmed, driver))
+    yield Step("trim", name(driver)), moved(trimmed, i, _after(config, trimmed, driver))
 
 
 def _outbox(config: Config, state: State, i: int, driver: Driver) -> Moves:
@@ -389,7 +251,7 @@ def _outbox(config: Config, state: State, i: int, driver: Driver) -> Moves:
         fold = settling.read_fold(config, state, driver.wave)
     state = _settled(settling.without_done(state, fold), OUTBOX, driver.wave)
     state = state._replace(kept=driver.taken_up if state.kept else ())
-    yield Step("outbox", name(driver)), _at(_committed(state, i, OUTBOX), i, _after(config, state, driver))
+    yield Step("outbox", name(driver)), moved(_committed(state, i, OUTBOX), i, _after(config, state, driver))
 
 
 # -- what they share -------------------------------------------------------------------------------------
@@ -413,10 +275,6 @@ def _committed(state: State, i: int, table: int) -> State:
     return state._replace(drivers=drivers)
 
 
-def _at(state: State, i: int, driver: Driver) -> State:
-    return state._replace(drivers=(*state.drivers[:i], driver, *state.drivers[i + 1 :]))
-
-
 def _lost(config: Config, state: State, i: int, driver: Driver) -> tuple[Step, State]:
     return Step("lost", name(driver)), without(config, state, i)
 
@@ -434,7 +292,7 @@ _STEPS: Final[dict[str, Callable[[Config, State, int, Driver], Moves]]] = {
     "epoch": _epoch,
     "recover": _recover,
     "idle": _idle,
-    "transform": _transform,
+    "transform": transform,
     "commit": _commit,
     "commit.synced": _synced,
     "dispatch": _dispatch,

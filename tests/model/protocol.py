@@ -9,7 +9,8 @@ from collections.abc import Iterator
 
 from tests.model import executor
 from tests.model.actions import Step
-from tests.model.driver import driver_moves, name, starts, without
+from tests.model.driver import driver_moves, starts, without
+from tests.model.moves import name
 from tests.model.state import Config, Driver, State
 
 Moves = Iterator[tuple[Step, State]]

@@ -1,0 +1,67 @@
+"""Plans that branch, join, tee, make children and change, for the crash matrix; each with an oracle of its own.
+
+A shape is a row of stages: the corpus of each, and the plan that runs then. All stages but the last go well, once; in
+the last one the process is killed, at every point. What must have arrived is computed from the corpora alone, by
+functions that know nothing of the engine.
+"""
+
+from __future__ import annotations
+
+from tests.crash.shapes.families import (
+    build_family,
+    build_others,
+    build_streamed,
+    expected_family,
+    expected_others,
+    expected_streamed,
+)
+from tests.crash.shapes.retries import build_retries, build_version, expected_retries, expected_version
+from tests.crash.shapes.routes import build_join, build_rejoin, expected_join, expected_rejoin
+from tests.crash.shapes.shape import MIXED, Shape
+from tests.crash.shapes.trouble import (
+    build_deadly,
+    build_hung,
+    build_outage,
+    expected_deadly,
+    expected_hung,
+    expected_outage,
+)
+
+SHAPES: dict[str, Shape] = {
+    "join": Shape(1, build_join, expected_join, left=3, passes=("create.", "plan."), wave_bytes=60),
+    "rejoin": Shape(2, build_rejoin, expected_rejoin, wave_bytes=20),
+    "family": Shape(2, build_family, expected_family, wave_bytes=15),
+    "retries": Shape(
+        2, build_retries, expected_retries, left=3, verbs=("retry", "resolve", "run"), passes=("command.",)
+    ),
+    "version": Shape(
+        3,
+        build_version,
+        expected_version,
+        passes=("version.", "plan.", "command.staged", "command.done"),
+        from_version=1,
+        prepare=((), ("run@deliver.done", "retry@command.queued")),
+        wave_bytes=100,
+    ),
+    "outage": Shape(2, build_outage, expected_outage, wait=0),
+    "hung": Shape(2, build_hung, expected_hung, waits=(0, 30), wave_bytes=2, hangs=True),
+    "others": Shape(
+        2, build_others, dict, verbs=("force", "run"), passes=("command.",), expected_by=expected_others, wave_bytes=2
+    ),
+    "streamed": Shape(2, build_streamed, expected_streamed),
+    "deadly": Shape(1, build_deadly, expected_deadly, left=3, failures=1, wave_bytes=1 << 30),
+}
+
+
+def applies(point: str, guarantee: str, shape: str) -> bool:
+    """Does this case pass the point?"""
+    for prefix in ("create.", "plan.", "version.", "command.", "notify."):
+        if point.startswith(prefix):
+            return point.startswith(SHAPES[shape].passes) if SHAPES[shape].passes else False
+    if point == "deliver.hung":
+        return SHAPES[shape].hangs
+    if shape == "deadly" and not point.startswith(("transform.", "commit.", "wave.", "deliver.", "sweep.")):
+        return False
+    if point == "deliver.claimed":
+        return guarantee in (MIXED, "at-most-once")
+    return guarantee != "exactly-once" or point not in ("deliver.noted", "settle.repair")
