@@ -61,6 +61,7 @@ def ferryman(*args: Any) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=800, stdin=subprocess.DEVNULL)
 
 
+@pytest.mark.spark
 @pytest.mark.parametrize(("master", "stuck"), [("local[2]", True), ("local[2,4]", False)])
 def test_killers_are_named_and_all_else_is_delivered(place: Path, master: str, stuck: bool) -> None:
     """Steps that crash, leave, hang in C; a worker killed from outside; a row that kills its sender."""

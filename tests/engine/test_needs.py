@@ -143,12 +143,3 @@ def test_needs_that_are_no_names(net: Network, needs: Any) -> None:
     net.source().step("see", lambda doc: doc, needs=needs).destination("out", net.out("out"))
     with pytest.raises(PlanError, match=r"see: needs=.*: give names of letters, digits and -_\. such as 'gpu'\."):
         net.plan.check()
-
-
-@pytest.mark.spark
-def test_executors_are_asked_on_spark(spark: Any, place: Path) -> None:
-    """None of this session's has it."""
-    net = Network(place)
-    net.source().step("see", lambda doc: doc, needs="gpu").destination("out", net.out("out"))
-    net.put("a")
-    assert "needs gpu, which no executor has" in net.run(runner=spark).messages[-1]

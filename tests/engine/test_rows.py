@@ -148,16 +148,3 @@ def test_retries_ask_for_their_rows_only(place: Path) -> None:
 
     assert trial.run().exit == 0
     assert trial.out.counted() == {"f#line=1": 1, "f#line=2": 1, "f#line=3": 1}
-
-
-@pytest.mark.spark
-def test_lines_on_spark(place: Path, spark: Any) -> None:
-    """The same, by Spark's workers: files travel as pieces, lines as what was staged."""
-    folder = place / "corpus"
-    folder.mkdir()
-    for name in "abc":
-        (folder / f"{name}.gz").write_bytes(gzip.compress("".join(f"{name} {i}\n" for i in range(300)).encode()))
-    trial = Trial(place).build(source=Lines(folder))
-
-    assert trial.run(runner=spark).delivered == 900
-    assert set(trial.out.counted().values()) == {1}
