@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from ferryman.document import Document
-from ferryman.engine.transform import task
 from ferryman.errors import PermanentError, TransientError
 from ferryman.operations.migrate import migrate
 from ferryman.plan import Plan
+from ferryman.records import due
 from ferryman.sources import Files, Memory
 from ferryman.state.state import state_root
 from tests.support.trial import Trial, run_plan
@@ -26,8 +26,8 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.ahead_s = 0.0
-        real = task.now_us
-        for module in ("ferryman.engine.wave", "ferryman.engine.transform.task"):
+        real = due.now_us
+        for module in ("ferryman.engine.wave", "ferryman.engine.pending"):
             monkeypatch.setattr(f"{module}.now_us", lambda: real() + int(self.ahead_s * 1e6))
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import Final
 
-from ferryman.engine.deliver.dispatch import pending_rows
 from ferryman.limits import GIB, KIB, MIB
+from ferryman.state.outbox import pending_rows
 from ferryman.state.state import State
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from ferryman.engine import step_retries
-from ferryman.engine.deliver.dispatch import Dispatcher, pending_rows
+from ferryman.engine.deliver.dispatch import Dispatcher
 from ferryman.engine.nodes import Nodes
 from ferryman.engine.step_retries import Hashes, StepDebt
-from ferryman.engine.transform.task import now_us
 from ferryman.engine.unlisted import Unlisted
-from ferryman.records.due import wait_of_file_s, wait_s
+from ferryman.records.due import now_us, wait_of_file_s, wait_s
+from ferryman.state.outbox import pending_rows
 from ferryman.state.state import State
 
 

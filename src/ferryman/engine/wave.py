@@ -38,13 +38,14 @@ from ferryman.engine.scan.listing import list_sources
 from ferryman.engine.settle.settle import late_answers, settle
 from ferryman.engine.summary import Summary as Summary
 from ferryman.engine.transform.staged import Staged
-from ferryman.engine.transform.task import Transform, now_us
+from ferryman.engine.transform.task import Transform
 from ferryman.engine.trouble import Troubles
 from ferryman.engine.unlisted import Unlisted
 from ferryman.errors import WorkerDied
 from ferryman.notify import Reporter, Stopped
 from ferryman.observe.progress import Observer
 from ferryman.plan import NotifyTarget, conflicting_sources
+from ferryman.records.due import now_us
 from ferryman.state.commands import waiting
 from ferryman.state.maintenance import maintain, sweep
 from ferryman.state.state import State

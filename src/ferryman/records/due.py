@@ -3,6 +3,8 @@ plan's longest back-off from now was not given by this clock, and is due now."""
 
 from __future__ import annotations
 
+import time
+
 from ferryman.storage.tables import DataFile
 
 
@@ -29,3 +31,8 @@ def is_due_sql(column: str, now_us: int, longest_s: float) -> str:
 def latest_us(now_us: int, longest_s: float) -> int:
     """Nothing is due later than this, µs since 1970."""
     return now_us + int(longest_s * 1e6)
+
+
+def now_us() -> int:
+    """Wall clock, µs since 1970."""
+    return time.time_ns() // 1000

@@ -113,3 +113,13 @@ def due_stats(dues: Sequence[int | None]) -> dict[str, Any]:
     if owed:
         stats |= {"minValues": {"due": min(owed)}, "maxValues": {"due": max(owed)}}
     return stats
+
+
+def first_sequence(file: DataFile) -> int:
+    """An outbox file's key."""
+    return int(file.partition["first_sequence"])
+
+
+def pending_rows(file: DataFile) -> int:
+    """Rows of an outbox file that are still to be sent (the others are held for review)."""
+    return file.rows - int(file.stats.get("nullCount", {}).get("due", 0))

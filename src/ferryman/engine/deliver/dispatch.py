@@ -18,7 +18,7 @@ from ferryman.engine.trouble import Troubles
 from ferryman.errors import EngineError, PermanentError, WorkerDied, message_of
 from ferryman.plan import DestinationNode
 from ferryman.records.due import wait_of_file_s
-from ferryman.state.outbox import split_family
+from ferryman.state.outbox import first_sequence, pending_rows, split_family
 from ferryman.state.state import State
 from ferryman.storage.tables import DataFile
 
@@ -188,13 +188,3 @@ def _together(files: Sequence[DataFile]) -> list[list[DataFile]]:
         else:
             found.append([file])
     return found
-
-
-def first_sequence(file: DataFile) -> int:
-    """An outbox file's key."""
-    return int(file.partition["first_sequence"])
-
-
-def pending_rows(file: DataFile) -> int:
-    """Rows of an outbox file that are still to be sent (the others are parked)."""
-    return file.rows - int(file.stats.get("nullCount", {}).get("due", 0))

@@ -21,7 +21,6 @@ import pyarrow.compute as pc
 
 from ferryman.account.questions import named_damage, retry_read
 from ferryman.engine import driver, migration
-from ferryman.engine.deliver.dispatch import pending_rows
 from ferryman.engine.nodes import Nodes
 from ferryman.engine.preview.pick import Picked, pick
 from ferryman.engine.preview.sample import Draw, Sample, Sampled, draw, reasons
@@ -30,14 +29,16 @@ from ferryman.engine.scan.batches import TaskSplit
 from ferryman.engine.scan.detect import ChangeSet, judge
 from ferryman.engine.scan.listing import Listing, list_sources
 from ferryman.engine.scan.reason import Reason
-from ferryman.engine.transform.task import Transform, now_us
+from ferryman.engine.transform.task import Transform
 from ferryman.errors import EngineError, PlanChanged, UsageError, WorkerDied
 from ferryman.observe.progress import Observer, Silent
 from ferryman.plan import DestinationNode, Plan, changes, conflicting_sources, structure
+from ferryman.records.due import now_us
 from ferryman.records.events import EVENT_OF_ROW
 from ferryman.records.statuses import Status
 from ferryman.state.commands import waiting
 from ferryman.state.layout import TABLES
+from ferryman.state.outbox import pending_rows
 from ferryman.state.state import State, state_root
 from ferryman.storage.files import disk_full
 from ferryman.storage.parquet import read_part

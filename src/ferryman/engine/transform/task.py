@@ -6,7 +6,6 @@ Spark may run a task twice; only the files that the winning attempt returns are 
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Self
@@ -110,8 +109,3 @@ class TaskProcessing:
 
     def __exit__(self, *_: object) -> None:
         self._feed.close()
-
-
-def now_us() -> int:
-    """Wall clock, µs since 1970."""
-    return time.time_ns() // 1000
