@@ -121,8 +121,8 @@ class PlanChanged(UsageError):
     def __str__(self) -> str:
         return (
             f"plan {self.plan} version {self.version} has changed since it ran: {'; '.join(self.differences)}. Nothing "
-            "was touched: what is done would not be done again. Give the plan a higher version and run it with "
-            f"--from-version {self.version}, which takes everything over; or run it with --accept-changes."
+            "was touched: existing documents would not be reprocessed. Give the plan a higher version and run it with "
+            f"--from-version {self.version}, which migrates the state; or run it with --accept-changes."
         )
 
 
@@ -140,7 +140,7 @@ class StateHeld(StateFolderError):
     def __str__(self) -> str:
         return (
             f"{self.path} is held by process {self.pid} on {self.host} since {self.since}. "
-            "Wait until it ends, or stop it; a killed process gives it up by itself."
+            "Wait until it ends, or stop it; a killed process releases it automatically."
         )
 
 

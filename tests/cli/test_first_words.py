@@ -37,7 +37,7 @@ def test_a_new_state_is_named_with_its_neighbours(tmp_path: Path) -> None:
     """Of a plan that was renamed, or whose state is gone, everything is sent again."""
     run_plan(small(1), tmp_path)
     assert new_state(tmp_path / "small-v2") == (
-        f"new state: {tmp_path}/small-v2; others here: small-v1. To go on from an older version: --from-version 1. "
+        f"new state: {tmp_path}/small-v2; others here: small-v1. To continue from an older version: --from-version 1. "
         "Every document is new to it, and is sent."
     )
     assert new_state(tmp_path / "renamed-v2").startswith(f"new state: {tmp_path}/renamed-v2; others here: small-v1. E")

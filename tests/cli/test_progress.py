@@ -128,7 +128,7 @@ def test_verbose_tells_when_a_phase_begins() -> None:
 
     assert stream.getvalue().splitlines() == [
         "wave 3: scan",
-        "wave 3: 1 202 documents taken up",
+        "wave 3: 1 202 documents processed",
         "wave 3: scan: 1 300 documents listed, 0.0 s",
         "wave 3: deliver",
         "wave 3: deliver: 1 202 sent, 0.0 s",

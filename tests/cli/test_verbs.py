@@ -236,7 +236,7 @@ def test_init_overwrites_nothing(ferryman: Ferryman, write: Write) -> None:
     done = ferryman("init", "mine")
 
     assert done.code == 2
-    assert done.err.startswith("error: mine/plan.py is there already")
+    assert done.err.startswith("error: mine/plan.py already exists")
     assert file.read_text() == "mine"
     assert list(file.parent.iterdir()) == [file]
 

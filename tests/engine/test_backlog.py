@@ -54,7 +54,7 @@ def test_a_scan_stops_while_too_much_is_pending(trial: Trial) -> None:
     summary = trial.run(**SMALL, wait=0)
     assert summary.exit == 4
     [message] = [m for m in summary.messages if "--max-pending" in m]
-    assert message.startswith("the scan stopped before its end: ")
+    assert message.startswith("the scan stopped early: ")
     assert "(out: " in message
     kept = trial.counts()["pending"]
     assert 5 < kept <= 10

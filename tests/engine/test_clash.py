@@ -58,9 +58,7 @@ def test_of_two_new_ones_the_later_source_is_refused(two: Two) -> None:
     assert two.of("left") == {"a": "INDEXED", "b": "INDEXED"}
     assert two.of("right") == {"b": "ERROR_DOC", "c": "INDEXED"}
     [row] = account.deliveries(state_root(two.plan, two.state), status="rejected", plan=two.plan)
-    assert row["message"].startswith(
-        "its id is taken: source left brings a document of this id to the same destination"
-    )
+    assert row["message"].startswith("its id is taken: source left sends a document of this id to the same destination")
     assert two.out.counted() == {"a": 1, "b": 1, "c": 1}
     again = two.run()
     assert (again.waves, again.rejected) == (0, 1)

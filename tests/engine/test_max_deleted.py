@@ -51,7 +51,7 @@ def test_a_folder_that_is_gone_is_not_deleted_unasked(place: Path, prefix: str) 
     summary = shelves.run()
     assert summary.exit == 2
     [why] = summary.messages
-    assert why.startswith(f"source docs, folder {prefix}a: 100 of 100 documents are gone, more than max_deleted=0.5")
+    assert why.startswith(f"source docs, folder {prefix}a: 100 of 100 documents are missing, more than max_deleted=0.5")
     assert why.endswith(f"run again with --allow-deletes={prefix}a.")
     assert shelves.deleted() == {"b": 10}
     assert f"{prefix}d/new" in shelves.out.arrived()

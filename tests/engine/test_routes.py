@@ -277,7 +277,7 @@ class Both(Router):
         ("three", ["three"], ""),
         ([], [], "chose no branch"),
         (["one", "one"], [], "chose a branch twice: one, one"),
-        (["four"], [], "chose 'four', which is none of its branches one, two, three"),
+        (["four"], [], "chose 'four', which is not one of its branches one, two, three"),
     ],
 )
 def test_a_router_of_ones_own_may_copy_to_some(net: Network, go: Any, delivered: list[str], says: str) -> None:

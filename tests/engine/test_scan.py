@@ -137,7 +137,7 @@ def test_of_duplicate_ids_the_last_is_kept_and_told(trial: Trial) -> None:
     found = {line["id"]: line["fields"] for line in trial.out.lines()}
     assert (found["a"], found["b"]) == ({"n": 2}, {"n": 2})
     assert trial.out.counted()["a"] == trial.out.counted()["b"] == 1
-    assert any("source docs: 2 duplicate ids, of each the last is kept: a, b" in m for m in watch.messages)
+    assert any("source docs: 2 duplicate ids, the last of each is kept: a, b" in m for m in watch.messages)
 
 
 def test_duplicates_are_stable(trial: Trial) -> None:

@@ -75,7 +75,7 @@ def test_a_state_that_is_made_anew_begins_above_what_the_destination_holds(
     anew = made_anew(place, monkeypatch, out, "two")
     summary = anew.run()
     assert [line["text"] for line in out.lines() if line["said"] == "ok"] == ["one", "one", "two", "two"]
-    assert any("destination out holds deliveries of a later time" in m for m in summary.messages)
+    assert any("destination out holds deliveries newer than this state" in m for m in summary.messages)
     anew.put("a", text="three")
     assert anew.run().messages == [], "once it is above it stays above"
     assert [line["text"] for line in out.lines() if line["said"] == "ok"][-1] == "three"
@@ -99,7 +99,7 @@ def test_stale_deliveries_are_counted_and_told_and_can_be_sent_once_more(
     out.mute = False
     summary = anew.build(out=out).run()
     assert any("1 deliveries were stale" in m for m in summary.messages)
-    assert any("holds deliveries of a later time" in m for m in summary.messages)
+    assert any("holds deliveries newer than this state" in m for m in summary.messages)
     anew.retry(force=True)
     assert not any("stale" in m for m in anew.run().messages)
     assert [line["text"] for line in out.lines() if line["said"] == "ok"] == ["one", "one", "two", "three"]

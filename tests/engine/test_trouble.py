@@ -121,7 +121,7 @@ def test_an_endless_run_asks_a_destination_with_permanent_trouble_again(
     assert trial.out.counted() == {"a": 1, "b": 1}
     told = [line for line in watch.messages if line.startswith("destination out")]
     assert len(told) == 2
-    assert "is asked again by itself" in told[0]
+    assert "is checked again automatically" in told[0]
     assert "works again" in told[1]
 
 

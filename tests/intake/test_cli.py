@@ -214,7 +214,7 @@ def test_import_legacy(run: Run, place: Path) -> None:
     (place / "old" / bad).write_bytes(b"x")
     code, out, err = run("import-legacy", "old")
     assert (code, out) == (1, f"{good}: jid0000000001\n")
-    assert "1 imported, 0 were there, 1 skipped" in err
+    assert "1 imported, 0 were already there, 1 skipped" in err
     assert f"error: {bad}: 1 bytes are too few" in err
     assert run("import-legacy", "old")[1] == ""
 

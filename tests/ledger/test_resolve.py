@@ -94,7 +94,7 @@ def test_a_word_is_queued_while_a_run_holds_the_state(lost: Trial) -> None:
         assert resolve(lost, "delivered") == Retried(None, True)
     summary = lost.run()
     assert summary.exit == 0
-    assert any("took up `resolve --as delivered` of " in m for m in summary.messages)
+    assert any("applied `resolve --as delivered` by " in m for m in summary.messages)
 
 
 class Sly(Memory):

@@ -118,7 +118,9 @@ def test_changed_code_is_told_and_runs(many: Versions) -> None:
     many.documents.append({"id": "d", "raw": b"one"})
     summary = many.run(many.plan(1, changed))
     [message] = summary.messages
-    assert message.startswith("louder changed: only documents that are taken up from now on see it; `ferryman retry")
+    assert message.startswith(
+        "louder changed: the change applies to documents processed from now on; to reprocess all, "
+    )
     assert {line["id"]: line["fields"]["loud"] for line in many.out("out").lines()} == {
         "a": True, "b": True, "c": True, "d": "very"
     }  # fmt: skip
@@ -138,7 +140,7 @@ def test_accepted_changes_are_said(many: Versions) -> None:
     many.run(many.plan(1))
     changed = many.plan(1, louder)
     summary = many.run(changed, accept_changes=True)
-    assert any(m.startswith("step louder is new: what is done is not done again") for m in summary.messages)
+    assert any(m.startswith("step louder is new: existing documents are not reprocessed") for m in summary.messages)
     assert many.run(changed).messages == []
 
 
@@ -153,7 +155,7 @@ def test_a_new_version_carries_on(many: Versions) -> None:
     root = state_root(plan, many.state)
     assert account.status(root, plan)["destinations"]["out"]["delivered"] == 3
     assert [e["status"] for e in account.history(root, "b", plan)] == ["INDEXED"]
-    assert summary.messages[0].startswith("plan version 2 carries on from version 1: 0 documents are done again")
+    assert summary.messages[0].startswith("plan version 2 continues from version 1: 0 documents are processed again")
     lines = many.out("out").lines()
     assert max(line["seq"] for line in lines[:3]) < lines[3]["seq"]
     assert fsck.check(root) == []
@@ -166,7 +168,7 @@ def test_changed_steps_have_their_documents_done_again(many: Versions) -> None:
     many.run(many.plan(1))
     summary = many.run(many.plan(2, louder), from_version=1)
     assert summary.delivered == 3
-    assert summary.messages[0].startswith("plan version 2 carries on from version 1: 3 documents are done again")
+    assert summary.messages[0].startswith("plan version 2 continues from version 1: 3 documents are processed again")
     assert many.out("out").counted() == {"a": 2, "b": 2, "c": 2}
     root = state_root(many.plan(2), many.state)
     assert {
@@ -205,7 +207,7 @@ def test_owed_rows_are_carried_over_with_their_hashes(many: Versions) -> None:
     root = state_root(many.plan(2), many.state)
     dropped = [e for e in rows(root, "ledger") if e["status"] == "DROPPED" and e["destination"] == "old"]
     assert len(dropped) == 3
-    assert dropped[0]["message"] == "plan version 2 carries on from version 1: it has no old"
+    assert dropped[0]["message"] == "plan version 2 continues from version 1: it has no old"
     assert "3 rows for old were dropped" in summary.messages[0]
 
 

@@ -65,7 +65,7 @@ def test_the_state_is_as_it_is_meant_to_be(damaged: Trial) -> None:
     watch = Watch()
     damaged.run(observer=watch, wait=0)
     assert any("recovered: settled wave 3" in m for m in watch.messages)
-    assert any("took up `retry`" in m for m in watch.messages)
+    assert any("applied `retry`" in m for m in watch.messages)
     assert damaged.counts() == {"delivered": 3, "failed": 1, "rejected": 1, "pending": 1}
 
 

@@ -49,7 +49,7 @@ def test_verify_finds_every_flipped_byte(part: Path) -> None:
     data = part.read_bytes()
     for at in range(len(data)):
         part.write_bytes(flipped(data, at))
-        assert parquet.verify(part) == "its checksum does not fit its content", at
+        assert parquet.verify(part) == "its checksum does not match its content", at
 
 
 @pytest.mark.parametrize("length", [0, 1, 100, -1])

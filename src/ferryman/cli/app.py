@@ -92,13 +92,13 @@ def _told(raised: Exception, verbose: bool) -> int:
             error(raised)
             code = raised.exit_code
         case OSError() if raised.filename is not None:
-            error(f"{os.fsdecode(raised.filename)}: {raised.strerror}. Correct this and type the same again.")
+            error(f"{os.fsdecode(raised.filename)}: {raised.strerror}. Correct this and run the same command again.")
         case _ if isinstance(raised, BadUsage):
             _usage(raised)
             code = USAGE
         case _:
             first = (str(raised).strip().splitlines() or [""])[0]
-            error(f"{type(raised).__name__}: {first}. This is a fault of Ferryman's; -v shows where it happened.")
+            error(f"{type(raised).__name__}: {first}. This is a bug in Ferryman; -v shows where it happened.")
     if verbose and not isinstance(raised, BadUsage):
         traceback.print_exception(raised, file=sys.stderr)
     return code
@@ -112,4 +112,4 @@ def _usage(raised: Exception) -> None:
     if type(raised).__name__ == "NoArgsIsHelpError":  # `ferryman` alone: the message is the help
         print(message, file=sys.stderr)
         return
-    error(f"{message} `{path} --help` shows what there is.")
+    error(f"{message} `{path} --help` lists what it accepts.")

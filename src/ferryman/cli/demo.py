@@ -78,7 +78,7 @@ def prepare(directory: Path) -> None:
     if not file.exists():
         file.write_text(text, "utf-8")
     elif file.read_text("utf-8") != text:
-        note(f"{file} is not the demo's own any more: yours is run. Remove it to get the demo's back.")
+        note(f"{file} has been changed: your version is run. Remove it to get the demo's version back.")
 
 
 def _told(summary: Summary, root: Path, plan: Plan, seconds: float) -> int:
@@ -92,12 +92,12 @@ def _told(summary: Summary, root: Path, plan: Plan, seconds: float) -> int:
     refused: list[dict[str, Any]] = account.deliveries(root, status="rejected", plan=plan)
     on_purpose = [row for row in refused if row["source"] == BROKEN]
     if on_purpose:
-        say(f"{len(on_purpose)} files were refused. They are broken on purpose; each is told with the reason:")
+        say(f"{len(on_purpose)} files were rejected. They are broken on purpose; each is listed with its reason:")
     for row in on_purpose:
         say(f"  {row['document']}: {row['message'].removeprefix(row['document'] + ': ')}")
     for row in refused:
         if row["source"] != BROKEN:
-            say(f"NOT EXPECTED: {row['document']} was refused: {row['message']}")
+            say(f"NOT EXPECTED: {row['document']} was rejected: {row['message']}")
     as_it_should = len(on_purpose) == len(refused) and not (summary.failed or summary.pending or summary.in_doubt)
     return 0 if as_it_should and summary.exit in (0, 3) else summary.exit
 

@@ -72,7 +72,7 @@ def deliveries(
             metavar="N",
             min=1,
             show_default=False,
-            help=f"At most so many. Default: {LIMIT} on a terminal, {PIPE_LIMIT} in a pipe, with --json all.",
+            help=f"At most this many. Default: {LIMIT} on a terminal, {PIPE_LIMIT} in a pipe, with --json all.",
         ),
     ] = None,
     state: StateDir = None,
@@ -146,11 +146,11 @@ def _list_reasons(found: list[dict[str, Any]], *, json: bool) -> None:
         columns = ("deliveries", "status", "example", "reason")
         table(columns, [[row[c] for c in columns] for row in found])
     else:
-        note("There are none: all is delivered.")
+        note("None: everything is delivered.")
 
 
 def _note_more(shown: str, of: int) -> None:
-    note(f"These are {shown} of {of}: --limit {of} shows all of them, and so does --json.")
+    note(f"These are {shown} of {of}; --limit {of} or --json shows all of them.")
 
 
 def _list_incomplete(
@@ -172,7 +172,7 @@ def _list_incomplete(
         json_lines(each._asdict() for each in found[:limit])
         return
     if not found:
-        note("There are none: every family is complete.")
+        note("None: every family is complete.")
         return
     table(found[0]._fields, [list(each) for each in found[:limit]])
     if limit is not None and len(found) > limit:
@@ -214,7 +214,7 @@ def history(
         json_line(events)
     if not events:
         listing = command("deliveries", plan, state=state)
-        raise UsageError(f"{document}: the state {root} knows no such document. `{listing}` lists those it knows.")
+        raise UsageError(f"{document}: there is no such document in the state {root}. `{listing}` lists its documents.")
     if not json:
         _table(events, ("created", "wave", "document", "destination", "operation", "status", "attempt", "message"))
         _say_tracebacks(events)

@@ -20,17 +20,17 @@ SAMPLES = {
     "kill-it.md": """# What happens after kill -9
 
 Run the plan, kill it at any moment, run it again: every document arrives, and none arrives twice.
-Ferryman commits what it is going to do before it sends anything, and keeps account of what arrived.
+Ferryman commits what it is going to do before it sends anything, and records what arrived.
 """,
     "change-it.md": """# Change this file
 
 Write something here and run the plan again. Only this document is sent: the others are known to be unchanged.
-Touching a file without changing it sends nothing, for content counts and not the date.
+Touching a file without changing it sends nothing: the content counts, not the date.
 """,
     "notes/delete-it.txt": """Delete this file
 
-Then run the plan again: the document leaves the index, too. If more than half of all files are gone at once,
-nothing is deleted and you are asked first.
+Then run the plan again: the document is deleted from the index, too. If more than half of all files are missing,
+nothing is deleted until you allow it.
 """,
 }
 """Files to try the plan on; each says what can be tried with it."""
@@ -51,7 +51,7 @@ def init(
     if directory.exists() and not directory.is_dir():
         raise UsageError(f"{directory} is a file: name a folder, or one that is not there yet.")
     if file.exists():
-        raise UsageError(f"{file} is there already, and nothing was written: name another folder, or move it away.")
+        raise UsageError(f"{file} already exists; nothing was written: name another folder, or move it away.")
     documents = directory / "documents"
     with_samples = not documents.exists()
     directory.mkdir(parents=True, exist_ok=True)

@@ -27,8 +27,8 @@ REASONS = {
     "changed": "changed",
     "retry": "to be tried again",
     "forced": "asked for by `retry --force`",
-    "again": "taken up in every run",
-    "gone": "gone",
+    "again": "processed in every run",
+    "gone": "deleted at the source",
     "unchanged": "unchanged",
     "later": "failed, not due yet",
 }
@@ -135,7 +135,7 @@ def _tell(found: Preview, verbose: bool) -> None:
             line(text)
     if found.more:
         more = ", ".join(f"{count} {REASONS[reason]}" for reason, count in found.more.items())
-        terminal.say(f"A run would take up {sum(found.more.values())} more: {more}")
+        terminal.say(f"A run would process {sum(found.more.values())} more: {more}")
     if found.unread:
         terminal.say(f"It would read {found.unread} more known documents, to see whether they have changed.")
 
@@ -143,7 +143,7 @@ def _tell(found: Preview, verbose: bool) -> None:
 def _heading(found: Preview) -> str:
     """``3 documents: 2 new, 1 changed``."""
     if not found.documents:
-        return "A run would take up nothing: nothing has changed since the last one, and nothing is due."
+        return "A run would process nothing: nothing has changed since the last one, and nothing is due."
     counts: dict[str, int] = {}
     for each in found.documents:
         counts[each["reason"]] = counts.get(each["reason"], 0) + 1
@@ -155,7 +155,7 @@ def _heading(found: Preview) -> str:
 def _of_destination(name: str, expected: Expected, verbose: bool) -> Iterator[str]:
     """What a destination would get, and what not, a line each."""
     if expected.waiting:
-        yield f"{name} first gets what waits for it: {expected.waiting} of earlier waves"
+        yield f"{name} first gets what is pending: {expected.waiting} from earlier waves"
     deliveries = "1 delivery" if len(expected.gets) == 1 else f"{len(expected.gets)} deliveries"
     yield f"{name} would get {deliveries}{':' if expected.gets else ''}"
     for row in expected.gets:
@@ -165,7 +165,7 @@ def _of_destination(name: str, expected: Expected, verbose: bool) -> Iterator[st
         if row["text"]:
             yield f"    text: {row['text']}"
         elif row["bytes"]:
-            yield f"    {row['bytes']} bytes that are no UTF-8 text"
+            yield f"    {row['bytes']} bytes that are not UTF-8 text"
     for rows, what in ((expected.dropped, "dropped"), (expected.refused, "refused")):
         if rows:
             yield f"{name}: {len(rows)} {what}:"

@@ -87,7 +87,7 @@ def run(
             _ALLOW,
             metavar="[=FOLDER]",
             show_default=False,
-            help="Delete even if more documents have vanished than max_deleted allows; "
+            help="Delete even if more documents are missing than max_deleted allows; "
             "with =FOLDER only in this first-level folder. Repeatable.",
         ),
     ] = None,
@@ -207,7 +207,9 @@ def carried(
             if not interrupt.asked:
                 raise
         if interrupt.asked:
-            terminal.note("interrupted: nothing is lost. Type the same again: what was committed is sent first.")
+            terminal.note(
+                "interrupted: nothing is lost. Run the same command again: it first sends what was committed."
+            )
             raise typer.Exit(CODE)
     return root, summary
 
@@ -218,7 +220,7 @@ def new_state(root: Path) -> str:
     here = f"; others here: {', '.join(others)}" if others else ""
     name, _, _ = root.name.rpartition("-v")
     older = [other for other in others if other.rpartition("-v")[0] == name]
-    migrate = f". To go on from an older version: --from-version {older[-1].rpartition('-v')[2]}" if older else ""
+    migrate = f". To continue from an older version: --from-version {older[-1].rpartition('-v')[2]}" if older else ""
     return f"new state: {root}{here}{migrate}. Every document is new to it, and is sent."
 
 
@@ -240,7 +242,7 @@ def tell(summary: Summary, root: Path, loaded: Plan, plan: str, state: Path | No
             terminal.say(f"All {_in_words(status)}: {listing}")
     if summary.failed or summary.rejected:
         again = terminal.command("retry", plan, state=state)
-        terminal.say(f"A document that changes is tried again by itself; to retry all: {again}")
+        terminal.say(f"A document that changes is retried automatically; to retry all: {again}")
     if summary.exit == EXIT_INCOMPLETE and not summary.pending:
         terminal.say(
             "Exit code 4 although nothing is pending: not all that a source has could be listed. There may be more "

@@ -109,6 +109,6 @@ def _told(found: dict[str, Any], waves: list[dict[str, Any]], ran: bool) -> None
         say("Balanced: every document is accounted for at every destination that its source reaches.")
     else:
         say(
-            "NOT BALANCED: some deliveries are unaccounted for. If a destination came into the plan by "
-            "--accept-changes, `ferryman retry --force` sends it what is done; else `ferryman fsck` looks for damage."
+            "NOT BALANCED: some deliveries are unaccounted for. If a destination was added with --accept-changes, "
+            "`ferryman retry --force` sends it the existing documents; otherwise `ferryman fsck` looks for damage."
         )

@@ -34,11 +34,11 @@ class Backlog:
         pending = self._pending()
         each = ", ".join(f"{name}: {size_text(size)}" for name, size in pending.most_common())
         size, most = size_text(sum(pending.values())), size_text(self._max_bytes)
-        why = f"{size} are pending ({each}), and more than {most} may not pile up (--max-pending)"
+        why = f"{size} are pending ({each}), more than the limit of {most} (--max-pending)"
         if over:
             how = "run again when the destination is back"
-            return f"the scan stopped before its end: {why}. What is pending is kept; the rest is read later: {how}."
-        return f"the scan waits: {why}. What is pending is kept; the rest is read by itself once there is room."
+            return f"the scan stopped early: {why}. What is pending is kept; the rest is read later: {how}."
+        return f"the scan waits: {why}. What is pending is kept; the rest is read once there is room."
 
     def _pending(self) -> Counter[str]:
         """Destination -> bytes."""

@@ -41,13 +41,13 @@ def check_plan_changes(state: State, accept_changes: bool) -> Iterator[None]:
     """The state remembers the plan; what a person should know of its changes is told when the run begins."""
     if not migration.is_pending(state):
         found = state.follow(accept_changes=accept_changes)
-        again = "`ferryman retry --force` has all done again"
-        state.notes += [f"{change}: what is done is not done again; {again}" for change in found.structure]
+        again = "to reprocess all, run `ferryman retry --force`"
+        state.notes += [f"{change}: existing documents are not reprocessed; {again}" for change in found.structure]
         if found.code:
             state.notes.append(
-                f"{', '.join(found.code)} changed: only documents that are taken up from now on see it; {again}"
+                f"{', '.join(found.code)} changed: the change applies to documents processed from now on; {again}"
             )
-        state.notes += [f"{change}: what was delivered stays where it is; {again}" for change in found.targets]
+        state.notes += [f"{change}: what was already delivered stays where it is; {again}" for change in found.targets]
     yield
 
 

@@ -39,7 +39,7 @@ def finish(state: State) -> str:
     """The new state's first wave; what it did, in one line."""
     before, after = state.remembered(), structure(state.plan)
     older: Any = files.unseal(state.root / MIGRATION)
-    why = f"plan version {state.plan.version} carries on from version {older['from']}"
+    why = f"plan version {state.plan.version} continues from version {older['from']}"
     number = state.wave + 1
     gone = [name for name, node in before.items() if node.kind in ("destination", "tee") and name not in after]
     paths = [f.path for f in state.outbox.files.values() if f.partition["destination"] in gone]
@@ -57,9 +57,9 @@ def finish(state: State) -> str:
     files.fsync_folder(state.root)
     crash.point("version.adopted")
     rows = sum(t.num_rows for t in dropped)
-    ended = f"; {rows} rows for {', '.join(gone)} were dropped, for they are not in it any more" if rows else ""
+    ended = f"; {rows} rows for {', '.join(gone)} were dropped because it no longer has them" if rows else ""
     again = sum(part.rows for part in staged)
-    return f"{why}: {again} documents are done again, for their way has changed or had failed{ended}"
+    return f"{why}: {again} documents are processed again because their path has changed or they had failed{ended}"
 
 
 def _dropped(state: State, path: str, number: int, why: str) -> pa.Table:

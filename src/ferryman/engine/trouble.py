@@ -51,9 +51,9 @@ class Troubles:
         until = now + max(backoff_s(times), at_least_s)
         self._found[name] = Trouble(why, permanent, before.since if before else now, until, times)
         if self.endless and (before is None or (permanent and not before.permanent)):
-            remedy = "repair it" if permanent else "nothing has to be done"
+            remedy = "repair it" if permanent else "no action is needed"
             self._tell(
-                f"{self._shown(name)}: {why}. What waits for it stays pending, and it is asked again by itself, "
+                f"{self._shown(name)}: {why}. What waits for it stays pending, and it is checked again automatically, "
                 f"at least once an hour: {remedy}."
             )
 

@@ -168,7 +168,7 @@ class Run:
         done = []
         if state.wave > state.settled:
             info = settle(state, state.wave, self._patient.run)
-            done.append(f"settled wave {state.wave} ({info['delivered']} deliveries were noted)")
+            done.append(f"settled wave {state.wave} ({info['delivered']} deliveries were recorded)")
         crash.point("recover.settled")
         if migration.is_pending(state):
             self._tell(migration.finish(state))
@@ -336,7 +336,7 @@ class Run:
         for command in waiting(self._state):
             count = commands.apply(self._state, command)
             self._unlisted.forget()
-            self._tell(f"took up `{command.verb}` of {command.who}: {count} deliveries")
+            self._tell(f"applied `{command.verb}` by {command.who}: {count} deliveries")
         return self._state.wave > before
 
     # -- what is owed ----------------------------------------------------------------------------

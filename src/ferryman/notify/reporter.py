@@ -62,7 +62,7 @@ class Reporter:
         try:
             self._report(stopped)
         except Exception as e:
-            self._complain("", f"nobody could be told: {type(e).__name__}: {e}")
+            self._complain("", f"no notification could be sent: {type(e).__name__}: {e}")
 
     def _report(self, stopped: Sequence[Stopped]) -> None:
         if self._known is None:
@@ -106,7 +106,7 @@ class Reporter:
         if thread.is_alive():
             trouble.append(f"no end after {target.timeout_s:g} s")
         if trouble:
-            self._complain(target.shown, f"{trouble[0]}. What it was to be told is in the next digest.")
+            self._complain(target.shown, f"{trouble[0]}. The next digest repeats it.")
             return False
         self._said.pop(target.shown, None)
         return True
@@ -125,7 +125,7 @@ class Reporter:
         try:
             return msgspec.convert(files.unseal(path), dict[str, Notified])
         except (StateDamaged, msgspec.ValidationError) as e:
-            self._complain("", f"{path} is not what was written: all that is failed is told again ({e})")
+            self._complain("", f"{path} is damaged: everything failed is reported again ({e})")
             return {}
 
     def _keep(self, told: dict[str, Notified]) -> None:

@@ -193,7 +193,7 @@ class LineProgress:
 
     def taken_up(self, documents: int) -> None:
         if self.verbose:
-            self.message(f"wave {self.wave}: {counted(documents)} documents taken up")
+            self.message(f"wave {self.wave}: {counted(documents)} documents processed")
 
     def settled(self, delivered: int, pending: int, failed: int) -> None:
         self._end_phase()

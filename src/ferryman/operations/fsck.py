@@ -28,7 +28,7 @@ class Finding(NamedTuple):
 _LOOKS: Final = 5
 """How often a file that looks damaged is read beside a driver that commits all the time."""
 
-_REMOVE = "remove this file: without it everything is counted anew"
+_REMOVE = "remove this file: everything is then counted again"
 _COPY = "restore this file from a copy of the state directory"
 
 

@@ -44,7 +44,7 @@ def migrate(root: Path, plan: Plan, from_version: int) -> None:
     if (root / "state.json").exists():
         if State(root, plan).identity().get("from") != from_version:
             raise UsageError(
-                f"{root}: version {plan.version} has a state of its own. To carry on with it leave --from-version out."
+                f"{root}: version {plan.version} has a state of its own. To continue with it, leave out --from-version."
             )
         return
     if not (older_root / "state.json").exists():
@@ -102,7 +102,7 @@ def _clear(root: Path, scratch: Path, plan: Plan) -> None:
     lock = Lock.take(root / "lock")
     try:
         if (root / "state.json").exists():
-            raise UsageError(f"{root}: version {plan.version} has just been given a state of its own by another run.")
+            raise UsageError(f"{root}: version {plan.version} was given a state by another run just now.")
         os.rename(root, scratch)  # every start empties that folder
     finally:
         lock.release()

@@ -330,7 +330,7 @@ class State:
         found = list(itertools.islice(strange(self.root), 3))
         if found:
             raise StateForeign(
-                f"{self.root} holds {', '.join(sorted(found))} and no state.json: it is no state of Ferryman's. "
+                f"{self.root} holds {', '.join(sorted(found))} and no state.json: it is not a Ferryman state. "
                 "Nothing was touched. Give another --state."
             )
 

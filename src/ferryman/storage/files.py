@@ -156,7 +156,7 @@ def unseal(path: Path) -> object:
         raise StateDamaged(str(path), "the file is missing") from None
     body = data[9:]
     if data[:9] != b"%08x " % zlib.crc32(body):
-        raise StateDamaged(str(path), "its checksum does not fit its content")
+        raise StateDamaged(str(path), "its checksum does not match its content")
     return msgspec.json.decode(body)
 
 

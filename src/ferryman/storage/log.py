@@ -189,7 +189,7 @@ class Log:
         """A marked entry against its mark."""
         try:
             if unseal(self._mark(version)) != _checksum(self.path(version)):
-                return StateDamaged(str(self.path(version)), "its checksum does not fit its content")
+                return StateDamaged(str(self.path(version)), "its checksum does not match its content")
         except StateDamaged as e:
             return e
         return None
@@ -223,10 +223,10 @@ class Log:
         if not checkpoint.exists():
             yield StateDamaged(str(checkpoint), "the checkpoint is missing")
         elif _checksum(checkpoint) != mark["checkpoint"]:
-            yield StateDamaged(str(checkpoint), "its checksum does not fit its content")
+            yield StateDamaged(str(checkpoint), "its checksum does not match its content")
         hint = self.folder / _HINT
         if hint.exists() and _checksum(hint) != mark["hint"] and not self._unmarked_checkpoints(mark["version"]):
-            yield StateDamaged(str(hint), "its checksum does not fit its content")
+            yield StateDamaged(str(hint), "its checksum does not match its content")
 
     def _unmarked_checkpoints(self, marked: int) -> list[Path]:
         return [p for p in self.folder.iterdir() if (m := _CHECKPOINT.match(p.name)) and int(m[1]) > marked]

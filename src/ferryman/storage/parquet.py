@@ -177,7 +177,7 @@ def verify(path: Path) -> str | None:
     if name is None:
         return "its name is not one that Ferryman gives"
     if crc != int(name[1], 16):
-        return "its checksum does not fit its content"
+        return "its checksum does not match its content"
     return None
 
 
@@ -190,7 +190,7 @@ def check_footer(path: Path) -> None:
         raise damaged(path, e) from e
     name = _NAME.match(path.name)
     if name is None or zlib.crc32(footer) != int(name[2], 16):
-        raise StateDamaged(str(path), "the checksum of its footer does not fit its content")
+        raise StateDamaged(str(path), "the checksum of its footer does not match its content")
 
 
 def _footer(file: FileIO) -> bytes:

@@ -237,7 +237,7 @@ class Table:
         except StateDamaged as e:
             raise EngineError(
                 f"{e.path}: {e.what}, though it was written a moment ago. Nothing was committed. Keep other programs "
-                "from the state directory, and see to it that driver and executors have it at the same path; then run "
+                "from the state directory, and make sure that driver and executors have it at the same path; then run "
                 "again."
             ) from e
 

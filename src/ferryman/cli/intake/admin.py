@@ -192,7 +192,7 @@ def lock(
             return
         if kind in KINDS and not KINDS[kind].stays:
             raise UsageError(
-                f"lock {kind}: such a lock lives with the process that takes it, and would end with this one."
+                f"lock {kind}: this lock belongs to the process that takes it, and would end with this command."
             )
         if not found.locks.lock(kind, name):
             error(f"{kind} {name or ''}: is locked already")
@@ -211,7 +211,7 @@ def unlock(
         was = found.locks.check(kind, name)
         found.locks.unlock(kind, name)
         if found.locks.check(kind, name):
-            error(f"{kind} {name or ''}: stays locked: the process that holds it is at work, and gives it back itself")
+            error(f"{kind} {name or ''}: stays locked: the process that holds it is running, and releases it itself")
             raise typer.Exit(1)
         say(f"{kind} {name or ''}: {'unlocked' if was else 'was not locked'}")
 

@@ -111,11 +111,11 @@ def serve(
                 yield driver
 
         with watching(sys.stderr, verbose, log_file, log_format) as observer, logging_to(observer, verbose):
-            observer.message(f"serving {found.url} with plan {loaded.key}; files lie in {how.work}")
+            observer.message(f"serving {found.url} with plan {loaded.key}; files are in {how.work}")
             with graceful.excusing():
                 serving(loaded, found, how, driving, stop=graceful.stop, observer=observer)
     if graceful.heard:
-        terminal.note("stopped: what was at work is found again where it was.")
+        terminal.note("stopped: unfinished work continues at the next start.")
 
 
 class Graceful:

@@ -53,9 +53,9 @@ def submit(
     collection: Annotated[
         str | None, _option("--collection", "NAME", "The collection it is for (profile_name): one can be put on hold.")
     ] = None,
-    submitter: Annotated[str | None, _option("--submitter", "NAME", "Who hands it in.")] = None,
+    submitter: Annotated[str | None, _option("--submitter", "NAME", "Who submits it.")] = None,
     batch_id: Annotated[
-        str | None, _option("--batch-id", "ID", "A batchID of your own: handed in twice, it is one batch.")
+        str | None, _option("--batch-id", "ID", "A batchID of your own: submitted twice, it is one batch.")
     ] = None,
     local_id: Annotated[list[str] | None, _option("--local-id", "ID", "Your own id of the object. Repeatable.")] = None,
     title: Annotated[str | None, _option("--title", "TEXT", "What it is about (erc_what).")] = None,
@@ -64,14 +64,15 @@ def submit(
         typer.Option("--priority", metavar="N", min=0, show_default=False, help="Priority of its jobs; 0 comes first."),
     ] = None,
     digest: Annotated[
-        str | None, _option("--digest", "sha256:HEX", "Of the payload: it is refused if it is another. md5, sha1, …")
+        str | None,
+        _option("--digest", "sha256:HEX", "Digest that the payload must have, else it is rejected. md5, sha1, …"),
     ] = None,
     response_url: Annotated[
         str | None, _option("--response-url", "URL", "Each completed job, and the report, is posted there.")
     ] = None,
     wait: Annotated[
         str | None,
-        _option("--wait", "TIME", "Wait for the report, at most so long: 60, 60s, 2h. Ends with 3 if a job failed."),
+        _option("--wait", "TIME", "Wait for the report, at most this long: 60, 60s, 2h. Ends with 3 if a job failed."),
     ] = None,
     queue: QueueUrl = None,
     json: Json = False,

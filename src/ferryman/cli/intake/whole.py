@@ -73,10 +73,10 @@ def restore(
     try:
         data = json_text.loads(file.read_text("utf-8"))
     except ValueError as e:
-        raise UsageError(f"{file}: this is no JSON ({e}). Give a file that `ferryman intake dump` wrote.") from None
+        raise UsageError(f"{file}: this is not JSON ({e}). Give a file that `ferryman intake dump` wrote.") from None
     with opened(queue) as found:
         found.restore(data)
-    say(f"{len(data['nodes'])} nodes are there")
+    say(f"{len(data['nodes'])} nodes restored")
 
 
 def import_legacy(
@@ -104,7 +104,7 @@ def import_legacy(
     else:
         for record, job in done.jobs:
             say(f"{record}: {job}")
-        note(f"{len(done.jobs)} imported, {len(done.known)} were there, {len(done.skipped)} skipped")
+        note(f"{len(done.jobs)} imported, {len(done.known)} were already there, {len(done.skipped)} skipped")
     for _, why in done.skipped:
         error(why)
     if done.skipped:

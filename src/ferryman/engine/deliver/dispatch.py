@@ -165,7 +165,7 @@ class Dispatcher:
             self._deadly.add(name)
             if (why := self._state.journal.given_up(task.number, name)) is not None:
                 return [LaneReport(name, why, hung=True, others=len(lanes) > 1)], ""
-            return [], f"{e}. What it had noted counts, the rest is sent with care."
+            return [], f"{e}. The results it recorded count; the rest is sent from a child process."
         except EngineError as e:
             return [], str(e)
 

@@ -11,12 +11,12 @@ from ferryman.plan import DestinationNode
 from ferryman.state.state import State
 
 _ABOVE: Final = (
-    "destination {name} holds deliveries of a later time than this state: a state that was lost was made under another "
-    "clock, or another plan writes there. What is delivered from now on counts as later."
+    "destination {name} holds deliveries newer than this state: an earlier state, now lost, was written under another "
+    "clock, or another plan writes there. What is delivered from now on counts as newer."
 )
 _STALE: Final = (
-    "destination {name}: {count} deliveries were stale: it has something newer under their ids and kept that. After a "
-    "kill this is as it should be. Otherwise another plan writes there, or this state was made anew while the clock "
+    "destination {name}: {count} deliveries were stale: it has something newer under their ids and kept it. After a "
+    "kill this is expected. Otherwise another plan writes there, or this state was created again while the clock "
     "was behind: `ferryman retry --force --destination {name}` sends everything once more."
 )
 

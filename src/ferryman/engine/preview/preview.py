@@ -275,18 +275,18 @@ class Previewing:
         for note in (*judged.verdict.notes, *judged.verdict.too_many):
             self._tell(found, note)
         for why in found.stopped:
-            self._tell(found, f"A run would stop: {why} What follows is what it would do then.")
+            self._tell(found, f"A run would stop: {why} What follows is what it would do otherwise.")
         if migration.is_pending(seen.state):
             self._tell(
                 found,
-                "The run first takes over what an older version has done. What it does again for that is "
+                "The run first migrates the state of an older version. What it processes again for that is "
                 "not shown here.",
             )
         if judged.seen.commands:
-            what = "request of a person waits" if judged.seen.commands == 1 else "requests of people wait"
+            what = "request is waiting" if judged.seen.commands == 1 else "requests are waiting"
             self._tell(
                 found,
-                f"{judged.seen.commands} {what} (`retry`, `resolve`), which the run takes up first. What comes "
+                f"{judged.seen.commands} {what} (`retry`, `resolve`): the run applies them first. What becomes "
                 "due by that is not shown here.",
             )
 
@@ -317,11 +317,11 @@ class Previewing:
         for (source, why, _), one in zip(left, sampled, strict=True):
             draws.append(Draw(source, [d._replace(reason=why) for d in one.drawn], one.staged))
             what = "is unchanged" if why == "unchanged" else "has failed and is not due yet"
-            self._tell(found, f"{picked.id} of source {source} {what}: a run would leave it alone now.")
+            self._tell(found, f"{picked.id} of source {source} {what}: a run would not process it now.")
         if not draws:
             raise UsageError(
                 f"{picked.id}: no source of plan {self._plan.name} has a document of this id. An id is relative to its "
-                "source's root, behind its prefix=; a preview of no certain document shows some."
+                "source's root, behind its prefix=; run preview without --doc to see some ids."
             )
         return draws
 

@@ -138,7 +138,7 @@ class SourceComparison:
         self.examples: list[str] = []
         self.gone = 0
         why = (
-            f"its id is taken: source {' or '.join(conflicting_sources)} brings a document of this id to the same "
+            f"its id is taken: source {' or '.join(conflicting_sources)} sends a document of this id to the same "
             "destination: give each source a prefix="
         )
         self._order = SourceOrder(self.paths, self._starts, files, why)

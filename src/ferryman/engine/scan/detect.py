@@ -75,7 +75,7 @@ def judge(
         for j in judges.values():
             if j.duplicates:
                 notes.append(
-                    f"source {j.name}: {j.duplicates} duplicate ids, of each the last is kept: {', '.join(j.examples)}"
+                    f"source {j.name}: {j.duplicates} duplicate ids, the last of each is kept: {', '.join(j.examples)}"
                 )
         cutter = Splitter(folder, slots, sum(x.rows for x in listings), sum(x.bytes for x in listings), wave_bytes)
         for j in judges.values():

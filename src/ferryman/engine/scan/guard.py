@@ -85,8 +85,8 @@ def too_many(source: str, folder: str, gone: int, known: int, share: float, opti
     """Why deletes wait for a person's word, and how to give it."""
     where = f"source {source}, folder {folder}" if folder else f"source {source}"
     return (
-        f"{where}: {gone} of {known} documents are gone, more than max_deleted={share:g} allows. They were not "
-        f"deleted, everything else goes on. If they were removed on purpose, run again with --allow-deletes{option}."
+        f"{where}: {gone} of {known} documents are missing, more than max_deleted={share:g} allows. They were not "
+        f"deleted; everything else continues. If they were removed on purpose, run again with --allow-deletes{option}."
     )
 
 

@@ -224,7 +224,7 @@ def _stale(fold: Fold, by_key: dict[int, DataFile]) -> dict[str, int]:
 def _unknown(state: State, file: DataFile, rows: Rows, meant: list[int] | None) -> list[RowResult]:
     """A claimed chunk without a result: every row that the claim meant is unknown."""
     table = read_part(state.outbox.folder / file.path, ["row", "attempt"])
-    why = "unknown: claimed, and the worker ended before it noted a result"
+    why = "in doubt: the worker ended before it recorded a result"
     wanted = None if meant is None else set(meant)
     return [
         RowResult(row, Status.INDEXING, why, attempt + 1, None)

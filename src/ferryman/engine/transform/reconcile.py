@@ -68,9 +68,9 @@ def reconcile(
         targets.intersection_update([way for way in ways if way in targets])
     for each in stale:
         if _mark((each.member, target(each.destination))) in targets:
-            found.replaced.append((each, "replaced: the new version comes to the same place by another way"))
+            found.replaced.append((each, "replaced: the new version reaches the same destination by another path"))
         elif (heir := failed.heir(each, target)) is not None:
-            found.replaced.append((each, "kept: the new version may still come to the same place by another way"))
+            found.replaced.append((each, "kept: the new version may still reach the same destination by another path"))
             if (place := _mark(heir.place)) not in places:  # if it never comes, deleting is its business
                 places.add(place)
                 found.stays.append(heir)

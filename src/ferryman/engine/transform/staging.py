@@ -315,7 +315,7 @@ class Stager:
         doc = self._relative(given.member)
         end = (given.destination, given.route)
         if not node.policy.deletes:
-            why = "gone, but this destination keeps (deletes=False)"
+            why = "deleted at the source, but this destination keeps it (deletes=False)"
             self._event(doc, end, "", Status.DROPPED, why, 0, None, "delete")
             return False
         self._outbox.delete(self._block, self._i, doc.id, end)

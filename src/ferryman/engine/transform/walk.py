@@ -252,11 +252,11 @@ class Walk(Ends):
         chosen: list[Any] = list(answer) if several else [answer]
         for name in chosen:
             if name not in station.branches:
-                raise PermanentError(f"chose {name!r}, which is none of its branches {', '.join(station.branches)}")
+                raise PermanentError(f"chose {name!r}, which is not one of its branches {', '.join(station.branches)}")
         if len(set(chosen)) < len(chosen):
             raise PermanentError(f"chose a branch twice: {', '.join(chosen)}")
         if not chosen:
-            raise PermanentError("chose no branch: to let a document go, drop it in a step")
+            raise PermanentError("chose no branch: to drop a document, return None in a step")
         if station.pulse is not None and not station.pulse.steady:
             station.pulse.succeeded()
         return chosen
@@ -355,7 +355,7 @@ class Walk(Ends):
             member = self._relative(doc, failure.member)
             missing = [o for o in failure.owed if o.open and (member.id, o.end) in self._silent]
             for o in missing:
-                why = "superseded: the retry did not make it again"
+                why = "superseded: the retry did not produce it again"
                 self._stage.dropped(member, o.end, failure.branches, why, o.attempt)
 
 
