@@ -1,4 +1,4 @@
 """What the docs take from the code: pictures, tables, signatures, messages.
 
-``python -m scripts.docs`` writes them anew.
+``python -m scripts.docs`` writes them again.
 """

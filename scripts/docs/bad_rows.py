@@ -34,9 +34,9 @@ ROWS = {
     "long.txt": Bad("a line longer than `max_bytes`", Lines, b"one\n" + b"x" * 60 + b"\n", {"max_bytes": 50}),
     "jagged.csv": Bad("a row with more or fewer cells than the header", Csv, b"a,b\n1,2\n3\n", {}),
     "quote.csv": Bad("text after a closing quote", Csv, b'a,b\n1,2\n"3"x,4\n', {}),
-    "half.jsonl": Bad("a line that is no JSON", JsonLines, b'{"a": 1}\n{"a": \n', {}),
+    "half.jsonl": Bad("a line that is not JSON", JsonLines, b'{"a": 1}\n{"a": \n', {}),
     "nan.jsonl": Bad("`NaN` in JSON", JsonLines, b'{"a": 1}\n{"a": NaN}\n', {}),
-    "list.jsonl": Bad("JSON, but no object", JsonLines, b'{"a": 1}\n[1]\n', {}),
+    "list.jsonl": Bad("JSON, but not an object", JsonLines, b'{"a": 1}\n[1]\n', {}),
     "cut.gz": Bad(
         "a compressed file that breaks off, read with `Files`",
         Files,
@@ -57,7 +57,7 @@ FILES = {
     "twice.csv": Bad("a header with two columns of one name", Csv, b"a,a\n1,2\n", {}),
     "keys.csv": Bad("a bad row, where ids are in the rows", Csv, b"id,b\nx,1\ny\n", {"id": "id"}),
     "cut.txt.gz": Bad("a compressed file that breaks off", Lines, gzip.compress(_TEXT)[:-100], {}),
-    "utf-16.txt": Bad("UTF-16 that is none", Lines, "one\n".encode("utf-16") + b"x", {}),
+    "utf-16.txt": Bad("invalid UTF-16", Lines, "one\n".encode("utf-16") + b"x", {}),
     "link.txt": Bad("a file that is not there, or may not be read", Lines, b"", {}),
 }
 """What makes the listing incomplete."""

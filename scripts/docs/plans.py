@@ -80,12 +80,12 @@ FINDINGS = (
         'plan.source("files", Files("corpus")).step("read", read).step("read", clean).destination("index", index)',
     ),
     Case("No source", "plan.nodes  # none yet"),
-    Case("What is no source", 'plan.source("files", "corpus").destination("index", index)'),
-    Case("A step that is no function", 'plan.source("files", Files("corpus")).step("read", "clean")\n'
+    Case("An object that is not a source", 'plan.source("files", "corpus").destination("index", index)'),
+    Case("A step that is not a function", 'plan.source("files", Files("corpus")).step("read", "clean")\n'
          'plan.destination("index", index, after="read")'),
-    Case("What is no router",
+    Case("An object that is not a router",
          'fork = plan.source("files", Files("corpus")).route("fork", "kind")\nfork.destination("index", index)'),
-    Case("What is no destination", 'plan.source("files", Files("corpus")).destination("index", "sqlite:///plays.db")'),
+    Case("An object that is not a destination", 'plan.source("files", Files("corpus")).destination("index", "sqlite:///plays.db")'),
     Case(
         "It follows what is not there",
         'plan.source("files", Files("corpus")).destination("index", index, after="raed")',

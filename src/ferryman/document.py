@@ -267,7 +267,7 @@ def excess(fields: bytes, raw: bytes | None) -> str:
         if size > (most := limits.MAX_CONTENT_BYTES):
             return (
                 f"its {what} are too large: {size:,} bytes, and a document holds {most:,} at most. "
-                "Split it into children in a step, or deliver where it is instead of what is in it."
+                "Split it into children in a step, or deliver its location instead of its content."
             )
     return ""
 

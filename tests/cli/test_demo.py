@@ -100,7 +100,7 @@ def test_preparing_changes_nothing_that_is_there(tmp_path: Path, capsys: pytest.
 
     assert plan.read_text() == "mine"
     assert (tmp_path / "broken" / "empty.txt").read_text() == "mine"
-    assert "is not the demo's own any more" in capsys.readouterr().err
+    assert "has been changed" in capsys.readouterr().err
 
 
 def test_preparing_refuses_a_file(tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ def test_a_tree_begins_at_each_source() -> None:
         "",
         "a            source       Source, ids begin with a/",
         "└─ join      step         join, timeout 2 s",
-        "   └─ index  destination  Index, index://here, at-least-once, 3 attempts, keeps what has vanished",
+        "   └─ index  destination  Index, index://here, at-least-once, 3 attempts, ignores deletes",
         "b            source       Source, detect=fingerprint",
         "└─ join      (above)",
     ]

@@ -132,7 +132,7 @@ def test_plan_check_names_every_reason(ferryman: Ferryman, write: Write) -> None
     lines = done.err.splitlines()
     assert len(lines) > 2
     assert all(line.startswith("error: ") for line in lines)
-    assert any("ends here in no destination" in line for line in lines)
+    assert any("ends here without a destination" in line for line in lines)
 
 
 def test_plan_show_draws_it(ferryman: Ferryman, plan_file: Path) -> None:

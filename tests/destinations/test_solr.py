@@ -331,8 +331,8 @@ def test_tls_and_credentials(
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ({"url": "localhost:8983/solr/plays"}, "the url is no http or https URL of a collection"),
-        ({"url": "http://localhost/solr/plays?wt=xml"}, "the url is no http"),
+        ({"url": "localhost:8983/solr/plays"}, "the url is not an http or https URL of a collection"),
+        ({"url": "http://localhost/solr/plays?wt=xml"}, "the url is not an http"),
         ({"text": "id"}, "need names of their own"),
         ({"versions": ""}, "versions is empty"),
         ({"commit_within_ms": 0}, "commit_within_ms=0"),

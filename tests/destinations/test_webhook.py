@@ -222,7 +222,7 @@ def test_a_rate_is_kept(receiver: Receiver) -> None:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"url": "ftp://x/hook"}, "the url is no http or https URL"),
+        ({"url": "ftp://x/hook"}, "the url is not an http or https URL"),
         ({"secret": ""}, "the secret is empty"),
         ({"batch": 0}, "batch=0"),
         ({"timeout_s": 0}, "timeout_s=0"),
@@ -240,7 +240,7 @@ def test_arguments_that_cannot_be_meant(options: dict[str, Any], says: str) -> N
 def test_a_url_out_of_a_variable_may_be_none(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is told without its value."""
     monkeypatch.setenv("HOOK_URL", "not-a-url-t0ken")
-    with pytest.raises(PermanentError, match=r"\$\{HOOK_URL\} is no http or https URL") as caught:
+    with pytest.raises(PermanentError, match=r"\$\{HOOK_URL\} is not an http or https URL") as caught:
         Webhook("${HOOK_URL}").check()
     assert "t0ken" not in str(caught.value)
     monkeypatch.setenv("HOOK_SECRET", "whsec_no base64!")

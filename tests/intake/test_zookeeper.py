@@ -54,7 +54,7 @@ def test_a_login_keeps_others_out(zookeeper: ZooKeeperServer) -> None:
         started(queue)
         assert "cret" not in repr(queue) + queue.url + repr(queue.tree.store)
         for login in ("", "me:wrong@"):
-            with pytest.raises(QueueRefused, match="refuse us") as caught:
+            with pytest.raises(QueueRefused, match="refuse access") as caught:
                 Queue.open(f"zookeeper://{login}{path}")
             assert "wrong" not in str(caught.value)
         with Queue.open(f"zookeeper://me:s%40cret@{path}") as other:
@@ -70,7 +70,7 @@ def test_without_a_login_elsewhere_there_is_a_warning(
         assert "may change this queue" not in caplog.text
     elsewhere = zookeeper.url.replace("127.0.0.1", "127.1")  # the same server, by a name that we do not know
     with caplog.at_level(logging.WARNING), Queue.open(f"{elsewhere}/{uuid4().hex}"):
-        assert "whoever reaches these servers may change this queue" in caplog.text
+        assert "anyone who reaches these servers may change this queue" in caplog.text
 
 
 def test_a_chroot_is_a_queue_of_its_own(zookeeper: ZooKeeperServer) -> None:

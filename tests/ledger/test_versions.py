@@ -132,7 +132,7 @@ def test_a_moved_target_is_told(many: Versions) -> None:
     many.run(many.plan(1))
     many.out("out").place = "there"
     [message] = many.run(many.plan(1)).messages
-    assert message.startswith("out writes to there now, it wrote to here: what was delivered stays where it is")
+    assert message.startswith("out writes to there now, it wrote to here: what was already delivered stays where it is")
 
 
 def test_accepted_changes_are_said(many: Versions) -> None:

@@ -37,7 +37,7 @@ def test_a_cycle() -> None:
     fork.destination("d", Index())
 
     assert findings(plan) == [
-        "b → fork → c → b: a cycle: these nodes follow each other, take one of the edges (after=) away."
+        "b → fork → c → b: a cycle: these nodes follow each other; remove one of the edges (after=)."
     ]
 
 
@@ -103,7 +103,9 @@ def test_a_node_that_follows_nothing() -> None:
     plan.source("a", source()).destination("b", Index())
     plan.step("c", same).destination("d", Index())
 
-    assert findings(plan) == ["c: follows no node and is no source: give it after=[…], or make it from another node."]
+    assert findings(plan) == [
+        "c: follows no node and is not a source: give it after=[…], or make it from another node."
+    ]
 
 
 @pytest.mark.rule("check.source")
@@ -115,7 +117,7 @@ def test_a_source_that_follows_something() -> None:
         Plan("q").destination("c", Index(), after="a").plan.nodes[0],
     ]
 
-    assert graph.check("p", 0, nodes)[0] == ["a: a source follows nothing: take its after= away."]
+    assert graph.check("p", 0, nodes)[0] == ["a: a source follows nothing: remove its after=."]
 
 
 @pytest.mark.rule("check.end")
@@ -129,7 +131,7 @@ def test_a_path_that_ends_in_no_destination(kind: str) -> None:
 
     assert findings(plan) == [
         (
-            f"{last.name}: the path ends here in no destination, nothing would happen to these documents: "
+            f"{last.name}: the path ends here without a destination, so nothing would happen to these documents: "
             "add .destination(name, …) after it."
         )
     ]
@@ -147,7 +149,7 @@ def test_a_potent_step(mutates: bool) -> None:
 
     assert found.startswith("mail: a step runs before the commit")
     assert "make it a tee or a destination" in found
-    assert ("take the two apart" in found) == mutates
+    assert ("split it in two" in found) == mutates
 
 
 @pytest.mark.rule("check.fork")
@@ -202,7 +204,7 @@ def test_a_branch_that_does_not_exist() -> None:
 
     assert [text.partition(":")[0] for text in findings(plan)] == ["kind", "kind"]
     assert findings(plan)[0] == (
-        "kind: routes to 'two', which is no branch of it: branches are called by their first node, here one. "
+        "kind: routes to 'two', which is not one of its branches: a branch is named after its first node, here one. "
         "Add the branch, or correct the router."
     )
 
@@ -224,7 +226,7 @@ def test_unequal_branches_of_a_router_that_is_not_deterministic() -> None:
         told + "on_unequal='error' refuses this: lead each branch to all of them, or allow it with 'warn'."
     ]
     assert unequal("warn").check() == [
-        told + "The commit of a wave fixes what was chosen; if they shall all get it, lead each branch to all of them."
+        told + "The commit of a wave fixes what was chosen; if all should get it, lead each branch to all of them."
     ]
 
 
@@ -345,7 +347,7 @@ def test_all_mistakes_are_found_in_one_go() -> None:
         "fork: is not deterministic",
         "left: Index cannot keep exactly-once",
         "left: attempts=0",
-        "right: 'x' is no Destination",
+        "right: 'x' is not a Destination",
         "kind: follows right, but a destination",
         "kind: routes to 'rest'",
         "stop: 'x' is not a function",

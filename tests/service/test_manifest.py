@@ -36,15 +36,15 @@ def test_json_lines() -> None:
         (b"url\n", "names no files"),
         (b"link\nhttp://x/a\n", "no column url"),
         (b"url,size\nhttp://x/a\n", "line 2 of the manifest has 1 columns, the first one 2"),
-        (b"url,size\nhttp://x/a,many\n", "line 2 of the manifest: size 'many' is no whole number"),
+        (b"url,size\nhttp://x/a,many\n", "line 2 of the manifest: size 'many' is not an integer"),
         (b"url\nftp://x/a\n", "line 2 of the manifest: the url ftp://x/a is not one of http, https, file"),
-        (b"url\nfile://other/a\n", "no file of this machine"),
+        (b"url\nfile://other/a\n", "not a file of this machine"),
         (b"url,digest\nhttp://x/a,sha256:12\n", "line 2 of the manifest: the digest 'sha256:12'"),
         (b"url,file_name\nhttp://x/a,../../etc/passwd\n", "leads out of the object"),
         (b"url,file_name\nhttp://x/a,/etc/passwd\n", "leads out of the object"),
         (b"url\n\xff\xfe\n", "not UTF-8 at byte 4"),
-        (b'{"url": "http://x/a"}\n{"url": \n', "line 2 of the manifest is no JSON"),
-        (b'{"url": "http://x/a"}\n["url"]\n', "line 2 of the manifest is JSON, but no object"),
+        (b'{"url": "http://x/a"}\n{"url": \n', "line 2 of the manifest is not JSON"),
+        (b'{"url": "http://x/a"}\n["url"]\n', "line 2 of the manifest is JSON, but not an object"),
         (b'url\n"http://x/a\n', "no CSV"),
     ],
 )
@@ -71,7 +71,7 @@ def test_each_file_has_its_place() -> None:
     assert [row.entry.path for row in one.rows] == ["page.txt", "page-2.txt", "file"]
 
     twice = b"url,local_id,file_name\nhttp://x/1,o,a\nhttp://x/2,o,a\n"
-    with pytest.raises(Corrupt, match="line 3 of the manifest: the file_name 'a' is that of line 2 too"):
+    with pytest.raises(Corrupt, match="line 3 of the manifest: the file_name 'a' is also that of line 2"):
         objects_of(rows_of(twice, BASE))
 
 

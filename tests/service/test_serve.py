@@ -330,7 +330,7 @@ def test_a_plan_without_jobs(intake: Place) -> None:
     plan = Plan("none")
     plan.source("list", Memory([])).destination("out", Null())
     intake.plan = plan
-    with pytest.raises(UsageError, match=r"takes no jobs: give it a source of them"):
+    with pytest.raises(UsageError, match=r"takes no jobs: give it a source of jobs"):
         intake.serve()
     other = Plan("other")
     with Queue.open(f"sqlite:///{intake.folder / 'other.db'}") as queue:

@@ -177,7 +177,7 @@ def test_a_line_that_is_too_long_is_refused(tmp_path: Path, end: bytes) -> None:
 
     (tmp_path / "f").write_bytes(b"one\n" + b"x" * 11 + end)
     assert refusals(Lines(tmp_path, max_bytes=10)) == {
-        "f#line=2": f"{tmp_path}/f, line 2: more than 10 bytes. Raise max_bytes, or mend the line."
+        "f#line=2": f"{tmp_path}/f, line 2: more than 10 bytes. Raise max_bytes, or shorten the line."
     }
 
     (tmp_path / "f").write_bytes(b"x" * 1_000_000 + b"\nlast")
@@ -243,7 +243,7 @@ def test_a_root_that_vanished_is_not_empty(tmp_path: Path) -> None:
     [piece] = source.partitions()
     (tmp_path / "a").unlink()
 
-    with pytest.raises(TransientError, match="/a: vanished"):
+    with pytest.raises(TransientError, match="/a: deleted since"):
         list(source.listing(piece))
     with pytest.raises(UsageError, match="/a: there is no such folder"):
         source.check()

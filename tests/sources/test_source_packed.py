@@ -86,7 +86,9 @@ def test_a_file_that_breaks_off(tmp_path: Path, kind: str) -> None:
     lines = list(rows(Lines(tmp_path)))
     if kind in ("gz", "xz"):  # the others have larger blocks than this text
         assert lines
-    with pytest.raises(BadDocument, match=r"/a: .* data that cannot be unpacked after byte \d+ \(.*Make the file anew"):
+    with pytest.raises(
+        BadDocument, match=r"/a: .* data that cannot be unpacked after byte \d+ \(.*Make the file again"
+    ):
         Files(tmp_path, decompress=True).read(scan(Files(tmp_path))["a"])
 
 

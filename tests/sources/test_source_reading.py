@@ -22,7 +22,7 @@ def test_a_file_that_vanished_is_tried_again(tmp_path: Path) -> None:
     """The next scan sees that it is gone."""
     source = Files(tmp_path)
 
-    with pytest.raises(TransientError, match=r"gone\.txt: vanished after it was listed"):
+    with pytest.raises(TransientError, match=r"gone\.txt: deleted after it was listed"):
         source.read(Listed("gone.txt", 1))
 
 

@@ -215,7 +215,7 @@ def test_a_slow_server_is_given_up(at: str, path: str) -> None:
 @pytest.mark.parametrize("path", ["broken", "nonsense"])
 def test_a_broken_answer_is_tried_again(at: str, path: str) -> None:
     """Half of the content is no content."""
-    with pytest.raises(TransientError, match=f"/{path}: the answer broke off or is no HTTP"):
+    with pytest.raises(TransientError, match=f"/{path}: the answer broke off or is not HTTP"):
         fetched(f"{at}/{path}")
 
 

@@ -146,7 +146,7 @@ def test_lists_are_joined_as_wanted() -> None:
 @pytest.mark.parametrize("held", [{"k": 1}, [["nested"]], [{"k": 1}]])
 def test_a_template_shows_no_dicts(held: Any) -> None:
     """There is no one way to write them."""
-    with pytest.raises(BadDocument, match=r"i: field 'a' holds .* which no template can show"):
+    with pytest.raises(BadDocument, match=r"i: field 'a' holds .* which a template cannot show"):
         fill_template("to", "$a")(Document("i", a=held))
 
 

@@ -71,7 +71,7 @@ SECRET = b'<!DOCTYPE a [<!ENTITY x SYSTEM "file:///etc/passwd">]><a>&x;</a>'
 @pytest.mark.parametrize(
     ("raw", "words"),
     [
-        (LAUGHS.encode(), "it is no XML: Maximum entity amplification"),
+        (LAUGHS.encode(), "it is not XML: Maximum entity amplification"),
         (SECRET, "declares entities, which are not resolved"),
         (b'<!DOCTYPE a [<!ENTITY x "y">]><a/>', "declares entities"),
         (b'<!DOCTYPE a [<!ENTITY % p SYSTEM "http://127.0.0.1:9/x.dtd"> %p;]><a/>', "declares entities"),

@@ -211,7 +211,7 @@ def _parsed(url: str, shown: str) -> Url:
     except ValueError:
         parsed = Url()
     if parsed.scheme not in ("http", "https") or not parsed.host:
-        raise Misconfigured(f"{shown} is no http or https URL. Correct it, then run again.")
+        raise Misconfigured(f"{shown} is not an http or https URL. Correct it, then run again.")
     return parsed
 
 
@@ -264,4 +264,4 @@ def _reason(error: BaseException, timeout_s: float) -> str:
             return f"no safe connection ({error.reason or 'TLS'})"
     cause = _caused_by(error, OSError)
     said = getattr(cause, "strerror", None)
-    return f"{said}" if said else f"the connection broke off, or it is no HTTP ({type(error).__name__})"
+    return f"{said}" if said else f"the connection broke off, or it is not HTTP ({type(error).__name__})"

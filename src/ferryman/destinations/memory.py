@@ -108,7 +108,7 @@ class _Spool:
             fd = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
         except FileNotFoundError:
             raise Misconfigured(
-                f"Memory: {os.path.dirname(self._path)} is gone: its driver has ended, or runs on another machine. "
+                f"Memory: {os.path.dirname(self._path)} does not exist: its driver ended, or runs on another machine. "
                 "Memory works on one machine only.",
             ) from None
         with open(fd, "r+b") as self._file:

@@ -94,16 +94,16 @@ def _checked(data: Mapping[str, Any]) -> tuple[dict[str, bytes], dict[str, int]]
         UsageError: it is none.
     """
     if not isinstance(data, Mapping) or data.get("format") != FORMAT:
-        raise UsageError("this is no dump of a queue that this Ferryman reads: `ferryman intake dump` makes one.")
+        raise UsageError("this is not a queue dump that this Ferryman reads: `ferryman intake dump` makes one.")
     listed, numbers = data.get("nodes"), data.get("numbers")
     if not isinstance(listed, Mapping) or not isinstance(numbers, Mapping):
-        raise UsageError("this dump is damaged: it has no nodes, or no numbers. Take another.")
+        raise UsageError("this dump is damaged: it has no nodes, or no numbers. Use another.")
     nodes = {str(path): _data(str(path), value) for path, value in listed.items()}
     for path in nodes:
         if not path.startswith(tuple(f"{top}/" for top in TOPS)) and path not in TOPS:
-            raise UsageError(f"this dump is damaged: {path} is no node of a queue. Take another.")
+            raise UsageError(f"this dump is damaged: {path} is not a queue node. Use another.")
     if not all(path in NUMBERED and isinstance(number, int) for path, number in numbers.items()):
-        raise UsageError("this dump is damaged: its numbers are none. Take another.")
+        raise UsageError("this dump is damaged: its numbers are not integers. Use another.")
     return nodes, {str(path): int(number) for path, number in numbers.items()}
 
 
@@ -125,4 +125,4 @@ def _data(path: str, value: object) -> bytes:
             return base64.b64decode(value["base64"], validate=True)
         except (binascii.Error, ValueError):
             pass
-    raise UsageError(f"this dump is damaged: the data of {path} is neither text nor base64. Take another.")
+    raise UsageError(f"this dump is damaged: the data of {path} is neither text nor base64. Use another.")

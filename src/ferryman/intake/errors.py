@@ -38,7 +38,7 @@ class BatchExists(UsageError):
     def __str__(self) -> str:
         return (
             f"batchID {self.uuid} belongs to batch {self.batch_id}, which was submitted with other contents. Nothing "
-            "was made. Give this submission a batchID of its own."
+            "was created. Give this submission a batchID of its own."
         )
 
 
@@ -67,7 +67,8 @@ class LockLost(FerrymanError):
     def __str__(self) -> str:
         return (
             f"{self.path}: the lock was lost (its session ended: this process was stopped, or cut off, for longer than "
-            "the session timeout). Nothing was changed. Another may be at this work: stop it, and acquire again."
+            "the session timeout). Nothing was changed. Another process may have acquired this work: stop, and acquire "
+            "it again."
         )
 
 

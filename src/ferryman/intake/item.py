@@ -156,7 +156,7 @@ class Item:
         try:
             state = self.table.states(values.get("status"))
         except ValueError:
-            raise NodeInvalid(path, f"names no state, but {values.get('status')!r}") from None
+            raise NodeInvalid(path, f"does not name a state, but {values.get('status')!r}") from None
         self._seen = StatusNode(node, values, state)
         return self._seen
 

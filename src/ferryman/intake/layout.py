@@ -79,7 +79,7 @@ def _known_nodes(tree: _LoadedTree) -> Iterator[Problem]:
     """No nodes but those of the layout."""
     for path in tree.nodes:
         if not _LAYOUT.fullmatch(path):
-            yield Problem(path, "unknown node", "The layout has no such node. Remove it, if it is nobody's.")
+            yield Problem(path, "unknown node", "The layout has no such node. Remove it if nothing uses it.")
 
 
 def _batches(tree: _LoadedTree) -> Iterator[Problem]:
@@ -191,7 +191,7 @@ def _status(tree: _LoadedTree, path: str, table: Transitions[Any]) -> Iterator[P
         return
     named = (tree.json(at) or {}).get("status")
     if named not in {state.value for state in table.states}:
-        yield Problem(at, "status", f"It names no state, but {named!r}.")
+        yield Problem(at, "status", f"It does not name a state, but {named!r}.")
 
 
 def _locks(tree: _LoadedTree) -> Iterator[Problem]:
@@ -199,13 +199,13 @@ def _locks(tree: _LoadedTree) -> Iterator[Problem]:
     for path, node in tree.nodes.items():
         if _ITEM_LOCK.fullmatch(path) and not node.owner:
             old = tree.now - node.modified_s >= STALE_S
-            text = "A lock that lives with no session: nobody gives it back."
+            text = "A lock without a session: nothing will release it."
             yield Problem(path, "stale lock", text, (Delete(path),) if old else ())
     for kind, what in KINDS.items():
         for name in tree.below.get(what.folder, ()) if not what.node else ():
             node = tree.nodes[f"{what.folder}/{name}"]
             if not node.owner and not what.stays:
-                text = "A lock that lives with no session: nobody gives it back."
+                text = "A lock without a session: nothing will release it."
                 old = tree.now - node.modified_s >= STALE_S
                 yield Problem(
                     f"{what.folder}/{name}", "stale lock", text, (Delete(f"{what.folder}/{name}"),) if old else ()

@@ -135,15 +135,15 @@ def parsed(name: str, data: bytes) -> Record:
     """
     found = NAME.fullmatch(name)
     if not found:
-        raise UsageError(f"{name}: this is no record's name: mrtQ- and 14 digits are.")
+        raise UsageError(f"{name}: this is not a record's name, which is mrtQ- and 14 digits.")
     if len(data) < HEAD_BYTES:
         raise UsageError(f"{name}: {len(data)} bytes are too few: status and time alone are {HEAD_BYTES}.")
     status, time_s = struct.unpack_from(">Bq", data)
     if status not in STATUSES:
-        raise UsageError(f"{name}: there is no status {status}: 0 to 5 are.")
+        raise UsageError(f"{name}: there is no status {status}: it is 0 to 5.")
     seconds = time_s / 1000 if time_s >= SECONDS_MAX else float(time_s)
     if not 0 <= seconds <= TIME_MAX_S:
-        raise UsageError(f"{name}: {time_s} is no time, neither in seconds nor in milliseconds since 1970.")
+        raise UsageError(f"{name}: {time_s} is not a time in seconds or milliseconds since 1970.")
     return Record(name, int(found["priority"]), STATUSES[status], seconds, _payload(name, data[HEAD_BYTES:]))
 
 
@@ -156,12 +156,12 @@ def _payload(name: str, data: bytes) -> dict[str, Any]:
     try:
         text = data.decode().strip("\0 \t\r\n")
     except UnicodeDecodeError as e:
-        raise UsageError(f"{name}: its payload is no text in UTF-8 (byte {e.start}).") from None
+        raise UsageError(f"{name}: its payload is not UTF-8 text (byte {e.start}).") from None
     if text.startswith("{"):
         try:
             return dict(msgspec.json.decode(text))
         except (msgspec.MsgspecError, ValueError, RecursionError) as e:
-            raise UsageError(f"{name}: its payload looks like JSON, but is none: {e}.") from None
+            raise UsageError(f"{name}: its payload looks like JSON, but is not: {e}.") from None
     if text.startswith("<"):
         return _of_xml(name, text)
     found = dict(properties(text))
@@ -181,7 +181,7 @@ def _of_xml(name: str, text: str) -> dict[str, Any]:
     try:
         root = ElementTree.fromstring(text)
     except (ElementTree.ParseError, ValueError) as e:
-        raise UsageError(f"{name}: its payload looks like XML, but is none: {e}.") from None
+        raise UsageError(f"{name}: its payload looks like XML, but is not: {e}.") from None
     found: dict[str, Any] = {}
     for leaf in (element for element in root.iter() if not len(element)):
         key = leaf.get("key") or leaf.tag.rpartition("}")[2]

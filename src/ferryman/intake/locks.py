@@ -149,7 +149,7 @@ def _kind(kind: str, name: str | None) -> LockKind:
         raise UsageError(f"lock {kind}: this is one lock, without a name ({name!r} was given).")
     if not what.node:
         if not name:
-            raise UsageError(f"lock {kind}: say of which one: give its name.")
+            raise UsageError(f"lock {kind}: give its name.")
         mapped(name)
     return what
 

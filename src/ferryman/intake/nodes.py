@@ -102,7 +102,9 @@ def mapped(name: str) -> str:
     """
     node = re.sub(":?/", "_", name)
     if not node or node in (".", "..") or _NOT_IN_NAMES.search(node):
-        raise UsageError(f"{name!r} cannot name a node of the queue: give text of one line that is not empty, . or ...")
+        raise UsageError(
+            f"{name!r} cannot name a node of the queue: use a single non-empty line other than '.' and '..'"
+        )
     return node
 
 
@@ -142,9 +144,9 @@ def decoded(path: str, data: bytes) -> dict[str, Any]:
     try:
         value = msgspec.json.decode(data)
     except (ValueError, msgspec.MsgspecError, RecursionError) as e:
-        raise NodeInvalid(path, f"holds no JSON ({e})") from None
+        raise NodeInvalid(path, f"is not JSON ({e})") from None
     if not isinstance(value, dict):
-        raise NodeInvalid(path, "holds JSON, but no object")
+        raise NodeInvalid(path, "holds JSON, but not an object")
     return value
 
 
@@ -157,7 +159,7 @@ def text_of(path: str, data: bytes) -> str:
     try:
         return data.decode()
     except UnicodeDecodeError:
-        raise NodeInvalid(path, "holds no text in UTF-8") from None
+        raise NodeInvalid(path, "is not UTF-8 text") from None
 
 
 def whole_number(path: str, data: bytes) -> int:
@@ -168,7 +170,7 @@ def whole_number(path: str, data: bytes) -> int:
     """
     text = text_of(path, data).strip()
     if not re.fullmatch(r"[+-]?[0-9]{1,18}", text):
-        raise NodeInvalid(path, f"holds no whole number but {text[:40]!r}")
+        raise NodeInvalid(path, f"is not an integer but {text[:40]!r}")
     return int(text)
 
 

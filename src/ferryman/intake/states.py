@@ -132,18 +132,18 @@ JOB: Final[Transitions[JobState]] = Transitions(
     fail=dict.fromkeys((_J.PENDING, *_ONE_BY_ONE[:-1]), _J.FAILED),
     final=frozenset({_J.COMPLETED, _J.DELETED}),
     meaning={
-        _J.PENDING: "made, and waiting for its turn",
-        _J.HELD: "set aside by a person, or because its collection is on hold; released one by one",
-        _J.ESTIMATING: "its size is asked for; one whose size nobody knows goes on later than others",
+        _J.PENDING: "created, and waiting for its turn",
+        _J.HELD: "held by an operator, or because its collection is on hold; released one by one",
+        _J.ESTIMATING: "its size is asked for; a job of unknown size continues later than the others",
         _J.PROVISIONING: "waits for working space",
         _J.DOWNLOADING: "its files are fetched, their digests checked",
         _J.PROCESSING: "its documents run through the plan",
         _J.STORING: "waits until the wave that holds its documents is settled",
         _J.RECORDING: "settled: what was delivered is noted",
-        _J.NOTIFY: "its submitter is told",
-        _J.COMPLETED: "delivered, and told",
-        _J.FAILED: "a person decides: try again after the last state that succeeded, or delete",
-        _J.DELETED: "given up by a person",
+        _J.NOTIFY: "its submitter is notified",
+        _J.COMPLETED: "delivered, and its submitter notified",
+        _J.FAILED: "an operator decides: try again after the last state that succeeded, or delete",
+        _J.DELETED: "deleted by an operator",
     },
 )
 
@@ -168,14 +168,14 @@ BATCH: Final[Transitions[BatchState]] = Transitions(
     fail={_B.PROCESSING: _B.REPORTING, _B.REPORTING: _B.FAILED, _B.UPDATE_REPORTING: _B.FAILED},
     final=frozenset({_B.COMPLETED, _B.DELETED}),
     meaning={
-        _B.PENDING: "handed in, and waiting for its turn",
-        _B.HELD: "set aside by a person",
-        _B.PROCESSING: "its jobs are made, and at work",
-        _B.REPORTING: "every job is Completed or Failed: its submitter is told which",
+        _B.PENDING: "submitted, and waiting for its turn",
+        _B.HELD: "held by an operator",
+        _B.PROCESSING: "its jobs are created, and being processed",
+        _B.REPORTING: "every job is Completed or Failed: its submitter is notified which",
         _B.COMPLETED: "reported, and every job is done",
-        _B.FAILED: "reported, and some jobs have failed; or it could not be made into jobs",
-        _B.UPDATE_REPORTING: "a person wants the submitter to be told what has changed since",
-        _B.DELETED: "given up by a person",
+        _B.FAILED: "reported, and some jobs have failed; or no jobs could be made of it",
+        _B.UPDATE_REPORTING: "an operator asked to notify the submitter of what has changed since",
+        _B.DELETED: "deleted by an operator",
     },
 )
 
@@ -194,10 +194,10 @@ ACCESS: Final[Transitions[AccessState]] = Transitions(
     final=frozenset({_A.COMPLETED, _A.DELETED}),
     meaning={
         _A.PENDING: "asked for, and waiting for its turn",
-        _A.PROCESSING: "its bundle is put together",
-        _A.COMPLETED: "its bundle lies ready",
-        _A.FAILED: "its bundle could not be made; a person decides",
-        _A.DELETED: "given up by a person",
+        _A.PROCESSING: "its bundle is being built",
+        _A.COMPLETED: "its bundle is ready",
+        _A.FAILED: "its bundle could not be made; an operator decides",
+        _A.DELETED: "deleted by an operator",
     },
 )
 

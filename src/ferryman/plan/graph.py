@@ -139,15 +139,15 @@ def _bad_edges(nodes: Sequence[Node]) -> list[str]:
                 )
         if isinstance(node, SourceNode):
             if node.after:
-                found.append(f"{node.name}: a source follows nothing: take its after= away.")
+                found.append(f"{node.name}: a source follows nothing: remove its after=.")
         elif not node.after:
             found.append(
-                f"{node.name}: follows no node and is no source: give it after=[…], or make it from another node."
+                f"{node.name}: follows no node and is not a source: give it after=[…], or make it from another node."
             )
         after = following[node.name]
         if not after and not isinstance(node, DestinationNode):
             found.append(
-                f"{node.name}: the path ends here in no destination, nothing would happen to these documents: "
+                f"{node.name}: the path ends here without a destination, so nothing would happen to these documents: "
                 f"add .destination(name, …) after it."
             )
         forks = isinstance(node, RouterNode) or (isinstance(node, DestinationNode) and not node.tee)
@@ -165,7 +165,7 @@ def _bad_nodes(nodes: Sequence[Node]) -> list[str]:
     for node in nodes:
         if isinstance(node, SourceNode) and not isinstance(node.source, Source):
             found.append(
-                f"{node.name}: {node.source!r} is no Source: take one of ferryman.sources, or subclass Source."
+                f"{node.name}: {node.source!r} is not a Source: take one of ferryman.sources, or subclass Source."
             )
         if isinstance(node, CalledNode):
             found += _bad_policy(node)
@@ -174,10 +174,11 @@ def _bad_nodes(nodes: Sequence[Node]) -> list[str]:
         if isinstance(node, StepNode):
             if not callable(node.fn):
                 found.append(
-                    f"{node.name}: {node.fn!r} is not a function of a document: give one, by its name and not called."
+                    f"{node.name}: {node.fn!r} is not a function of a document: give the function itself, "
+                    "without calling it."
                 )
             if node.effect is Effect.POTENT:
-                apart = " Where it also changes the document, take the two apart." if node.mutates else ""
+                apart = " If it also changes the document, split it in two." if node.mutates else ""
                 found.append(
                     f"{node.name}: a step runs before the commit and may run again, "
                     f"so it cannot be POTENT: make it a tee or a destination.{apart}"
@@ -208,10 +209,10 @@ def _bad_patience(name: str, patience_s: object) -> list[str]:
 
 def _bad_router(node: RouterNode, branches: list[str]) -> list[str]:
     if not isinstance(node.router, Router):
-        return [f"{node.name}: {node.router!r} is no Router: subclass ferryman.routers.Router."]
+        return [f"{node.name}: {node.router!r} is not a Router: subclass ferryman.routers.Router."]
     return [
-        f"{node.name}: routes to {branch!r}, which is no branch of it: branches are called by their first node, here "
-        f"{', '.join(branches) or 'none'}. Add the branch, or correct the router."
+        f"{node.name}: routes to {branch!r}, which is not one of its branches: a branch is named after its first node, "
+        f"here {', '.join(branches) or 'none'}. Add the branch, or correct the router."
         for branch in dict.fromkeys(node.router.named_branches())
         if branch not in branches
     ]
@@ -222,7 +223,7 @@ def _bad_destination(node: DestinationNode) -> list[str]:
     destination, policy = node.destination, node.policy
     kind = type(destination).__name__
     if not isinstance(destination, Destination):
-        return [f"{node.name}: {destination!r} is no Destination: subclass ferryman.destinations.Destination."]
+        return [f"{node.name}: {destination!r} is not a Destination: subclass ferryman.destinations.Destination."]
     if getattr(destination, "effect", None) not in (Effect.IDEMPOTENT, Effect.POTENT):
         found.append(f"{node.name}: {kind} does not say its effect: set effect = Effect.IDEMPOTENT or Effect.POTENT.")
     if policy.guarantee is Guarantee.EXACTLY_ONCE and not destination.transactional:
@@ -250,7 +251,7 @@ def _is_number(value: object, *, above: float = -inf, least: float = -inf) -> bo
 
 def _cycles(nodes: Sequence[Node]) -> list[str]:
     return [
-        f"{' → '.join([*ring, ring[0]])}: a cycle: these nodes follow each other, take one of the edges (after=) away."
+        f"{' → '.join([*ring, ring[0]])}: a cycle: these nodes follow each other; remove one of the edges (after=)."
         for ring in cycles(nodes)
     ]
 
@@ -291,11 +292,11 @@ def _warnings(nodes: Sequence[Node]) -> list[str]:
         if max(prefixes.values()) > 1:
             names = ", ".join(s.name for s in sources)
             found.append(
-                f"{target}: the sources {names} reach it without distinct prefixes, their ids may clash: "
+                f"{target}: the sources {names} reach it without distinct prefixes, so their ids may conflict: "
                 "give each a prefix=."
             )
     found += [
-        f"{text} The commit of a wave fixes what was chosen; if they shall all get it, lead each branch to all of them."
+        f"{text} The commit of a wave fixes what was chosen; if all should get it, lead each branch to all of them."
         for _, text in _unequal_branches(nodes)
     ]
     found += _shared_targets(nodes)
@@ -307,8 +308,8 @@ def _warnings(nodes: Sequence[Node]) -> list[str]:
         ):
             found.append(
                 f"{node.name}: {type(node.destination).__name__} does not compare sequences: within a second after a "
-                "kill, a late worker may write an older version of a document after a newer one. Whoever reads it "
-                "can compare sequences; one of your own can refuse a lower one and say so: compares_sequences = True."
+                "kill, a late worker may write an older version of a document after a newer one. Readers can compare "
+                "sequences; a destination of your own can refuse lower ones and set compares_sequences = True."
             )
     return found
 
@@ -323,7 +324,7 @@ def _shared_targets(nodes: Sequence[Node]) -> list[str]:
             meeting.setdefault(target_of(one), set()).update(pair)
     return [
         f"{target_of(node)}: one document comes here by several routes "
-        f"({' and '.join(n.name for n in nodes if n.name in names)}) under one id, the last stays: "
+        f"({' and '.join(n.name for n in nodes if n.name in names)}) under one id, and the last one wins: "
         "give each route a target of its own, or give the copies children's ids."
         for node in nodes
         if isinstance(node, DestinationNode) and (names := meeting.pop(target_of(node), None))

@@ -56,7 +56,7 @@ def changes(before: Structure, after: Structure) -> Changes:
             assert new is not None
             found.structure.append(f"{new.kind} {name} is new")
         elif new is None:
-            found.structure.append(f"{old.kind} {name} is gone")
+            found.structure.append(f"{old.kind} {name} was removed")
         elif (old.kind, old.type) != (new.kind, new.type):
             found.structure.append(f"{name} is {_called(new)} now, it was {_called(old)}")
         elif old.after != new.after:
@@ -99,7 +99,7 @@ def _record(node: Node) -> NodeRecord:
             return NodeRecord(node.kind, type(what).__name__, after, _hash(node))
         case DestinationNode(destination=what):
             return NodeRecord(node.kind, type(what).__name__, after, target=what.target())
-    raise TypeError(f"{node!r} is no node")
+    raise TypeError(f"{node!r} is not a node")
 
 
 def _hash(node: StepNode | RouterNode) -> str:

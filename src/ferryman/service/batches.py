@@ -129,7 +129,7 @@ class Batches:
         try:
             self._callback.tell(batch.submission, told)
         except (DeliveryError, Stopping) as e:
-            self._say(f"{batch.id}: its submitter could not be told: {e}")
+            self._say(f"{batch.id}: its submitter could not be notified: {e}")
         batch.set_status("Failed", str(error))
         self._made.add(batch.id)
         self._again.pop(batch.id, None)

@@ -54,7 +54,7 @@ class Callback:
         if not url:
             return False
         if urlsplit(url).scheme not in ("http", "https"):
-            raise Corrupt(f"the response_url {shown(url)} is no http or https URL. Correct it.")
+            raise Corrupt(f"the response_url {shown(url)} is not an http or https URL. Correct it.")
         checked_url(url)
         body = msgspec.json.encode(dict(what))
         web.trying(lambda: self._post(url, body), self._tries, self._pause_s, self._stop)
@@ -70,7 +70,7 @@ class Callback:
                 "POST", plain, body=body, headers=headers, timeout=self._timeout_s, retries=False, redirect=False
             )
         except LocationValueError:
-            raise PermanentError(f"{shown(url)}: no host can have this name. Correct it.") from None
+            raise PermanentError(f"{shown(url)}: this is not a possible host name. Correct it.") from None
         except HTTPError as e:
             raise TransientError(f"{shown(url)}: {type(e).__name__}, no answer") from None
         if 200 <= answer.status < 300:

@@ -70,14 +70,14 @@ def unpack(
             seen.add(place)
             _write(folder / place, content, budget, stopping)
     except Corrupt as e:
-        raise Corrupt(f"{shown}: {e} Pack it anew.") from None
+        raise Corrupt(f"{shown}: {e} Pack it again.") from None
     except (zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError, EOFError, NotImplementedError) as e:
-        raise Corrupt(f"{shown}: is broken: {str(e)[:200]}. Pack it anew.") from None
+        raise Corrupt(f"{shown}: is broken: {str(e)[:200]}. Pack it again.") from None
     except (FileExistsError, NotADirectoryError, IsADirectoryError):
-        raise Corrupt(f"{shown}: a name in it is both a file and a folder. Pack it anew.") from None
+        raise Corrupt(f"{shown}: a name in it is both a file and a folder. Pack it again.") from None
     except OSError as e:
         if e.errno is None:  # gzip's and bz2's own words for what they cannot read
-            raise Corrupt(f"{shown}: is broken: {str(e)[:200]}. Pack it anew.") from None
+            raise Corrupt(f"{shown}: is broken: {str(e)[:200]}. Pack it again.") from None
         raise
     if not seen:
         raise Corrupt(f"{shown}: there are no files in it.")
@@ -92,7 +92,7 @@ def _members(path: Path) -> Iterator[tuple[str, IO[bytes]]]:
                 if info.flag_bits & 1:
                     raise Corrupt(f"its member {info.filename[:200]!r} is encrypted.")
                 if stat.S_ISLNK(info.external_attr >> 16):
-                    raise Corrupt(f"its member {info.filename[:200]!r} is a link, no file.")
+                    raise Corrupt(f"its member {info.filename[:200]!r} is a link, not a file.")
                 with archive.open(info) as content:
                     yield info.filename, content
         return
@@ -105,7 +105,9 @@ def _members(path: Path) -> Iterator[tuple[str, IO[bytes]]]:
             if member.isdir():
                 continue
             if not member.isreg() or member.issparse():
-                raise Corrupt(f"its member {member.name[:200]!r} is a link, a device or has holes, no plain file.")
+                raise Corrupt(
+                    f"its member {member.name[:200]!r} is not a plain file, but a link, a device or a sparse file."
+                )
             found = tar.extractfile(member)
             assert found is not None
             with found:
@@ -147,4 +149,4 @@ class _ContainerBudget:
         if self._bytes > self._limit:
             raise Corrupt(f"it unpacks to more than {self._limit} bytes.")
         if self._bytes > FREE_BYTES and self._bytes > self._packed * self._ratio:
-            raise Corrupt(f"it unpacks to more than {self._ratio:g} times its size, as a bomb does.")
+            raise Corrupt(f"it unpacks to more than {self._ratio:g} times its size, as a decompression bomb does.")

@@ -97,7 +97,7 @@ class Fetcher:
                 for piece in pieces:
                     content += piece
                     if len(content) > limit:
-                        raise Corrupt(f"{shown(url)}: more than {limit} bytes. Cut it into several.")
+                        raise Corrupt(f"{shown(url)}: more than {limit} bytes. Split it into several.")
                 return bytes(content)
 
         content = self._trying(url, get)
@@ -190,7 +190,7 @@ class Fetcher:
                 yield _Said(have, ""), iter(())
                 return
             if answer.status == _NO_RANGE and have:
-                raise TransientError(f"{shown(url)}: has become another one while it was fetched")
+                raise TransientError(f"{shown(url)}: changed while it was fetched")
             _refuse_unless_fine(url, answer)
             begins = 0
             if answer.status == _PARTIAL:
@@ -234,12 +234,12 @@ class Fetcher:
                 finally:
                     answer.close()
             except LocationValueError:
-                raise PermanentError(f"{shown(url)}: no host can have this name. Correct it.") from None
+                raise PermanentError(f"{shown(url)}: this is not a possible host name. Correct it.") from None
             except HTTPError as e:
                 raise TransientError(f"{shown(url)}: {type(e).__name__}, no whole answer") from None
             url = urljoin(url, target)
             if urlsplit(url).scheme == "file":
-                raise PermanentError(f"{shown(plain)}: leads to a file of this machine, which a server may not.")
+                raise PermanentError(f"{shown(plain)}: redirects to a file of this machine, which a server may not do.")
             checked_url(url)
         raise PermanentError(f"{shown(url)}: is reached by more than {limits.FETCH_REDIRECTS} redirects. Correct it.")
 
@@ -301,7 +301,7 @@ def _local(url: str) -> Path:
     """
     path = Path(unquote(urlsplit(url).path))
     if not stat.S_ISREG(path.stat().st_mode):
-        raise PermanentError(f"{shown(url)}: is no file.")
+        raise PermanentError(f"{shown(url)}: is not a file.")
     return path
 
 

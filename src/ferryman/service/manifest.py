@@ -104,9 +104,9 @@ def _of_json(text: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
         try:
             values = msgspec.json.decode(line)
         except (msgspec.MsgspecError, ValueError, RecursionError) as e:
-            raise Corrupt(f"line {number} of the manifest is no JSON: {plain_text(e)}.") from None
+            raise Corrupt(f"line {number} of the manifest is not JSON: {plain_text(e)}.") from None
         if not isinstance(values, dict):
-            raise Corrupt(f"line {number} of the manifest is JSON, but no object.")
+            raise Corrupt(f"line {number} of the manifest is JSON, but not an object.")
         yield number, {_column(name): value for name, value in values.items()}
 
 
@@ -131,7 +131,7 @@ def _of_csv(text: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
                 )
             yield reader.line_num, dict(zip(header, cells, strict=True))
     except csv.Error as e:
-        raise Corrupt(f"line {reader.line_num} of the manifest is no CSV: {e}.") from None
+        raise Corrupt(f"line {reader.line_num} of the manifest is not CSV: {e}.") from None
 
 
 def _column(name: str) -> str:
@@ -166,7 +166,7 @@ def _whole(name: str, text: str) -> int | None:
     if not text:
         return None
     if not re.fullmatch(r"[0-9]{1,18}", text):
-        raise Corrupt(f"{name} {text[:40]!r} is no whole number.")
+        raise Corrupt(f"{name} {text[:40]!r} is not an integer.")
     return int(text)
 
 
@@ -180,8 +180,8 @@ def _placed(rows: list[ManifestRow]) -> list[ManifestRow]:
         path = entry.path or _free(name_in(entry.url), {*taken, *given})
         if path in taken:
             raise Corrupt(
-                f"line {row.line} of the manifest: the file_name {path!r} is that of line {taken[path]} too. Give each "
-                "file of an object its own."
+                f"line {row.line} of the manifest: the file_name {path!r} is also that of line {taken[path]}. Give "
+                "each file of an object its own."
             )
         taken[path] = row.line
         placed.append(row._replace(entry=msgspec.structs.replace(entry, path=path)))
@@ -216,13 +216,13 @@ def checked_url(url: str) -> str:
         parts = urlsplit(url)
         _ = parts.port
     except ValueError:
-        raise Corrupt("the url is none. Correct it.") from None
+        raise Corrupt("the url is empty. Correct it.") from None
     if not url or _NOT_IN_NAMES.search(url):
         raise Corrupt("there is no url.")
     if parts.scheme not in SCHEMES or (parts.scheme != "file" and not parts.hostname):
         raise Corrupt(f"the url {shown(url)} is not one of {', '.join(SCHEMES)}. Give it whole: http://host/path.")
     if parts.scheme == "file" and (parts.netloc not in ("", "localhost") or not parts.path.startswith("/")):
-        raise Corrupt(f"the url {shown(url)} is no file of this machine. Give it as file:///path.")
+        raise Corrupt(f"the url {shown(url)} is not a file of this machine. Give it as file:///path.")
     return url
 
 
@@ -240,7 +240,7 @@ def checked_digest(text: str) -> str:
     kind = kind.replace("-", "").strip()
     digits = digits.strip()
     if DIGESTS.get(kind) != len(digits) or not re.fullmatch("[0-9a-f]+", digits):
-        raise Corrupt(f"the digest {text[:140]!r} is none of {', '.join(DIGESTS)}. Write it as sha256:HEX.")
+        raise Corrupt(f"the digest {text[:140]!r} is not one of {', '.join(DIGESTS)}. Write it as sha256:HEX.")
     return f"{kind}:{digits}"
 
 
@@ -255,7 +255,7 @@ def checked_path(path: str) -> str:
         raise Corrupt(f"the path {path[:200]!r} leads out of the object. Give paths below one folder.")
     parts = [part for part in parts if part not in ("", ".")]
     if not parts or len(path) > PATH_CHARS or _NOT_IN_NAMES.search(path):
-        raise Corrupt(f"the path {path[:200]!r} can be no file's.")
+        raise Corrupt(f"the path {path[:200]!r} cannot be a file's.")
     if any(len(part.encode()) > NAME_BYTES for part in parts):
         raise Corrupt(f"the path {path[:200]!r} has a name of more than {NAME_BYTES} bytes.")
     return "/".join(parts)

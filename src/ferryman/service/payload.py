@@ -203,7 +203,7 @@ def _metadata(submission: Mapping[str, Any]) -> dict[str, Any]:
 def _priority(submission: Mapping[str, Any]) -> int:
     given = submission.get("priority", PRIORITY)
     if not str(given).isdigit():
-        raise Corrupt(f"priority {given!r} is no whole number; 0 is most urgent.")
+        raise Corrupt(f"priority {given!r} is not an integer; 0 is most urgent.")
     return int(given)
 
 
@@ -240,7 +240,7 @@ def _entries(configuration: Mapping[str, Any], fetcher: Fetcher) -> list[Entry]:
         case PayloadKind.FILE | PayloadKind.CONTAINER:
             size = configuration.get("size")
             if size is not None and not str(size).isdigit():
-                raise Corrupt(f"size {size!r} is no whole number.")
+                raise Corrupt(f"size {size!r} is not an integer.")
             name = str(configuration.get("payload_file_name") or "") or name_in(url)
             return [Entry(url, checked_path(name), digest, None if size is None else int(size))]
         case PayloadKind.OBJECT:

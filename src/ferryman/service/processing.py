@@ -42,7 +42,7 @@ def jobs_sources(plan: Plan) -> dict[str, Jobs]:
     found = {n.name: n.source for n in plan.nodes if isinstance(n, SourceNode) and isinstance(n.source, Jobs)}
     if not found:
         raise UsageError(
-            f"plan {plan.name} takes no jobs: give it a source of them, plan.source('jobs', Jobs()), with Jobs from "
+            f"plan {plan.name} takes no jobs: give it a source of jobs, plan.source('jobs', Jobs()), with Jobs from "
             "ferryman.sources."
         )
     return found
@@ -240,7 +240,7 @@ class Processing:
     def _drop_lost(self) -> None:
         """Whose lock was lost is another's: nothing of it is touched any more."""
         for job in [job for job in self._held.values() if not job.locked]:
-            self._say(f"{job.id}: its lock was lost; it is acquired again")
+            self._say(f"{job.id}: its lock was lost; it will be acquired again")
             self._let_go(job)
         self._waiting = {id: job for id, job in self._waiting.items() if job.locked}
 
@@ -291,7 +291,7 @@ def _reasons(failures: Iterable[FailedDelivery]) -> list[str]:
     for one in failures:
         why = one.why.removeprefix(f"{one.document}: ")
         if one.status == "INDEXING":
-            why = f"nobody knows whether {one.destination} has it: `ferryman resolve` says so"
+            why = f"it is in doubt whether {one.destination} has it: record what you find out with `ferryman resolve`"
         elif one.status == "DEAD":
             why = f"{one.destination}: {why}"
         found[f"{one.document}: {why}"] = None

@@ -88,7 +88,7 @@ class Reporting:
                     if self._clock() - since < PATIENCE_S:
                         keeps = True
                         self._unsent.append((self._clock() + AGAIN_S, since, batch))
-                        self._say(f"{batch.id}: its report was not sent: {e}. It is tried again in {AGAIN_S:g} s.")
+                        self._say(f"{batch.id}: its report was not sent: {e}. Next try in {AGAIN_S:g} s.")
                         return
                     why = f"; its report could not be sent: {e}"
                 except DeliveryError as e:

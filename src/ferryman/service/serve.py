@@ -122,7 +122,7 @@ def serve(
                 _process(plan, queue, state, runner, consumers, serving, stop, observer)
             if not stop.is_set():
                 if not stands_by:
-                    consumers.say(f"plan {plan.key}: another process runs it; this one does the rest")
+                    consumers.say(f"plan {plan.key}: another process runs it; this one does everything else")
                 stands_by = True
                 stop.wait(HELD_AGAIN_S)
     finally:

@@ -242,7 +242,7 @@ class Storing(JobStage):
         crash.point("job.kept")
         held = list(inventory.read(kept / inventory.NAME)) if (kept / inventory.NAME).exists() else []
         if not held:
-            return Done("its originals are on no disk here")
+            return Done("its originals are not on a disk here")
         job.set_store(inventory.node(kept / inventory.NAME, held))
         crash.point("job.stored")
         return Done(f"{len(held)} originals are kept")
@@ -259,7 +259,7 @@ class Recording(JobStage):
     def work(self, job: Job) -> Done:
         name = _object_of(job)
         if name and not self._queue.locks.lock("inventory", name):
-            raise Later(f"{name} is being recorded by another")
+            raise Later(f"{name} is being recorded by another process")
         try:
             noted = {**job.inventory, **({"url": job.store["url"]} if job.store.get("url") else {})}
             job.set_inventory(noted)
@@ -293,7 +293,7 @@ class Notify(JobStage):
         told = self._callback.tell(configuration, what)
         crash.point("job.told")
         self._work.drop(job.id)
-        return Done("its submitter was told" if told else "")
+        return Done("its submitter was notified" if told else "")
 
 
 def _object_of(job: Job) -> str:

@@ -102,7 +102,7 @@ class Source:
         if not 0 <= max_deleted <= 1:
             raise UsageError(f"max_deleted={max_deleted!r}: give a share between 0 and 1.")
         if "#" in prefix:
-            raise UsageError(f"prefix={prefix!r}: a # parts a child's key from its parent. Give another character.")
+            raise UsageError(f"prefix={prefix!r}: a # separates a child's key from its parent. Give another character.")
         self.prefix = prefix
         self.detect: Detect = detect
         self.max_deleted = max_deleted

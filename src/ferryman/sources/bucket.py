@@ -115,7 +115,7 @@ class Bucket:
         return pieces(self._folders, id_of_key)
 
     def listing(self, piece: Piece) -> Iterator[Listed | Doubt]:
-        return walked(piece, key_of, self._folder, id_of_key, f"Mend that, {LEAVE_OUT}.")
+        return walked(piece, key_of, self._folder, id_of_key, f"Fix that, {LEAVE_OUT}.")
 
     def still_there(self, ids: Iterable[str]) -> str:
         for id in islice(ids, limits.LOOKED_AT_IN_A_STORE):
@@ -199,9 +199,11 @@ class Bucket:
     def _listed(self, name: str, about: dict[str, Any], trusted: float) -> Listed:
         id, path, size = id_of_key(name), self.shown(id_of_key(name)), int(about.get("size") or 0)
         if about["type"] != "file":
-            return Listed(id, 0, refused=f"{path}: a {about['type']}, not a file; not read. Take it away, {LEAVE_OUT}.")
+            return Listed(id, 0, refused=f"{path}: a {about['type']}, not a file; not read. Remove it, {LEAVE_OUT}.")
         if {"", ".", ".."}.intersection(name.split("/")):
-            return Listed(id, 0, refused=f"{path}: no file has such a name below a folder. Rename it, {LEAVE_OUT}.")
+            return Listed(
+                id, 0, refused=f"{path}: a file below a folder cannot have such a name. Rename it, {LEAVE_OUT}."
+            )
         fingerprint = _fingerprint(about, size, trusted)
         modified_s = _modified_s(about)
         location = "" if modified_s is None else repr(modified_s)
@@ -249,12 +251,10 @@ class Bucket:
         if isinstance(error, BadDocument | TransientError | UsageError):
             raise error
         if isinstance(error, FileNotFoundError | KeyError):
-            raise TransientError(
-                f"{path}: vanished after it was listed. The next scan sees what became of it."
-            ) from error
+            raise TransientError(f"{path}: deleted after it was listed. The next scan handles it.") from error
         if isinstance(error, _FOR_GOOD) or "encrypted" in str(error):
             raise BadDocument(
-                f"{path}: may not or cannot be read: {self._words(error)}. Mend it, {LEAVE_OUT}."
+                f"{path}: may not or cannot be read: {self._words(error)}. Fix it, {LEAVE_OUT}."
             ) from error
         raise TransientError(f"{path}: cannot be read now: {self._words(error)}") from error
 

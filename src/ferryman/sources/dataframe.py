@@ -88,7 +88,7 @@ class DataFrame(Source):
             opaque = _OPAQUE.search(kind)
             if opaque is not None:
                 raise UsageError(
-                    f"DataFrame: column {name!r} holds {opaque[1]}, which JSON has not. Cast it or drop it in read."
+                    f"DataFrame: column {name!r} holds {opaque[1]}, which JSON cannot hold. Cast it or drop it in read."
                 )
             if name == self.id and kind.partition("(")[0] not in _ID_TYPES:
                 raise UsageError(bad_id(name, kind))

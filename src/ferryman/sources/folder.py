@@ -80,7 +80,7 @@ class Folder:
 
     def listing(self, piece: Piece) -> Iterator[Listed | Doubt]:
         """Every file of these folders, sorted by name within each folder."""
-        remedy = f"Mend that (rights: chmod a+rx for {user()}), {LEAVE_OUT}."
+        remedy = f"Fix that (rights: chmod a+rx for {user()}), {LEAVE_OUT}."
         return walked(piece, name_of, self._folder, id_of, remedy)
 
     def still_there(self, ids: Iterable[str]) -> str:
@@ -199,7 +199,7 @@ class Folder:
             why = _BROKEN_LINK.get(e.errno or 0)
             if why is None:
                 raise
-            return self._refused(name, leads_to, f"{why}. Mend or remove the link") if takes else None
+            return self._refused(name, leads_to, f"{why}. Fix or remove the link") if takes else None
         is_folder = stat.S_ISDIR(about.st_mode)
         if not (walks if is_folder else takes):
             return None

@@ -68,7 +68,7 @@ class Jobs(Source):
     in_batches = True
     comes_again = (
         "Only jobs in Processing are listed: requeue the job if it failed (ferryman intake requeue), or submit its "
-        "files anew (ferryman intake submit)."
+        "files again (ferryman intake submit)."
     )
     encodes_ids = True
 
@@ -103,8 +103,8 @@ class Jobs(Source):
         """
         if self.url is not None and self.url != _full(queue.url):
             raise UsageError(
-                f"the plan takes jobs from {self.url}, and {queue.url} is served. Say Jobs() in the plan, or serve "
-                "the one that it names."
+                f"the plan takes jobs from {self.url}, but {queue.url} is served. Write Jobs() in the plan, or serve "
+                "the queue that it names."
             )
         self._queue, self._chosen = queue, frozenset(jobs)
 
@@ -125,7 +125,7 @@ class Jobs(Source):
         if self._queue is None:
             if self.url is None:
                 raise UsageError(
-                    "Jobs(): no queue is named. `ferryman intake serve` brings one; for `ferryman run` name it: "
+                    "Jobs(): no queue is named. `ferryman intake serve` supplies one; for `ferryman run` name it: "
                     "Jobs('sqlite:///queue.db')."
                 )
             self._queue = Queue.open(self.url)

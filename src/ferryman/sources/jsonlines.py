@@ -111,7 +111,7 @@ class JsonLines(Records):
         if self.content is not None:
             text = self.content.take(value)
             if not isinstance(text, str | None):
-                return RecordRow(name, number, {}, id=id, refused=f"its content, at {self.content}, is no text")
+                return RecordRow(name, number, {}, id=id, refused=f"its content, at {self.content}, is not text")
             raw = None if text is None else text.encode()
         return RecordRow(name, number, value, raw, id)
 

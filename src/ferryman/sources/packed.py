@@ -75,14 +75,14 @@ class _Unpacked(io.RawIOBase):
             data = self._inner.read1(len(buffer))  # not read: what comes before a damage is good
         except _DAMAGES as e:
             raise BadDocument(
-                f"{self._what} that cannot be unpacked after byte {self._made} ({e}). Make the file anew, {LEAVE_OUT}."
+                f"{self._what} that cannot be unpacked after byte {self._made} ({e}). Make the file again, {LEAVE_OUT}."
             ) from None
         buffer[: len(data)] = data
         self._made += len(data)
         if self._made > self._most:
             raise BadDocument(
                 f"{self._what} that unpack to more than {self._most} bytes, {limits.PACKED_RATIO} times the file: "
-                f"made to do harm, it seems. Unpack the file if it is not, {LEAVE_OUT}."
+                f"it looks like a decompression bomb. Unpack the file if it is not, {LEAVE_OUT}."
             )
         return len(data)
 

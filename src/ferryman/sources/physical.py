@@ -34,7 +34,9 @@ def checked_encoding(source: str, encoding: str) -> str:
         found = codecs.lookup(encoding)
         "".encode(encoding)  # base64 and its like are codecs too
     except (LookupError, TypeError):
-        raise UsageError(f"{source}(encoding={encoding!r}): no encoding of text; 'utf-8', 'cp1252' are.") from None
+        raise UsageError(
+            f"{source}(encoding={encoding!r}): not a text encoding; give one such as 'utf-8' or 'cp1252'."
+        ) from None
     return "utf-8" if found.name == "utf-8-sig" else found.name
 
 
@@ -66,7 +68,7 @@ def physical_lines(stream: io.BufferedReader, encoding: str, limit_bytes: int, p
         if len(line) > limit_bytes and len(line.rstrip(b"\r\n")) > limit_bytes:
             while not line.endswith(b"\n") and (line := readline(_CHUNK_BYTES)):
                 pass
-            yield number, b"", f"more than {limit_bytes} bytes. Raise max_bytes, or mend the line"
+            yield number, b"", f"more than {limit_bytes} bytes. Raise max_bytes, or shorten the line"
             continue
         try:
             text = line.decode(encoding)
@@ -105,7 +107,7 @@ class _AsUtf8(io.RawIOBase):
             except UnicodeError as e:
                 raise BadDocument(
                     f"{self._path}: not {self._encoding} text after byte {self._read}: {getattr(e, 'reason', e)}. "
-                    f"Save the file anew, {LEAVE_OUT}."
+                    f"Save the file again, {LEAVE_OUT}."
                 ) from None
             self._read += len(data)
             if not data:

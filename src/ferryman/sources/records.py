@@ -148,7 +148,7 @@ class Records(Source):
             stream = tree.open(file)
         except FileNotFoundError:
             if partition.alone:  # then there is nothing to list from, which is not the same as nothing in it
-                raise TransientError(f"{path}: vanished. {_REST}") from None
+                raise TransientError(f"{path}: deleted since it was listed. {_REST}") from None
             yield Doubt(file.id, MISSING)  # gone since it was listed, and its documents with it
             return
         except BadDocument as e:

@@ -100,11 +100,13 @@ class Root:
             path = self._start + name_of(id)
             opened = os.open(path, _OPEN)
         except ValueError:
-            raise BadDocument(f"{id!r} is not the id of a file: no name can be made of it.") from None
+            raise BadDocument(f"{id!r} is not the id of a file: no file name can be made of it.") from None
         try:
             about = os.fstat(opened)
             if stat.S_ISDIR(about.st_mode):
-                raise TransientError(f"{self.shown(id)}: became a folder after it was listed. The next scan looks in.")
+                raise TransientError(
+                    f"{self.shown(id)}: became a folder after it was listed. The next scan looks inside."
+                )
             if not stat.S_ISREG(about.st_mode):
                 raise BadDocument(special(self.shown(id), about.st_mode))
             self._stay_inside(id, path, opened)
@@ -153,11 +155,11 @@ class Root:
         path = self.shown(id)
         match error.errno:
             case errno.ENOENT | errno.ENOTDIR:
-                return TransientError(f"{path}: vanished after it was listed. The next scan sees what became of it.")
+                return TransientError(f"{path}: deleted after it was listed. The next scan handles it.")
             case errno.EACCES | errno.EPERM:
                 return BadDocument(f"{path}: {user()} may not read this file. Allow it (chmod a+r), {LEAVE_OUT}.")
             case errno.ELOOP:
-                return BadDocument(f"{path}: a link that leads in a circle. Mend or remove it, {LEAVE_OUT}.")
+                return BadDocument(f"{path}: a link that leads in a circle. Fix or remove it, {LEAVE_OUT}.")
             case errno.ENXIO:
                 return BadDocument(special(path, stat.S_IFSOCK))
             case _:

@@ -218,7 +218,7 @@ class Sql(Source):
                     reader.close()
                 raise
         if row is None:
-            raise TransientError(f"{listed.id}: the row is gone since it was listed; the next scan sees that.")
+            raise TransientError(f"{listed.id}: the row was deleted after it was listed; the next scan handles it.")
         found = self._document(listed.id, row)
         if isinstance(found, Listed):
             raise BadDocument(found.refused)

@@ -107,7 +107,7 @@ class reformat_date:
                     return datetime.strptime(value.strip(), wanted)  # noqa: DTZ007 - the zone follows
             except (ValueError, OverflowError):
                 continue
-        raise ValueError(f"is no date as in {' or '.join(map(repr, self.formats))}.")
+        raise ValueError(f"is not a date as in {' or '.join(map(repr, self.formats))}.")
 
     def _guessed(self, value: str | int | float) -> datetime:
         if not isinstance(value, str):
@@ -132,7 +132,7 @@ def _parsed(text: str, day_first: bool) -> datetime:
     except _UnknownZone as e:
         raise ValueError(f"{e}") from None
     except (ValueError, ArithmeticError):  # it does arithmetic with numbers of any length
-        raise ValueError("is no date that is understood. Say how it is written: formats=….") from None
+        raise ValueError("is not a date that can be read. Say how it is written: formats=….") from None
     if first != second:
         raise ValueError("does not say year, month and day. Say how it is written: formats=….")
     found: datetime = first

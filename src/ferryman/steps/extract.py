@@ -102,7 +102,7 @@ class extract_text(Plain):
             BadDocument: it cannot be read.
         """
         if not raw:
-            raise BadDocument(f"{doc.id}: it is empty. Leave it out, or write it anew.")
+            raise BadDocument(f"{doc.id}: it is empty. Leave it out, or write it again.")
         if len(raw) > self.max_bytes:
             raise BadDocument(
                 f"{doc.id}: has {len(raw)} bytes, more than max_bytes={self.max_bytes}. "
@@ -123,7 +123,7 @@ class extract_text(Plain):
                 raise
             why = " ".join(describe(e).split())[:_SHOWN].rstrip(".")
             raise BadDocument(
-                f"{doc.id}: {kind.label}: it is broken: {why}. Save it anew with the program that made it."
+                f"{doc.id}: {kind.label}: it is broken: {why}. Save it again with the program that made it."
             ) from None
         self._fill(doc, kind, content)
         return content.parts

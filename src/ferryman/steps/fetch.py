@@ -111,9 +111,9 @@ class fetch_url:
         try:
             url = parse_url(urljoin(base, text.strip()))
         except ValueError:
-            raise BadDocument(f"{where} what is no URL. Correct it.") from None
+            raise BadDocument(f"{where} text that is not a URL. Correct it.") from None
         if url.scheme not in ("http", "https") or not url.host:
-            raise BadDocument(f"{where} {_shown(url)}, which is no http or https URL. Correct it.")
+            raise BadDocument(f"{where} {_shown(url)}, which is not an http or https URL. Correct it.")
         if self.hosts and url.host not in self.hosts:
             raise BadDocument(
                 f"{where} {_shown(url)}, which is on none of the hosts {', '.join(self.hosts)}. Add it there."
@@ -148,7 +148,7 @@ class fetch_url:
             finally:
                 answer.close()  # what was read to its end is back in the pool by now
         except LocationValueError:
-            raise BadDocument(f"{_shown(url)}: no host can have this name. Correct it.") from None
+            raise BadDocument(f"{_shown(url)}: this is not a possible host name. Correct it.") from None
         except HTTPError as e:
             why = f"{_shown(url)}: {self._reason(e)}"
             raise (_away_since(began, url, why) if _is_of_host(e) else TransientError(why)) from None
@@ -194,7 +194,7 @@ class fetch_url:
                 return f"no answer within {self.timeout_s:g} s"
             case SSLError():
                 return f"no safe connection: {error}"
-        return f"the answer broke off or is no HTTP ({type(error).__name__})"
+        return f"the answer broke off or is not HTTP ({type(error).__name__})"
 
 
 @lru_cache(maxsize=1)

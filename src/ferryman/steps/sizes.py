@@ -56,8 +56,8 @@ class format_size:
     def _written(self, size: int | float | str) -> str:
         if isinstance(size, str):
             if not (size.isascii() and size.isdigit()):
-                raise ValueError("is no number of bytes. Give a number, or a text of digits.")
+                raise ValueError("is not a number of bytes. Give a number, or a text of digits.")
             size = int(size)
         if not 0 <= size < _LARGEST:
-            raise ValueError("is no size: give a number of bytes from 0 on.")
+            raise ValueError("is not a size: give a number of bytes from 0 on.")
         return naturalsize(size, binary=self.units == "binary", format=f"%.{self.digits}f")

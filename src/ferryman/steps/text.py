@@ -278,5 +278,5 @@ def _written(doc: Document, name: str, value: Any) -> str:
     raise refused(
         doc,
         name,
-        f"holds {shown(value)}, a {type(value).__name__}, which no template can show. Make text of it before.",
+        f"holds {shown(value)}, a {type(value).__name__}, which a template cannot show. Convert it to text before.",
     )

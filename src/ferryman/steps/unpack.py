@@ -78,7 +78,7 @@ class unpack(Plain):
             raise BadDocument(f"{doc.id}: {e}.") from None
         except Exception as e:
             why = " ".join(describe(e).split())[:_SHOWN]
-            raise BadDocument(f"{doc.id}: the archive is broken: {why}. Pack it anew.") from None
+            raise BadDocument(f"{doc.id}: the archive is broken: {why}. Pack it again.") from None
         for member in found.values():
             yield from self._made(doc, member, budget, depth)
 
@@ -130,7 +130,9 @@ class _Budget:
         elif self._bytes > allowed.max_bytes:
             why = f"it unpacks to more than max_bytes={allowed.max_bytes}"
         elif self._bytes > limits.UNPACK_FREE_BYTES and self._bytes > self._packed * allowed.max_ratio:
-            why = f"it unpacks to more than max_ratio={allowed.max_ratio:g} times its size, as a bomb does"
+            why = (
+                f"it unpacks to more than max_ratio={allowed.max_ratio:g} times its size, as a decompression bomb does"
+            )
         if why:
             self.is_spent = True
             raise Unreadable(f"{why}. Raise the limit if you trust it, or unpack it yourself")

@@ -98,7 +98,7 @@ class read_xml:
         try:
             root = parsed(raw)
         except etree.XMLSyntaxError as e:
-            raise BadDocument(f"{doc.id}: it is no XML: {line(str(e))}. Correct it.") from None
+            raise BadDocument(f"{doc.id}: it is not XML: {line(str(e))}. Correct it.") from None
         declared: Any = root.getroottree().docinfo.internalDTD
         if declared is not None and next(declared.iterentities(), None) is not None:
             raise BadDocument(f"{doc.id}: it declares entities, which are not resolved. Write them out.")

@@ -78,7 +78,9 @@ class Shelf:
             path = "" if body.by_content else next(self._free(id, body.suffix), None)
             if path is None:
                 asked = below(self._folder, plain(id + body.suffix) or unlike(id, body.suffix))
-                refused[id] = f"{asked} was there before, and is not Ferryman's. Move it away, or use another folder."
+                refused[id] = (
+                    f"{asked} already existed and was not written by Ferryman. Move it away, or use another folder."
+                )
                 continue
             names = {"path": path, "path_key": None if body.by_content else key(path)}
             if id in have:

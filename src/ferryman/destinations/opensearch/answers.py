@@ -34,7 +34,7 @@ ITEM: Final[dict[int, ErrorMeaning]] = {
 """Status of an item -> its meaning. One that is not here (500) is a transient outcome of its delivery."""
 
 TYPES: Final[dict[str, ErrorMeaning]] = {
-    "index_not_found_exception": ErrorMeaning("permanent", True, "Run again: the index is made anew"),
+    "index_not_found_exception": ErrorMeaning("permanent", True, "Run again: Ferryman creates the index"),
     "index_closed_exception": ErrorMeaning("permanent", True, "Open the index"),
     "cluster_block_exception": ErrorMeaning("transient", True, "Lift the block: often the disk is full"),
     "circuit_breaking_exception": ErrorMeaning("transient", True, "It is sent again when the server has memory"),
@@ -63,7 +63,7 @@ def of_request(status: int) -> ErrorMeaning:
         return REQUEST[status]
     if status >= 500:
         return ErrorMeaning("unknown")
-    return ErrorMeaning("permanent", True, "Correct the url: no redirect is followed")
+    return ErrorMeaning("permanent", True, "Correct the url: redirects are not followed")
 
 
 def told() -> Iterator[tuple[str, str]]:

@@ -120,9 +120,9 @@ class OpenSearch(Destination):
 
     def _findings(self) -> Iterator[str]:
         if not self.url.startswith(("http://", "https://", "${")):
-            yield "the url is no http or https URL"
+            yield "the url is not an http or https URL"
         if self.auth is not None and "@" in self.url:
-            yield "the url has a user in it, and auth= says another one: leave one of them out"
+            yield "the url and auth= both name a user: leave one of them out"
         if self.auth is not None and not (isinstance(self.auth, str) or _is_pair(self.auth)):
             yield "auth= is neither (user, password) nor text"
         if not self.index or self.index != self.index.lower() or set(self.index) & set(' "*\\<|,>/?#:'):
@@ -132,7 +132,7 @@ class OpenSearch(Destination):
         if self.refresh not in (True, False, "wait_for"):
             yield f"refresh={self.refresh!r}: give True, False or 'wait_for'"
         if self.text == OBJECT or OBJECT in self.mappings.get("properties", {}):
-            yield f"{OBJECT} is Ferryman's own: give the field another name"
+            yield f"{OBJECT} is reserved for Ferryman: give the field another name"
         if "mappings" in self.mappings or any(isinstance(v, Mapping) and "type" in v for v in self.mappings.values()):
             yield "mappings: put the fields under 'properties': mappings={'properties': {'title': {'type': 'text'}}}"
 
@@ -229,7 +229,7 @@ class OpenSearch(Destination):
         try:
             items = answers.items(answer.body)
         except ValueError:  # broken off in its headers, or from somebody else: then `check` says so
-            lost = f"{self.target()}: its answer is no bulk answer"
+            lost = f"{self.target()}: its answer is not a bulk answer"
             return self._unknown(piece, outcomes, ConnectionError(lost))
         if len(items) != len(piece):
             lost = f"{self.target()}: it answered {len(items)} of {len(piece)} documents"

@@ -48,7 +48,7 @@ def told() -> Iterator[tuple[str, str]]:
     yield "200, the id among what was taken", "ok"
     yield "the same hash is there", "ok"
     yield "a higher sequence is there", "stale"
-    yield "409, or 200 without the id", "somebody was faster: it is looked at and judged again"
+    yield "409, or 200 without the id", "somebody was faster: it is read and compared again"
     yield "400, 413", "permanent, once it stands alone, with Solr's words"
     yield "500", "transient, once it stands alone"
     for status, remedy in _FOR_A_PERSON.items():
@@ -226,7 +226,7 @@ class Collection:
             found = None
         if not isinstance(found, dict):
             if answer.fine:
-                raise self._unfit("it answers what is no JSON: is this the URL of a collection?")
+                raise self._unfit("its answer is not JSON: is this the URL of a collection?")
             return {"error": {"msg": self._http.shown(answer.body) or answer.reason}}
         return found
 
@@ -237,7 +237,7 @@ class Collection:
         why = f"{self._shown}: answered {answer.status} {answer.reason}".rstrip()
         why += f" ({self._http.shown(said)})" if said else ""
         if remedy := _FOR_A_PERSON.get(answer.status):
-            return Misconfigured(f"{why}. To mend it: {remedy}; then run again.")
+            return Misconfigured(f"{why}. To fix it: {remedy}; then run again.")
         return Unavailable(why) if answer.status in _NOT_TAKEN else ConnectionError(why)
 
     def _about_the_collection(self, why: str) -> None:

@@ -114,7 +114,7 @@ class Solr(Destination):
 
     def _findings(self) -> Iterator[str]:
         if not self.url.startswith(("http://", "https://", "${")) or "?" in self.url:
-            yield "the url is no http or https URL of a collection: http://localhost:8983/solr/plays"
+            yield "the url is not an http or https URL of a collection: http://localhost:8983/solr/plays"
         if len({"id", *self.names}) < 4 or not all(self.names):
             yield "id, text, hash_field and sequence_field need names of their own"
         if self.versions == "":
@@ -236,7 +236,7 @@ class _Writing:
             if not rows:
                 return
         for row in rows:
-            self._outcomes[row.position] = Outcome.transient("others write this document at the same time")
+            self._outcomes[row.position] = Outcome.transient("other writers change this document at the same time")
 
     def _judged(self, row: UpdateRow, known: StoredVersion | None) -> bool:
         """Needs this row not be sent?"""

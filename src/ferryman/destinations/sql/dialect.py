@@ -127,5 +127,5 @@ def other_columns(where: str, indexed: tuple[str, ...], wanted: tuple[str, ...],
     """The full-text index that is there is not the one that the plan wants; ``drop`` is the SQL to be rid of it."""
     return Misconfigured(
         f"{where}: the full-text index has the columns {', '.join(indexed)}, the plan says {', '.join(wanted)}. "
-        f"Correct the plan, or {drop}: the next run makes it anew from the table.",
+        f"Correct the plan, or {drop}: the next run makes it again from the table.",
     )

@@ -144,7 +144,7 @@ class Layout:
         unique |= {tuple(i["column_names"]) for i in inspector.get_indexes(name) if i["unique"]}
         wrong = ("id",) in unique if self.appends else (self.key,) not in unique
         if wrong or (self.key,) not in unique:
-            kept = "a row an id" if self.appends else "a row a delivery, or is not Ferryman's"
+            kept = "a row an id" if self.appends else "a row a delivery, or was not made by Ferryman"
             raise Misconfigured(
                 f"{where}: the table keeps {kept}: mode={'append' if self.appends else 'upsert'!r} needs {self.key} "
                 f"to be its unique key. Give another table= or mode=, then run again.",

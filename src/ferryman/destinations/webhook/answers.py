@@ -37,9 +37,9 @@ _THESE: Final = StatusMeaning("refused", False, "change the document in a step, 
 _TOO_LARGE: Final = StatusMeaning(
     "refused", False, "send fewer at once (batch=, batch_bytes=), or shorten it in a step"
 )
-_CONFLICT: Final = StatusMeaning("unsure", False, "the receiver may be at work on it already")
-_FAILED: Final = StatusMeaning("unsure", False, "look into the receiver's log")
-_GATEWAY: Final = StatusMeaning("unsure", True, "look whether the receiver behind the gateway runs")
+_CONFLICT: Final = StatusMeaning("unsure", False, "the receiver may already be processing it")
+_FAILED: Final = StatusMeaning("unsure", False, "check the receiver's log")
+_GATEWAY: Final = StatusMeaning("unsure", True, "check that the receiver behind the gateway runs")
 
 STATUSES: Final[dict[int, StatusMeaning]] = {
     # "later" only where the status itself says that the request was not handled (RFC 9110, RFC 6585, RFC 8470)
@@ -155,5 +155,5 @@ def _outcome(said: Said | None) -> Outcome:
         case "stale":
             return Outcome.stale()
         case "transient":
-            return Outcome.transient(said.why or "the receiver says: later")
-    return Outcome.permanent(said.why or "the receiver refuses it, and does not say why")
+            return Outcome.transient(said.why or "the receiver asks to try later")
+    return Outcome.permanent(said.why or "the receiver refuses it without a reason")

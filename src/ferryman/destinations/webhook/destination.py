@@ -119,7 +119,7 @@ class Webhook(Destination):
 
     def _findings(self) -> Iterator[str]:
         if not self.url.startswith(("http://", "https://", "${")):
-            yield "the url is no http or https URL"
+            yield "the url is not an http or https URL"
         if self.secret is not None and not self.secret:
             yield "the secret is empty: leave it out, or name a variable: secret='${HOOK_SECRET}'"
         if self.preferred_batch is None or self.preferred_batch < 1:

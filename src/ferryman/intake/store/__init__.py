@@ -62,5 +62,5 @@ def opened(url: str, *, session_timeout_s: float = SESSION_TIMEOUT_S, clock: Cal
         return ZooKeeperStore(url, session_timeout_s=session_timeout_s)
     shown = url.partition("@")[2] or url
     raise QueueRefused(
-        f"{shown}: this is no queue's URL. Give sqlite:///file, zookeeper://host:port/chroot or memory:."
+        f"{shown}: this is not a queue URL. Give sqlite:///file, zookeeper://host:port/chroot or memory:."
     )

@@ -353,7 +353,7 @@ def _made(connection: sqlite3.Connection, path: Path) -> None:
         if connection.execute("PRAGMA application_id").fetchone()[0] == MARK:
             return
         if connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
-            raise QueueRefused(f"{path}: this is a database of something else. Name another file for the queue.")
+            raise QueueRefused(f"{path}: this is not a queue database. Name another file for the queue.")
         for statement in TABLES.split(";")[:-1]:
             connection.execute(statement)
         connection.execute("INSERT INTO node (parent, name, data, created, modified) VALUES ('', '', x'', 0, 0)")
@@ -379,10 +379,10 @@ def plain(path: Path, error: sqlite3.Error) -> Exception:
     text = str(error)
     if isinstance(error, sqlite3.OperationalError):
         if "locked" in text or "busy" in text:
-            return QueueLost(f"{path}: others have been changing this queue for {BUSY_S:g} s. Try again.")
+            return QueueLost(f"{path}: other processes have been changing this queue for {BUSY_S:g} s. Try again.")
         if "unable to open" in text or "readonly" in text:
             return QueueRefused(f"{path}: {text}. Name a file in a folder that exists and may be written to.")
-        return QueueLost(f"{path}: {text}. Mend this, and do the same again: nothing was half done.")
+        return QueueLost(f"{path}: {text}. Fix this, and run the same command again: nothing was half done.")
     if isinstance(error, sqlite3.ProgrammingError):
         return QueueLost(f"{path}: this queue was closed.")
     return QueueRefused(f"{path}: {text}. If it was a queue, restore it from a dump.")

@@ -57,7 +57,7 @@ class ZooKeeperStore:
         login = [("digest", f"{at.user}:{at.password}")] if at.user else None
         if not at.user and not at.is_local:
             log.warning(
-                "%s: whoever reaches these servers may change this queue: give user:password@ in its URL", at.shown
+                "%s: anyone who reaches these servers may change this queue: give user:password@ in its URL", at.shown
             )
         self._client = client.KazooClient(
             hosts=",".join([at.hosts] * -(-TRIES_A_SESSION // len(at.hosts.split(",")))),
@@ -210,8 +210,8 @@ class ZooKeeperStore:
         """
         if any(isinstance(op, Create) and op.numbered for op in ops):
             raise QueueLost(
-                f"{self.url}: the connection was lost while something was made. It was made, or not at all: look "
-                "whether it is there, and make it again if it is not."
+                f"{self.url}: the connection was lost during a write. The node was written completely or not at all: "
+                "check whether it exists, and write it again if not."
             )
         self._client.sync("/")
         found = self.read([op.path for op in ops])
@@ -349,7 +349,7 @@ class ZooKeeperStore:
         """kazoo's errors as ours."""
         name = type(error).__name__
         if name in ("NoAuthError", "AuthFailedError", "InvalidACLError"):
-            return QueueRefused(f"{self.url}: the servers refuse us ({name}): give user:password@ of this queue.")
+            return QueueRefused(f"{self.url}: the servers refuse access ({name}): give user:password@ of this queue.")
         return QueueLost(f"{self.url}: {name}: {str(error) or 'no server answers'}. Is ZooKeeper running there?")
 
 

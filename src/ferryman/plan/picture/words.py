@@ -81,7 +81,7 @@ def facts(node: Node) -> list[str]:
             words += [told["target"]] if told["target"] else []
             words += ["potent"] if told["effect"] == Effect.POTENT.value else []
             words += [told["guarantee"], f"{told['attempts']} {'attempt' if told['attempts'] == 1 else 'attempts'}"]
-            words += [] if told["deletes"] else ["keeps what has vanished"]
+            words += [] if told["deletes"] else ["ignores deletes"]
     return words
 
 

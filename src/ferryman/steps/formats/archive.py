@@ -29,10 +29,10 @@ class Member(NamedTuple):
 
 
 _DRIVE: Final = re.compile(r"[A-Za-z]:")
-_CLIMBS: Final = "has a path that leads out of the archive. Pack it anew with paths below one folder"
+_CLIMBS: Final = "has a path that leads out of the archive. Pack it again with paths below one folder"
 _ENCRYPTED: Final = "is encrypted. Pack it without a password"
-_NO_FILE: Final = "is {}, no file. Pack the file itself"
-_BROKEN: Final = "is broken: {}. Pack it anew"
+_NO_FILE: Final = "is {}, not a file. Pack the file itself"
+_BROKEN: Final = "is broken: {}. Pack it again"
 
 _TAR_BYTES: Final = 512
 """The first block of a tar says that it is one."""
@@ -71,7 +71,9 @@ def _of_zip(raw: bytes, take: Take) -> Iterator[Member]:
             except (zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, OSError, ValueError) as e:
                 yield Member(path, b"", _BROKEN.format(e))
             except NotImplementedError as e:
-                yield Member(path, b"", f"is compressed in a way that is not known here ({e}). Pack it anew as deflate")
+                yield Member(
+                    path, b"", f"is compressed in a way that is not known here ({e}). Pack it again as deflate"
+                )
 
 
 def _of_tar(raw: bytes, take: Take) -> Iterator[Member]:

@@ -120,10 +120,10 @@ def epub(raw: bytes) -> Content:
     package = Package(raw)
     roots = [root.get("full-path", "") for root in package.xml("META-INF/container.xml").iter("{*}rootfile")]
     if not roots:
-        raise Unreadable("it names no book: the file is broken. Save it anew")
+        raise Unreadable("it names no book: the file is broken. Save it again")
     folder, book = posixpath.dirname(roots[0]), package.xml(roots[0])
     if "META-INF/encryption.xml" in package and _is_locked(package):
-        raise Unreadable("it is protected (DRM). Get it without")
+        raise Unreadable("it is protected (DRM). Get an unprotected copy")
     hrefs = {item.get("id", ""): item.get("href", "") for item in book.iter("{*}item")}
     parts = [
         posixpath.normpath(posixpath.join(folder, unquote(hrefs.get(ref.get("idref", ""), ""))))

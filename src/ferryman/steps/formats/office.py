@@ -33,7 +33,7 @@ def docx(raw: bytes) -> Content:
     types = _content_types(package)
     main = [part for part, kind in types.items() if kind.endswith("main+xml") and "word" in kind]
     if not main:
-        raise Unreadable("it has no main part: the file is broken. Save it anew")
+        raise Unreadable("it has no main part: the file is broken. Save it again")
     parts = main + [p for end in _BESIDE for p, kind in types.items() if kind.endswith(f".{end}+xml")]
     return Content(_joined(_office_text(package, part) for part in parts), core_fields(package))
 

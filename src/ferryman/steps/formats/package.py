@@ -31,8 +31,8 @@ class Package:
         unpacked = sum(info.file_size for info in self._infos.values())
         if unpacked > limits.EXTRACT_UNPACKED_BYTES:
             raise Unreadable(
-                f"it unpacks to {unpacked} bytes, more than {limits.EXTRACT_UNPACKED_BYTES}: a bomb, or too large. "
-                "Leave it out, or split it"
+                f"it unpacks to {unpacked} bytes, more than {limits.EXTRACT_UNPACKED_BYTES}: a decompression bomb, or "
+                "too large. Leave it out, or split it"
             )
 
     def __contains__(self, name: str) -> bool:
@@ -51,7 +51,7 @@ class Package:
         """
         info = self._infos.get(name)
         if info is None:
-            raise Unreadable(f"its part {name} is missing: the file is broken. Save it anew")
+            raise Unreadable(f"its part {name} is missing: the file is broken. Save it again")
         if info.flag_bits & 1:
             raise Unreadable("it is encrypted. Save it without a password")
         if info.file_size > limits.EXTRACT_PART_BYTES:

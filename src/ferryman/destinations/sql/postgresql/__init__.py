@@ -45,7 +45,7 @@ class PostgreSQL(Dialect):
             encoding = connection.exec_driver_sql("SHOW server_encoding").scalar_one()
             if encoding != "UTF8":
                 raise Misconfigured(
-                    f"{where}: the database's encoding is {encoding}, which has not all characters. Create one with "
+                    f"{where}: the database's encoding is {encoding}, which lacks some characters. Create one with "
                     "ENCODING 'UTF8', then run again."
                 )
             # The first of several drivers makes everything, the others wait and find it.

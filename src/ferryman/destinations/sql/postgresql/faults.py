@@ -24,14 +24,14 @@ FAULTS: Final[dict[str, NodeError]] = {
     "28": (Misconfigured, "correct user and password, or pg_hba.conf, then run again"),
     "3D": (Misconfigured, "create the database, or correct the URL, then run again"),
     "3F": (Misconfigured, "create the schema, or correct the search_path, then run again"),
-    "40": (Unavailable, f"other writers were at the same rows, again and again; {_AGAIN}"),
+    "40": (Unavailable, f"other writers changed the same rows, again and again; {_AGAIN}"),
     "42": (Misconfigured, "the table is not as Ferryman made it: restore it, or drop it, then run again"),
     "42501": (Misconfigured, "grant this user the right, then run again"),
     "42P01": (Unavailable, "the table was dropped in use; the next wave makes it again"),
     "44": (PermanentError, "change the document in a step, or the view's condition"),
-    "53": (Unavailable, f"the server is short of something (disk, memory, connections); {_AGAIN}"),
+    "53": (Unavailable, f"the server lacks a resource (disk, memory, connections); {_AGAIN}"),
     "54": (PermanentError, "shorten it, or split it, in a step"),
-    "55": (Unavailable, f"somebody else holds a lock; {_AGAIN}"),
+    "55": (Unavailable, f"another session holds a lock; {_AGAIN}"),
     "57": (Unavailable, f"the server ended the session; {_AGAIN}"),
     "57014": (TransientError, f"the statement took longer than the server allows; {_AGAIN} with fewer rows"),
     "57P04": (Misconfigured, "the database was dropped: create it, then run again"),
@@ -61,7 +61,9 @@ def explain(error: BaseException, where: str) -> DeliveryError | None:
         return error
     cause = error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
     if isinstance(cause, UnicodeEncodeError):
-        return PermanentError(f"{where}: a lone surrogate at character {cause.start} is no text. Replace it in a step.")
+        return PermanentError(
+            f"{where}: a lone surrogate at character {cause.start} is not text. Replace it in a step."
+        )
     if not isinstance(cause, psycopg.Error):
         return None
     if cause.sqlstate is None and isinstance(cause, psycopg.DataError):  # psycopg's own: it was never sent

@@ -37,7 +37,7 @@ def replaced(row: Row, names: tuple[str, ...]) -> Row:
         if name in _NAMES_OF and value is not None and "\0" in value:
             raise PermanentError(
                 f"{value.replace(chr(0), '␀')}: PostgreSQL has no NUL characters, and this {name} has one. Give the "
-                "document another id: with another character in its place it could be another document's."
+                "document another id: with another character in its place it could equal another document's id."
             )
     return tuple(
         _in_json(value) if name == "fields" else value.replace("\0", "\ufffd") if type(value) is str else value

@@ -74,7 +74,7 @@ class PostgresWriter(dialect.Writer):
                     self._replaces_nul = True
                 elif not faults.is_passing(e):
                     raise
-        raise Unavailable(f"other writers were at the same ids, {TRIES} times in a row; it is tried again.")
+        raise Unavailable(f"other writers changed the same ids, {TRIES} times in a row; it is tried again.")
 
     def _write(self, chunk: list[Delivery]) -> list[Outcome]:
         appends = self._layout.appends

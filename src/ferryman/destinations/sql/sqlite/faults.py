@@ -23,7 +23,10 @@ FAULTS: Final[dict[int, tuple[type[DeliveryError], str]]] = {
     sqlite3.SQLITE_PERM: (Misconfigured, "make the file readable and writable, then run again"),
     sqlite3.SQLITE_AUTH: (Misconfigured, "make the file readable and writable, then run again"),
     sqlite3.SQLITE_NOTADB: (Misconfigured, "give the path of an SQLite database or of no file, then run again"),
-    sqlite3.SQLITE_CORRUPT: (Misconfigured, "restore the file from a copy, or delete it and feed all again"),
+    sqlite3.SQLITE_CORRUPT: (
+        Misconfigured,
+        "restore the file from a copy, or delete it and run `ferryman retry --force`",
+    ),
     sqlite3.SQLITE_TOOBIG: (PermanentError, "shorten it in a step"),
     sqlite3.SQLITE_CONSTRAINT: (PermanentError, "change the document in a step, or the table's constraint"),
     sqlite3.SQLITE_MISMATCH: (PermanentError, "change the document in a step, or the table's column"),
@@ -36,7 +39,9 @@ def explain(error: BaseException, where: str) -> DeliveryError | None:
         return error
     cause = error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
     if isinstance(cause, UnicodeEncodeError):
-        return PermanentError(f"{where}: a lone surrogate at character {cause.start} is no text. Replace it in a step.")
+        return PermanentError(
+            f"{where}: a lone surrogate at character {cause.start} is not text. Replace it in a step."
+        )
     if isinstance(cause, OverflowError):
         return PermanentError(f"{where}: {cause} (64 bit). Store the number as text in a step.")
     if isinstance(cause, sqlite3.ProgrammingError) and "binding parameter" in str(cause):
