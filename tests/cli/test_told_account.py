@@ -127,7 +127,7 @@ def test_deliveries_show_the_newest_and_say_that_there_are_more(
     assert start(["deliveries", "plan.py"]) == 0
     captured = capsys.readouterr()
     assert len(captured.out.splitlines()) == 1 + 1000
-    assert captured.err == "These are the 1000 newest of 2500: --limit 2500 shows all of them, and so does --json.\n"
+    assert captured.err == "These are the 1000 newest of 2500; --limit 2500 or --json shows all of them.\n"
     assert start(["deliveries", "plan.py", "--limit", "2500"]) == 0
     captured = capsys.readouterr()
     assert (len(captured.out.splitlines()), captured.err) == (1 + 2500, "")
@@ -139,7 +139,7 @@ def test_deliveries_show_the_newest_and_say_that_there_are_more(
     assert start(["deliveries", "plan.py"]) == 0
     captured = capsys.readouterr()
     assert captured.out.count("delivered") == 50
-    assert captured.err.startswith("These are the 50 newest of 2500: ")
+    assert captured.err.startswith("These are the 50 newest of 2500; ")
     assert limits == [1001, 2501, None, 7, 51]
 
 
@@ -153,7 +153,7 @@ def test_incomplete_families_are_as_many_as_deliveries(
     assert start(["deliveries", "plan.py", "--incomplete"]) == 0
     captured = capsys.readouterr()
     assert len(captured.out.splitlines()) == 1 + 1000 + 1
-    assert captured.err == "These are 1000 of 1200: --limit 1200 shows all of them, and so does --json.\n"
+    assert captured.err == "These are 1000 of 1200; --limit 1200 or --json shows all of them.\n"
     assert start(["deliveries", "plan.py", "--incomplete", "--json"]) == 0
     assert len(json.loads(capsys.readouterr().out)) == 1200
 

@@ -104,14 +104,14 @@ def test_preview_tells_all_of_it_in_a_pipe(much: SimpleNamespace, capsys: pytest
     """A message a line, none of them wrapped or shortened."""
     assert start(["preview", "plan.py", "--state", "my state"]) == 0
     assert capsys.readouterr().out.splitlines() == [
-        "3 documents: 2 new, 1 gone",
-        "index first gets what waits for it: 5 of earlier waves",
+        "3 documents: 2 new, 1 deleted at the source",
+        "index first gets what is pending: 5 from earlier waves",
         "index would get 3 deliveries:",
         "  upsert a.txt",
         f'    fields: {{"title": "É", "long": "{LONG}"}}',
         f"    text: {LONG} end",
         "  upsert b.txt by left/right",
-        "    7 bytes that are no UTF-8 text",
+        "    7 bytes that are not UTF-8 text",
         "  delete c.txt",
         "index: 1 dropped:",
         "  d.txt: a draft",
@@ -120,7 +120,7 @@ def test_preview_tells_all_of_it_in_a_pipe(much: SimpleNamespace, capsys: pytest
         "index: 1 would fail, and be tried again:",
         "  f.txt (attempt 2 of 3): busy",
         "copy would get 0 deliveries",
-        "A run would take up 1201 more: 1200 new, 1 asked for by `retry --force`",
+        "A run would process 1201 more: 1200 new, 1 asked for by `retry --force`",
         "It would read 30 more known documents, to see whether they have changed.",
         "Nothing was written. To do it: ferryman run plan.py --state 'my state'",
     ]
@@ -146,7 +146,7 @@ def test_preview_of_nothing_says_so(previewed: SimpleNamespace, capsys: pytest.C
     previewed.destinations = {"index": expected()}
     assert start(["preview", "plan.py"]) == 0
     assert capsys.readouterr().out.splitlines()[0] == (
-        "A run would take up nothing: nothing has changed since the last one, and nothing is due."
+        "A run would process nothing: nothing has changed since the last one, and nothing is due."
     )
 
 

@@ -128,7 +128,7 @@ def test_run_tells_what_is_left_and_what_to_type(fake: Fake, state: Path, capsys
         "3 rejected, the newest of them:",
         "  a b.txt for index: not UTF-8",
         "All rejected: ferryman deliveries plan.py --state 'my state' --status rejected",
-        "A document that changes is tried again by itself; to retry all: ferryman retry plan.py --state 'my state'",
+        "A document that changes is retried automatically; to retry all: ferryman retry plan.py --state 'my state'",
     ]
 
 
@@ -161,7 +161,7 @@ def test_a_run_that_only_held_something_back_does_not_say_so(
     assert capsys.readouterr().out.startswith("Nothing was delivered.\n")
 
 
-INTERRUPTED = "interrupted: nothing is lost. Type the same again: what was committed is sent first.\n"
+INTERRUPTED = "interrupted: nothing is lost. Run the same command again: it first sends what was committed.\n"
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -215,7 +215,7 @@ def test_an_interrupt_is_not_lost_in_spark(fake: Fake, state: Path, capsys: pyte
         (StateHeld("/s", "here", 7, "noon"), 1, "error: /s is held by process 7 on here since noon."),
         (EngineError("Spark\nfailed"), 1, "error: Spark failed"),
         (UsageError("no"), 2, "error: no"),
-        (ValueError("oh\ndear"), 1, "error: ValueError: oh. This is a fault of Ferryman's; -v shows"),
+        (ValueError("oh\ndear"), 1, "error: ValueError: oh. This is a bug in Ferryman; -v shows"),
         (PermissionError(13, "Permission denied", "/x"), 1, "error: /x: Permission denied."),
     ],
 )

@@ -224,5 +224,5 @@ def test_a_destination_that_refuses_everything_is_stopped(trial: Trial) -> None:
     assert counts["pending"] == 5999 - counts["failed"] > 0
     [message] = [m for m in summary.messages if "refused every row" in m]
     assert message.startswith(
-        "destination out: it refused every row of 5 chunks in a row: no such index (once it is mended, "
+        "destination out: it refused every row of 5 chunks in a row: no such index (once it is fixed, "
     )

@@ -133,7 +133,7 @@ def test_what_is_due_again_is_told_as_a_retry(net: Network) -> None:
     assert ids(look(net)) == []
     later = look(net, document="failing")
     assert with_reasons(later) == {"failing": "later"}
-    assert later.messages == ["failing of source docs has failed and is not due yet: a run would leave it alone now."]
+    assert later.messages == ["failing of source docs has failed and is not due yet: a run would not process it now."]
     net.retry()
     found = look(net)
     assert with_reasons(found) == {"failing": "retry"}
@@ -154,7 +154,7 @@ def test_requests_that_wait_are_told(net: Network) -> None:
     filled(net)
     with_requests(net)
     [message] = look(net).messages
-    assert message.startswith("2 requests of people wait (`retry`, `resolve`)")
+    assert message.startswith("2 requests are waiting (`retry`, `resolve`)")
 
 
 def test_of_a_committed_wave_nothing_is_taken_up_again(net: Network) -> None:
@@ -230,7 +230,7 @@ def test_one_document_is_shown_also_if_it_is_unchanged(trial: Trial, folder: Pat
     """And that it is, is told."""
     found = previewed(trial.plan, trial.state, document="007.txt")
     assert with_reasons(found) == {"007.txt": "unchanged"}
-    assert found.messages == ["007.txt of source docs is unchanged: a run would leave it alone now."]
+    assert found.messages == ["007.txt of source docs is unchanged: a run would not process it now."]
     [row] = found.destinations["out"].gets
     assert (row["text"], row["revision"]) == ("7", 2)
     assert (found.limit, found.unread) == (None, 299)

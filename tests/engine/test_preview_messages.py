@@ -34,7 +34,7 @@ def test_too_many_deletes_are_told(net: Network) -> None:
     net.drop("a", "b")
     found = look(net)
     [told] = found.messages
-    assert told.startswith("source docs: 2 of 3 documents are gone, more than max_deleted=0.5 allows.")
+    assert told.startswith("source docs: 2 of 3 documents are missing, more than max_deleted=0.5 allows.")
     assert with_reasons(found) == {}
 
 
@@ -69,7 +69,7 @@ def test_a_state_that_a_new_version_took_over_is_refused(net: Network) -> None:
         look(net)
     found = previewed(newer, net.state)
     assert ids(found) == []
-    assert found.messages[0].startswith("The run first takes over what an older version has done.")
+    assert found.messages[0].startswith("The run first migrates the state of an older version.")
     assert snapshot(net.folder) == before
 
 
@@ -95,7 +95,7 @@ def test_an_incomplete_listing_is_told(trial: Trial) -> None:
 def test_duplicate_ids_are_told(trial: Trial) -> None:
     trial.documents += [{"id": "a", "n": 1}, {"id": "a", "n": 2}]
     found = previewed(trial.plan, trial.state)
-    assert found.messages == ["source docs: 1 duplicate ids, of each the last is kept: a"]
+    assert found.messages == ["source docs: 1 duplicate ids, the last of each is kept: a"]
     assert [row["fields"] for row in found.destinations["out"].gets] == [{"n": 2}]
 
 
