@@ -77,7 +77,7 @@ def test_credentials_that_are_taken_away(gate: Gate, index: SearchIndex) -> None
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ({"url": "localhost:9200"}, "no http or https URL"),
+        ({"url": "localhost:9200"}, "not an http or https URL"),
         ({"index": "Plays"}, "lower-case"),
         ({"index": "a b"}, "without spaces"),
         ({"index": ".plays"}, "begins with"),

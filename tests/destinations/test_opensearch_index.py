@@ -90,7 +90,7 @@ def test_a_deleted_index_is_the_destinations_trouble(index: SearchIndex) -> None
     finally:
         cluster.ask("PUT", "/settings", {"persistent": {"action.auto_create_index": None}})
     assert {(o.kind, o.universal) for o in outcomes} == {("permanent", True)}
-    assert "Run again: the index is made anew" in outcomes[0].why
+    assert "Run again: Ferryman creates the index" in outcomes[0].why
     assert kinds(opened(OpenSearch(index.url, index.name)).write([delivery("a", 1)])) == ["ok"]
 
 

@@ -25,8 +25,8 @@ def test_two_routes_into_one_target_keyed_by_id() -> None:
 
     assert plan.check() == [
         (
-            "index://x: one document comes here by several routes (one and two and three) under one id, the last "
-            "stays: give each route a target of its own, or give the copies children's ids."
+            "index://x: one document comes here by several routes (one and two and three) under one id, and the last "
+            "one wins: give each route a target of its own, or give the copies children's ids."
         )
     ]
 
@@ -66,9 +66,11 @@ def test_sources_without_distinct_prefixes() -> None:
             made.destination("c", Index("index://x"), after=[a, b])
         return made
 
-    assert plan("", "").check() == [
-        "index://x: the sources a, b reach it without distinct prefixes, their ids may clash: give each a prefix=."
-    ]
+    (warning,) = plan("", "").check()
+    assert warning == (
+        "index://x: the sources a, b reach it without distinct prefixes, so their ids may conflict: "
+        "give each a prefix=."
+    )
     assert plan("a/", "b/").check() == []
     assert plan("", "", apart=True).check() == []
 

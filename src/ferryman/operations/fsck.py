@@ -70,7 +70,7 @@ def _look(root: Path) -> list[Finding]:
         if path.exists():
             files.unseal(path)
         if not found and miscounted(root, plan_of(root)):
-            found[str(path)] = Finding(str(path), "it does not say what the tables come to, counted again", _REMOVE)
+            found[str(path)] = Finding(str(path), "it does not match the tables, counted again", _REMOVE)
     except StateDamaged as e:
         found[e.path] = Finding(e.path, e.what, _REMOVE if e.path == str(path) else _COPY)
     return list(found.values())

@@ -76,7 +76,7 @@ def expected_retries() -> dict[str, Arrived]:
     }
 
 
-# -- version 2 carries on from version 1 -------------------------------------------------------------------------------
+# -- version 2 continues from version 1 -------------------------------------------------------------------------------
 
 
 STILL = [{"s1": "still", "s2": "quiet"}, {"s1": "still", "s2": "quiet", "s3": "late"}]

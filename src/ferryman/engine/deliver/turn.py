@@ -102,7 +102,7 @@ class Turn:
         self._alike = (before, chunks + 1, rows + len(outcomes or ()))
         if chunks + 1 < limits.ALIKE_CHUNKS or rows + len(outcomes or ()) < limits.ALIKE_ROWS:
             return None
-        again = "once it is mended, `ferryman retry` sends again what it refused"
+        again = "once it is fixed, `ferryman retry` resends what it refused"
         return LaneStop(f"it refused every row of {chunks + 1} chunks in a row: {why} ({again})", kind == "permanent")
 
     def end(self) -> None:
