@@ -45,7 +45,7 @@ def test_json_lines() -> None:
         (b"url\n\xff\xfe\n", "not UTF-8 at byte 4"),
         (b'{"url": "http://x/a"}\n{"url": \n', "line 2 of the manifest is not JSON"),
         (b'{"url": "http://x/a"}\n["url"]\n', "line 2 of the manifest is JSON, but not an object"),
-        (b'url\n"http://x/a\n', "no CSV"),
+        (b'url\n"http://x/a\n', "not CSV"),
     ],
 )
 def test_refused(text: bytes, why: str) -> None:
