@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import pickle
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 
 import pytest
+import sqlalchemy as sa
 
 from ferryman.destinations import Outcome, Sql
 from ferryman.destinations.sql.sqlite import SQLite, faults
@@ -79,33 +80,39 @@ def test_readers_do_not_lock_writers_out(path: Path) -> None:
     assert query(path, "PRAGMA journal_mode") == [("wal",)]
 
 
-def driver_of(sql: Sql) -> sqlite3.Connection:
-    assert sql._writer is not None
-    connection = sql._writer._connection.connection.driver_connection
-    assert isinstance(connection, sqlite3.Connection)
-    return connection
+@pytest.fixture
+def connections() -> Iterator[list[sqlite3.Connection]]:
+    """What SQLAlchemy opens while the test runs, the latest last."""
+    made: list[sqlite3.Connection] = []
+
+    def note(connection: sqlite3.Connection, _: object) -> None:
+        made.append(connection)
+
+    sa.event.listen(sa.Pool, "connect", note)
+    yield made
+    sa.event.remove(sa.Pool, "connect", note)
 
 
-def test_a_full_disk_is_waited_for(path: Path) -> None:
+def test_a_full_disk_is_waited_for(path: Path, connections: list[sqlite3.Connection]) -> None:
     """No room is universal and transient; the chunk left nothing, and is written when there is room again."""
     sql = opened(Sql(url(path), full_text=["text"]))
     sql.write([delivery("a", 1)])
-    driver_of(sql).execute(f"PRAGMA max_page_count = {query(path, 'PRAGMA page_count')[0][0]}")
+    connections[-1].execute(f"PRAGMA max_page_count = {query(path, 'PRAGMA page_count')[0][0]}")
     chunk = [delivery(f"doc-{i}", i, f"word{i} " * 500) for i in range(2, 200)]
     error = fault(lambda: sql.write(chunk))
     assert isinstance(error, TransientError)
     assert error.universal
     assert "full" in str(error)
     assert query(path, "SELECT count(*) FROM documents") == [(1,)]
-    driver_of(sql).execute("PRAGMA max_page_count = 1000000")
+    connections[-1].execute("PRAGMA max_page_count = 1000000")
     assert sql.write(chunk) == [OK] * len(chunk)
     sql.close()
 
 
-def test_a_value_that_is_too_large_harms_only_its_document(path: Path) -> None:
+def test_a_value_that_is_too_large_harms_only_its_document(path: Path, connections: list[sqlite3.Connection]) -> None:
     """What is beyond SQLite's limit of a value is permanent, and says what to do; the others are written."""
     sql = opened(Sql(url(path), full_text=["text"]))
-    driver_of(sql).setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 50_000)
+    connections[-1].setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 50_000)
     chunk = [delivery(f"doc-{i}", i, "word " * (20_000 if i == 5 else 10)) for i in range(1, 12)]
     outcomes = sql.write(chunk)
     sql.close()
@@ -114,10 +121,10 @@ def test_a_value_that_is_too_large_harms_only_its_document(path: Path) -> None:
     assert len(query(path, "SELECT id FROM documents")) == 10
 
 
-def test_a_commit_waits_for_the_disk(path: Path) -> None:
+def test_a_commit_waits_for_the_disk(path: Path, connections: list[sqlite3.Connection]) -> None:
     """Every transaction is synced before ``write`` returns: a power cut takes nothing that was confirmed."""
     sql = opened(Sql(url(path)))
-    assert driver_of(sql).execute("PRAGMA synchronous").fetchone() == (2,)
+    assert connections[-1].execute("PRAGMA synchronous").fetchone() == (2,)
     sql.close()
 
 

@@ -31,11 +31,11 @@ DYING = textwrap.dedent(
     die = lambda *args: os.kill(os.getpid(), signal.SIGKILL)
     sql = Sql(url, mode=mode, full_text=["text"])
     sql.open(CONTEXT)
-    engine = sql._writer._connection.engine
     if moment == "before commit":
-        sa.event.listen(engine, "commit", die)
+        sa.event.listen(sa.Engine, "commit", die)
     if moment == "in the middle":
-        sa.event.listen(engine, "before_cursor_execute", lambda c, cursor, statement, *a: "_fts" in statement and die())
+        writes = lambda connection, cursor, statement, *more: "_fts" in statement and die()
+        sa.event.listen(sa.Engine, "before_cursor_execute", writes)
     sql.write([delivery(f"doc-{i}", i, f"word{i}") for i in range(1, 101)])
     die()
     """

@@ -199,7 +199,7 @@ def test_the_connection_is_kept(receiver: Receiver) -> None:
     hook = opened(receiver)
     for sequence in range(1, 4):
         assert hook.write([delivery("a", sequence)]) == [Outcome.ok()]
-    assert len(receiver._connections) == 1
+    assert len(receiver.connections) == 1
     receiver.stop()
     receiver.start()
     assert hook.write([delivery("a", 4)]) == [Outcome.ok()]

@@ -57,7 +57,7 @@ def test_open_and_close_stand_around_the_chunks_of_a_task(trial: Trial) -> None:
     trial.build(batch=1)
     trial.put("a", "b", "c")
     trial.run()
-    called = [line["called"] for line in trial.out._lines() if "called" in line]
+    called = [line["called"] for line in trial.out.notes() if "called" in line]
     assert called == ["check", "open", "write", "write", "write", "close"]
     trial.run()
     assert len(trial.out.calls("check")) == 1, "who has nothing to get is not asked"

@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
+from ferryman import account
 from ferryman.document import Document
 from ferryman.plan import Plan
 from ferryman.sources import Memory
+from ferryman.state.state import state_root
 from tests.support.scanning import counting
 from tests.support.trial import Trial, run_plan
 
@@ -181,8 +183,8 @@ def test_a_step_that_takes_too_long_is_interrupted(trial: Trial) -> None:
     summary = run_plan(plan, trial.state)
     assert time.monotonic() - began < 15
     assert (summary.exit, summary.delivered, summary.failed) == (3, 1, 1)
-    trial._plan = plan
-    assert "step sleepy took longer than timeout=0.2 s" in trial.history("a")[0]["message"]
+    [event, *_] = account.history(state_root(plan, trial.state), "a", plan)
+    assert "step sleepy took longer than timeout=0.2 s" in event["message"]
 
 
 @pytest.mark.rule("doc.version")

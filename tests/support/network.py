@@ -23,6 +23,7 @@ class Network:
 
     Attributes:
         documents: source -> its list.
+        outs: name -> recorder.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -30,7 +31,7 @@ class Network:
         self.state = folder / "state"
         self.plan = Plan("network", version=1)
         self.documents: dict[str, list[Any]] = {}
-        self._outs: dict[str, Recorder] = {}
+        self.outs: dict[str, Recorder] = {}
 
     def source(self, name: str = "docs", **options: Any) -> Handle:
         self.documents[name] = []
@@ -38,7 +39,7 @@ class Network:
 
     def out(self, name: str) -> Recorder:
         """The recorder of this name: give it to destinations and tees."""
-        return self._outs.setdefault(name, Recorder(self.folder / f"{name}.jsonl"))
+        return self.outs.setdefault(name, Recorder(self.folder / f"{name}.jsonl"))
 
     def counting(self, name: str) -> Callable[[Document], Document]:
         """A step that notes each call; see ``calls``."""

@@ -132,7 +132,7 @@ def done(net: Network, since: int) -> tuple[list[tuple[Any, ...]], list[tuple[An
     deliveries = [
         (_node(net, name), d["id"], d["parent"], d["origin"], d["source"], d["version"], d["op"], d["route"],
          d["hash"], d["attempt"], str(d["fields"]), d["text"])
-        for name, recorder in net._outs.items() for d in recorder.lines() if d["hash"] in sent
+        for name, recorder in net.outs.items() for d in recorder.lines() if d["hash"] in sent
     ]  # fmt: skip
     return sorted(deliveries, key=str), sorted(events, key=str)
 

@@ -53,7 +53,8 @@ class Receiver:
         self.tls = tls
         self.port = 0
         self._server: ThreadingHTTPServer | None = None
-        self._connections: list[socket.socket] = []
+        self.connections: list[socket.socket] = []
+        """All that were opened, in their order, until it stops."""
         self.stopped = threading.Event()
 
     @property
@@ -85,11 +86,11 @@ class Receiver:
         self.stopped.set()
         self._server.shutdown()
         self._server.server_close()
-        for connection in self._connections:
+        for connection in self.connections:
             with suppress(OSError):  # closed already
                 connection.shutdown(socket.SHUT_RDWR)  # a close would wait for the files made of it
             connection.close()
-        self._connections.clear()
+        self.connections.clear()
 
     def __enter__(self) -> Receiver:
         self.start()
@@ -105,7 +106,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def setup(self) -> None:
         super().setup()
-        self.of._connections.append(self.connection)
+        self.of.connections.append(self.connection)
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers.get("content-length", 0)))

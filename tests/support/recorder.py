@@ -83,11 +83,11 @@ class Recorder(Destination):
 
     def lines(self) -> list[dict[str, Any]]:
         """All deliveries that an answer was given to, in the order of their arrival."""
-        return [line for line in self._lines() if "id" in line]
+        return [line for line in self.notes() if "id" in line]
 
     def calls(self, of: str = "write") -> list[dict[str, Any]]:
         """All calls of a method, in their order."""
-        return [line for line in self._lines() if line.get("called") == of]
+        return [line for line in self.notes() if line.get("called") == of]
 
     def arrived(self) -> list[str]:
         """Ids that were answered with ok, in the order of their arrival; deletes with a minus before them."""
@@ -101,7 +101,8 @@ class Recorder(Destination):
         """Empty it."""
         Path(self.path).unlink(missing_ok=True)
 
-    def _lines(self) -> list[dict[str, Any]]:
+    def notes(self) -> list[dict[str, Any]]:
+        """All that was written down, in its order."""
         try:
             return [json.loads(line) for line in Path(self.path).read_text().splitlines()]
         except FileNotFoundError:
