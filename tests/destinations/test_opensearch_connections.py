@@ -87,7 +87,7 @@ def test_credentials_that_are_taken_away(gate: Gate, index: SearchIndex) -> None
         ({"url": "http://me:pw@localhost", "auth": "key"}, "leave one of them out"),
         ({"mappings": {"title": {"type": "text"}}}, "under 'properties'"),
         ({"mappings": {"mappings": {}}}, "under 'properties'"),
-        ({"text": "_ferryman"}, "Ferryman's own"),
+        ({"text": "_ferryman"}, "_ferryman is reserved for Ferryman"),
     ],
 )
 def test_arguments_that_cannot_be_meant(arguments: dict[str, Any], says: str) -> None:
