@@ -23,6 +23,17 @@ RETIRED = {
     r"universal=": "Unavailable or Misconfigured",
 }
 
+RETIRED_IN_TEXTS = {
+    r"(?<!there )\bis no (?!longer |more )\w": "is not a …",
+    r"\b(mend|mends|mended|mending)\b(?!`|\()": "fix or repair",
+    r"\banew\b(?!:)": "again, or from scratch",
+    r"\btaken up\b": "processed, or applied",
+    r"\b(is|are|was|stays|what) owed\b": "pending",
+    r"\bparked\b": "held for review",
+    r"\bfor ever\b": "permanently, or until something named happens",
+}
+"""Not in messages and docstrings. ``owed`` alone is a column of the ledger."""
+
 
 def test_a_class_name_stands_once() -> None:
     """Ports aside: a reader who looks for a class finds one."""
@@ -46,3 +57,16 @@ def test_retired_words_are_not_used(word: str) -> None:
         if re.search(word, line)
     ]
     assert found == [], f"say {RETIRED[word]}"
+
+
+@pytest.mark.parametrize("words", RETIRED_IN_TEXTS)
+def test_retired_phrases_are_not_in_texts(words: str) -> None:
+    """String literals of the package: what the program says, and what the reference pages quote."""
+    found = [
+        f"{path.relative_to(ROOT)}:{node.lineno}: {match[0]}"
+        for path in (ROOT / "src").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        for match in re.finditer(words, node.value, re.IGNORECASE)
+    ]
+    assert found == [], f"say {RETIRED_IN_TEXTS[words]}"

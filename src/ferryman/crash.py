@@ -36,7 +36,7 @@ POINTS: Final[dict[str, str]] = {
     "version.staged": DRIVER,
     "version.adopted": DRIVER,
     "sweep.table": DRIVER,
-    # a person's word
+    # operator commands
     "command.queued": DRIVER,
     "command.staged": DRIVER,
     "command.done": DRIVER,

@@ -35,7 +35,7 @@ def parse(url: str) -> sa.URL:
     """The URL, in full: a plain ``postgresql://`` with the driver that we use, a relative file from the root on.
 
     Raises:
-        UsageError: it is none, or its driver is not installed; says what to write or install.
+        UsageError: it is not a database URL, or its driver is not installed; says what to write or install.
     """
     try:
         parsed = sa.make_url(url)
@@ -85,7 +85,7 @@ def _absolute(url: sa.URL) -> sa.URL:
 
 
 def may_pass(error: sa.exc.DBAPIError) -> bool:
-    """Would the same statement be answered later (a server that is down, a lock), without anybody mending it?"""
+    """Would the same statement be answered later (a server that is down, a lock), without anybody fixing it?"""
     cause = error.orig
     code = getattr(cause, "sqlite_errorcode", None)
     if code is not None:

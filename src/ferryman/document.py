@@ -117,7 +117,7 @@ class Document(MutableMapping[str, Any]):
             why: the ledger says it.
 
         Raises:
-            PermanentError: ``after`` is no duration.
+            PermanentError: ``after`` is not a duration.
         """
         after_s = _seconds(after)
         if after_s is None:
@@ -207,7 +207,7 @@ _WIDE = (b"\xff\xfe", b"\xfe\xff")
 
 
 def _seconds(after: object) -> float | None:
-    """A duration; None if it is none."""
+    """A duration; None if it is not one."""
     try:
         if isinstance(after, timedelta):
             found = after.total_seconds()

@@ -11,7 +11,7 @@
     │       ├── BadDocument   the document itself cannot be read or parsed: ERROR_DOC
     │       │   └── Unsupported  it is of a kind that nothing here reads: a source may skip it
     │       └── Misconfigured all of it is wrong until somebody fixes it: stop there, no attempt is spent
-    ├── UsageError         the person's to mend, nothing was done: exit 2
+    ├── UsageError         for you to fix, nothing was done: exit 2
     │   ├── PlanError      the plan is not one that can run
     │   └── PlanChanged    the plan's structure is not what it was under this version
     ├── StateFolderError         this state directory must not be touched: exit 1
@@ -73,11 +73,11 @@ class Unavailable(TransientError):
 
 
 class PermanentError(DeliveryError):
-    """This will fail the same way for ever: do not try again until something changes."""
+    """This will fail the same way every time: do not try again until something changes."""
 
 
 class BadDocument(PermanentError):
-    """The document itself cannot be read or parsed. Ends as ERROR_DOC until it changes or a person forces it."""
+    """The document itself cannot be read or parsed. Ends as ERROR_DOC until it changes or an operator forces it."""
 
 
 class Unsupported(BadDocument):
@@ -95,7 +95,7 @@ class Misconfigured(PermanentError):
 
 
 class UsageError(FerrymanError):
-    """Something for the person to mend; nothing was touched."""
+    """Something for you to fix; nothing was touched."""
 
     exit_code = 2
 
@@ -185,7 +185,7 @@ def message_of(error: BaseException) -> str:
 
 
 def unless_interrupt(error: BaseException) -> BaseException:
-    """What other people's code raised: an error, ``sys.exit()``, or a Rust extension's panic, which is no Exception.
+    """What other people's code raised: an error, ``sys.exit()``, or a Rust extension's panic (not an Exception).
 
     Raises:
         KeyboardInterrupt, GeneratorExit: the error itself, for it is about this process, not about what was called.

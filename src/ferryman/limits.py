@@ -10,7 +10,7 @@ GIB: Final = 1 << 30
 
 # --- scanning -----------------------------------------------------------------------------------
 WAVE_BYTES: Final = GIB
-"""Listed bytes a wave takes up. Delivery starts after the first one: this bounds the wait and the disk in flight."""
+"""Listed bytes a wave processes. Delivery starts after the first one: this bounds the wait and the disk in flight."""
 
 MAX_PENDING_BYTES: Final = 4 * WAVE_BYTES
 """What may be pending in the outbox while a scan reads on: a destination that is away for a day must not have the whole
@@ -51,14 +51,14 @@ JUDGED_BYTES: Final = 8 * MIB
 CUT_ROWS: Final = 262_144
 """Rows of the listing, 100 bytes each, that are put into the source's order at once."""
 MAX_DELETED: Final = 0.5
-"""Share of a source's documents that may vanish at once before a person is asked."""
+"""Share of a source's documents that may be missing at once before an operator is asked."""
 
 NAMED_DOCUMENTS: Final = 100_000
-"""Documents that a retry asks its sources for by name: the names travel with each task. If more are owed, all are
+"""Documents that a retry asks its sources for by name: the names travel with each task. If more are pending, all are
 listed."""
 
 COMMAND_DELIVERIES: Final = 50_000
-"""Deliveries that a person's command puts into one wave, about: one of 3 KB each lies in the driver's memory."""
+"""Deliveries that an operator's command puts into one wave, about: one of 3 KB each lies in the driver's memory."""
 
 FINGERPRINT_TRUST_S: Final = 2.0
 """A file changed less than this before its listing may change again within one tick of its clock: read it."""
@@ -97,13 +97,13 @@ BRAKE_BATCHES: Final = 3
 
 PATIENCE_S: Final = 86_400.0
 PATIENCE_TRIES: Final = 8
-"""What is transient by its own word is tried for a day, and so often at least: a service is mended in a day, and a run
+"""What is transient by its own word is tried for a day, and so often at least: a service is fixed in a day, and a run
 that is started once a day is not one try."""
 
 BACKOFF_FIRST_S: Final = 1.0
 BACKOFF_FACTOR: Final = 4.0
 BACKOFF_MAX_S: Final = 3600.0
-"""Backoff before attempt n+1: full jitter over 1 s × 4ⁿ, at most an hour (a person's attention span)."""
+"""Backoff before attempt n+1: full jitter over 1 s × 4ⁿ, at most an hour (an operator's attention span)."""
 
 BATCH_ROWS: Final = 500
 """Rows a chunk: what search engines' own bulk helpers send by default."""
@@ -119,7 +119,7 @@ WAITING_MEMBERS: Final = 50_000
 """Members of one family that may wait for a node each for itself: 1 KB each. Of more, the family waits as a whole."""
 
 DEATHS: Final = 3
-"""How often a task's worker may die in careful mode too (killed from outside, with its child) before the run ends."""
+"""How often a task's worker may die in isolation mode too (killed from outside, with its child) before the run ends."""
 
 CONTEST_ROWS: Final = 4_000_000
 """Pending rows of a destination that are compared at once to find those of one document: 40 bytes each, a few times."""
@@ -133,7 +133,7 @@ RESULT_EVERY_S: Final = 1.0
 """A durable result is written after this time at the latest: what a kill may send again where that is allowed."""
 
 PACE_S: Final = 60.0
-"""Time a destination gets in a wave. The rest stays owed, and the next wave goes on."""
+"""Time a destination gets in a wave. The rest stays pending, and the next wave goes on."""
 
 SEND_TIMEOUT_S: Final = 60.0
 """A call of a destination that takes longer is given up, unless its ``send_timeout=`` says otherwise."""
@@ -176,7 +176,7 @@ NOTIFY_EXAMPLES: Final = 10
 """Documents a digest names: a mail that is read; ``deliveries`` has them all."""
 
 NOTIFY_REASON_CHARACTERS: Final = 500
-"""Of a reason so much is told."""
+"""At most so much of a reason is shown."""
 
 NOTIFY_TARGETS: Final = 50
 """Targets of which a state remembers what they were told; the oldest are forgotten."""
@@ -261,7 +261,7 @@ COUNTING_SHARE: Final = 20
 """An endless run spends one part in so many of its time on that at most."""
 
 QUERY_ROWS: Final = 50_000
-"""Rows of the ledger that a question takes up at a time where they would not all fit into ``QUERY_MEMORY``."""
+"""Rows of the ledger that a query reads at a time where they would not all fit into ``QUERY_MEMORY``."""
 
 READERS_GRACE_S: Final = 300.0
 """Files that a driver has replaced stay so long while somebody reads the state: questions take seconds, and readers

@@ -14,7 +14,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*\Z")
 
 
 def names(given: Any) -> frozenset[Any]:
-    """One name, several, or none; what is no name is kept, for ``is_name`` to refuse."""
+    """One name, several, or none; what is not a name is kept, for ``is_name`` to refuse."""
     if given is None:
         return frozenset()
     if isinstance(given, str) or not isinstance(given, Iterable):

@@ -1,6 +1,6 @@
 """Relative paths in a plan are meant from the folder of the plan file that is being loaded, else from the current one.
 
-So ``ferryman run`` reads and writes the same places wherever it is started: by a person, by cron. A plan that a program
+So ``ferryman run`` reads and writes the same places wherever it is started: by hand, by cron. A plan that a program
 builds itself means the program's current folder, like any path in it. Paths are made absolute when a source or a
 destination is made, and so mean the same in workers.
 """

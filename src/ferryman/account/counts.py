@@ -61,7 +61,7 @@ class Counts(NamedTuple):
     pending_in_steps: int
     """Deliveries that failed steps have not made yet."""
     two_ends: int
-    """Deliveries that ended more often than they were begun (a person's word begins one again)."""
+    """Deliveries that ended more often than they were begun (an operator command begins one again)."""
     missing: int
     """Current documents of which no delivery to a destination is known that they can reach."""
 

@@ -1,6 +1,6 @@
 """What ``status`` says of a large state, kept in a file beside its tables: counting ten million takes a minute.
 
-The file says of which wave it is. A kill, or a wave after it, leaves it behind: then everything is counted anew. Only
+The file says of which wave it is. A kill, or a wave after it, leaves it behind: then everything is counted again. Only
 questions depend on it, and ``fsck`` counts again and compares.
 """
 

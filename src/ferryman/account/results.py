@@ -14,7 +14,7 @@ from ferryman.records.reasons import reason_of
 from ferryman.records.statuses import TERMINAL, Status
 
 FAILED: Final = frozenset({Status.DEAD, Status.ERROR_DOC, Status.INDEXING})
-"""Ends that a person has to look at. INDEXING: the outcome is unknown."""
+"""Ends that an operator has to look at. INDEXING: the outcome is unknown."""
 
 
 class FailedDelivery(NamedTuple):
@@ -30,9 +30,9 @@ class DocumentResult(NamedTuple):
     """A source document's current revision, with all that was made from it."""
 
     fingerprint: str
-    """Of what was taken up last; "" if that could not be read."""
+    """Of what was processed last; "" if that could not be read."""
     settled: bool
-    """Has every delivery ended, so that none is owed?"""
+    """Has every delivery ended, so that none is pending?"""
     failures: tuple[FailedDelivery, ...]
 
     def speaks_of(self, fingerprint: str) -> bool:
@@ -41,7 +41,7 @@ class DocumentResult(NamedTuple):
 
 
 def document_results(root: Path, plan: Plan, source: str, documents: Collection[str]) -> dict[str, DocumentResult]:
-    """Source documents (ids with prefix) -> what became of them; those that were never taken up are not in it.
+    """Source documents (ids with prefix) -> what became of them; those that were never processed are not in it.
 
     Raises:
         StateDamaged: by name.

@@ -105,7 +105,7 @@ def _told(raised: Exception, verbose: bool) -> int:
 
 
 def _usage(raised: Exception) -> None:
-    """Wrong options: what is wrong, and where the right ones are told."""
+    """Wrong options: what is wrong, and where the right ones are listed."""
     message = getattr(raised, "format_message", lambda: str(raised))()
     context = getattr(raised, "ctx", None)
     path = context.command_path if context is not None else "ferryman"

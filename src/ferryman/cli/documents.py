@@ -136,7 +136,7 @@ def deliveries(
 
 
 _ASKED = ("FORCE", "RESTART")
-"""Statuses of what an operator has asked for again and no wave has taken up."""
+"""Statuses of what an operator has asked for again and no wave has processed yet."""
 
 
 def _list_reasons(found: list[dict[str, Any]], *, json: bool) -> None:

@@ -20,7 +20,7 @@ def describe(doc: Document) -> Document | None:
     An exception is an error of this one document: the others go on, and it is tried again. Steps may run more
     than once (after a kill, say), so they only change the document; what has an effect is a destination.
     """
-    text = doc.text()  # the file's bytes as UTF-8; if they are not, the document is refused and you are told where
+    text = doc.text()  # the file's bytes as UTF-8; if they are not, the document is refused and the reason says where
     if "draft" in Path(doc.id).name:
         return None
     lines = [line.strip("# \t") for line in text.splitlines()]
@@ -34,7 +34,7 @@ def describe(doc: Document) -> Document | None:
 plan = Plan("my-documents", version=1)
 
 # Where documents come from. Each file is a document; its id is its path below the folder. What is new, changed or
-# gone since the last run is found out by content. Relative paths are meant from this file's folder.
+# deleted since the last run is found by content. Relative paths are meant from this file's folder.
 files = plan.source("files", Files("documents", include=["**/*.txt", "**/*.md"]))
 
 # What is done with each of them. Add steps as you like: described.step("next", another_function). Where documents take

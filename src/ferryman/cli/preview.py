@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ferryman.plan import Plan
 
 LIMIT = 20
-"""Documents that are transformed, unless another number is asked for: what a person reads."""
+"""Documents that are transformed, unless another number is asked for: what a user reads."""
 
 REASONS = {
     "new": "new",
@@ -71,12 +71,12 @@ def preview(
                      --doc, if a run would leave it alone, unchanged or later
     destinations     by name: the lists gets, dropped, refused, errors; and
                      waiting, how many rows of earlier waves it gets first
-    more             how many more documents the run would take up, by reason
+    more             how many more documents the run would process, by reason
     unread           how many more it would read, to see if they have changed
     stopped          why it would stop: the plan has changed; the rest is what
                      it would do if told to go on
     complete         false if a listing is incomplete
-    messages         what else a person should know
+    messages         what else you should know
 
     \b
     Each row of the lists has source, document, parent, origin, version,
@@ -103,7 +103,7 @@ def _previewed(plan: Plan, file: Path | None, state: Path | None, *, verbose: bo
     """The preview, with progress on stderr.
 
     Raises:
-        typer.Exit: with 130, when a person interrupts.
+        typer.Exit: with 130, when the user interrupts.
     """
     from ferryman.observe import watching
     from ferryman.observe.log import logging_to

@@ -182,7 +182,7 @@ def carried(
     """Run a plan with progress on stderr: (root of its state, what was done).
 
     Raises:
-        typer.Exit: with 130, when a person interrupts; they are told how to go on.
+        typer.Exit: with 130, when the user interrupts; a message says how to continue.
     """
     from ferryman.observe import watching
     from ferryman.observe.log import logging_to

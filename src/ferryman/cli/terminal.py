@@ -96,7 +96,7 @@ def when(value: object) -> str:
 
 
 def command(verb: str, plan: str, *rest: str, state: Path | None = None) -> str:
-    """What a person can type next, quoted for a shell: ``ferryman deliveries plan.py --status failed``."""
+    """What the user can type next, quoted for a shell: ``ferryman deliveries plan.py --status failed``."""
     where = ["--state", str(state)] if state is not None else []
     return f"{program()} {shlex.join([*verb.split(), plan, *where, *rest])}"
 

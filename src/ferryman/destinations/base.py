@@ -13,7 +13,7 @@ at-least-once, and the one a destination must be able to live with:
 
 Under *exactly-once* the second ``write`` must change nothing for d1 and d2: a ``transactional`` destination stores
 ``delivery.hash`` in the same transaction as the effect and skips a hash that is there. Under *at-most-once* there is
-no second ``write``: the three are reported as unknown, for a person to resolve.
+no second ``write``: the three are in doubt until an operator resolves them.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ class Delivery:
         return self._fields
 
     def text(self, encoding: str = "utf-8") -> str:
-        """The raw bytes decoded, undecodable ones replaced: a destination is no place to refuse a document."""
+        """The raw bytes decoded, undecodable ones replaced: a destination is not a place to refuse a document."""
         return "" if self.raw is None else self.raw.decode(encoding, errors="replace")
 
     def __repr__(self) -> str:
@@ -215,7 +215,7 @@ class Facts(NamedTuple):
 
 
 class DestinationContext(NamedTuple):
-    """What ``open`` is told."""
+    """What ``open`` gets."""
 
     plan: str
     plan_version: int
@@ -235,7 +235,7 @@ class Destination:
 
     ``check``, ``open`` and ``write`` speak about the whole destination by raising ``ConnectionError``,
     ``TimeoutError`` or ``Unavailable(why)`` (down: wait) or ``Misconfigured(why)``
-    (wrong: a person must mend it). What else ``write`` raises speaks for the whole chunk.
+    (wrong: an operator must fix it). What else ``write`` raises speaks for the whole chunk.
 
     It is pickled to the workers: keep connections out of ``__init__``, open them in ``open``.
     """

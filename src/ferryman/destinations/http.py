@@ -55,7 +55,7 @@ class Unanswered(Exception):
 
 
 class Answer(NamedTuple):
-    """A whole answer; of one that is no success perhaps without its body."""
+    """A whole answer; of one that is not a success perhaps without its body."""
 
     status: int
     reason: str
@@ -79,7 +79,7 @@ class Http:
         shown: the URL as it may be shown.
 
     Raises:
-        Misconfigured: an environment variable is missing, the URL is none, or ``ca`` cannot be read.
+        Misconfigured: an environment variable is missing, the URL is invalid, or ``ca`` cannot be read.
     """
 
     def __init__(

@@ -55,5 +55,5 @@ def payloads(chunk: list[Delivery], outcomes: list[Outcome | None]) -> list[tupl
 
 
 def shown_id(delivery: Delivery) -> str:
-    """The id in a message, which must be text, also if the id is none."""
+    """The id in a message, which must be text, also if the id is not."""
     return delivery.id.encode(errors="replace").decode()

@@ -50,7 +50,7 @@ class Backlog:
 
 
 def size_text(size: int) -> str:
-    """As a person reads it: 4.2 GiB."""
+    """As a user reads it: 4.2 GiB."""
     for unit, name in _UNITS:
         if size >= unit:
             return f"{size / unit:.1f} {name}"

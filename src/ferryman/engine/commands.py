@@ -167,9 +167,7 @@ def _changed_documents(state: State, chosen: list[dict[str, Any]], number: int, 
     columns |= {"wave": number, "forced": pa.array([effect is DocumentsEffect.FORCED] * len(found))}
     if effect is DocumentsEffect.UNVERIFIED:
         columns |= {"fingerprint": ""}
-    elif (
-        effect is DocumentsEffect.DUE
-    ):  # a forced document is taken up because it is forced, nothing of it is owed by steps
+    elif effect is DocumentsEffect.DUE:  # it is processed because it is forced: no step has failed
         names = zip(columns["source"], columns["document"], strict=True)
         failures = [
             [_opened(f, wanted[name]) for f in decode_failures(text)]
@@ -185,6 +183,6 @@ def _changed_documents(state: State, chosen: list[dict[str, Any]], number: int, 
 
 
 def _opened(failure: FailedMember, wanted: set[tuple[str, str, str]]) -> FailedMember:
-    """The failure with these deliveries, (member, destination, route), owed again from attempt zero."""
+    """The failure with these deliveries, (member, destination, route), pending again from attempt zero."""
     owed = [Owed(*o.end, 0, True) if (failure.member, *o.end) in wanted else o for o in failure.owed]
     return FailedMember(failure.member, failure.node, failure.route, failure.branches, owed)

@@ -38,7 +38,7 @@ def drive(
 
 @contextlib.contextmanager
 def check_plan_changes(state: State, accept_changes: bool) -> Iterator[None]:
-    """The state remembers the plan; what a person should know of its changes is told when the run begins."""
+    """The state remembers the plan; its changes are reported when the run begins."""
     if not migration.is_pending(state):
         found = state.follow(accept_changes=accept_changes)
         again = "to reprocess all, run `ferryman retry --force`"

@@ -63,7 +63,7 @@ def finish(state: State) -> str:
 
 
 def _dropped(state: State, path: str, number: int, why: str) -> pa.Table:
-    """Events of all rows of an outbox file whose destination is gone."""
+    """Events of all rows of an outbox file whose destination was removed."""
     rows = read_part(state.outbox.folder / path, OUTBOX_KEPT)
     destination = state.outbox.files[path].partition["destination"]
     return table_of(
@@ -118,7 +118,7 @@ def _forced(rows: pa.Table, wave: int) -> pa.Table:
 
 
 def _restarted(documents: pa.Table, why: str) -> pa.Table:
-    """An event a document, of none of its deliveries: they are what they are until they are made anew."""
+    """An event a document, of none of its deliveries: they are what they are until they are made again."""
     return table_of(
         LEDGER,
         documents.num_rows,

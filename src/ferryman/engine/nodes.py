@@ -91,7 +91,7 @@ class Nodes:
                 self.missed = True
                 whole = []  # other machines have what it needs: the next wave may come to one of them
             if whole:
-                # Somebody has to mend it if any task says so; else it is away.
+                # Somebody has to fix it if any task says so; else it is away.
                 report, fault = max(whole, key=lambda each: _permanent(*each))
                 late_s = limits.BACKOFF_MAX_S if report.stopped else 0.0  # each try costs attempts
                 why, permanent = self._why(node, fault), _permanent(report, fault)
@@ -112,7 +112,7 @@ class Nodes:
                 self.troubles.end(self._about(key))
             else:
                 waiting.add(key)
-                if not self.blocked(key):  # a scan for what is owed may come in between: it is not a try that counts
+                if not self.blocked(key):  # a scan for what is pending may come in between: it is not a try that counts
                     self.troubles.begin(self._about(key), listing.outage.why, permanent=listing.outage.permanent)
         return waiting
 

@@ -1,4 +1,4 @@
-"""Documents that are tried again: failed steps are due, or a person has said so."""
+"""Documents that are tried again: failed steps are due, or an operator has said so."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class StepDebt(NamedTuple):
     Attributes:
         held: nodes in trouble, as ``documents`` has them; None: they wait for their time only.
         owed: deliveries.
-        due: when the first of them is due, µs since 1970; 0: a person waits for it.
+        due: when the first of them is due, µs since 1970; 0: an operator waits for it.
         unlisted: they were looked for in vain.
     """
 
@@ -68,7 +68,7 @@ def _are_due(dues: np.ndarray[Any, Any], now_us: int, longest_s: float) -> np.nd
 
 
 def pending_at_steps(state: State, now_us: int, waiting: Collection[str] = ()) -> Hashes:
-    """Documents that a due retry or a person is waiting for.
+    """Documents that a due retry or an operator is waiting for.
 
     Args:
         waiting: what documents are ``held`` by that are not due, whatever their time says.
@@ -98,7 +98,7 @@ def named(state: State, hashes: Hashes) -> dict[str, frozenset[str]]:
 
 
 def _waiting(state: State, db: duckdb.DuckDBPyConnection) -> Iterator[Columns]:
-    """By their last rows: ``due`` (0: a person waits), ``owed``, and the hash of what they are ``held`` by."""
+    """By their last rows: ``due`` (0: an operator waits), ``owed``, and the hash of what they are ``held`` by."""
     more = {
         "waits": (_WAITS, pa.bool_()),
         "due": ("CASE WHEN forced THEN 0 ELSE coalesce(due, 0) END", pa.int64()),

@@ -44,7 +44,7 @@ class Unlisted:
         self._hashes = _NONE
 
     def describe(self, documents: Mapping[str, Collection[str]]) -> list[str]:
-        """What is owed, and why nobody lists it: a line a source.
+        """What is pending, and why nobody lists it: a line a source.
 
         Args:
             documents: source -> ids.

@@ -1,4 +1,4 @@
-"""Runs: wave after wave until nothing is owed, or nothing more can be done now.
+"""Runs: wave after wave until nothing is pending, or nothing more can be done now.
 
 A wave, numbered as in the architecture:
 
@@ -98,7 +98,7 @@ class Run:
         self._backlog = Backlog(state, limits.MAX_PENDING_BYTES if max_pending is None else max_pending)
         self._incomplete = False
         self._held = False
-        """Deletes wait for a person's word."""
+        """Deletes wait for an operator."""
         self._stopped_short = False
         """The last scan of everything, or one since, stopped reading, for too much is pending."""
         self._told_short = self._endless = False
@@ -107,13 +107,13 @@ class Run:
         self._waited = 0.0
         self._live = Follower(state.staging / _LIVE, observer)
         self._transformed = False
-        """Documents have gone through the steps in this run."""
+        """Documents have been through the steps in this run."""
         self._nodes = Nodes(state.plan, self._tell, clock)
         self._unlisted = Unlisted(state.plan, clock)
         self._pending = PendingWork(state, self._dispatcher, self._nodes, self._unlisted)
 
     def go(self, every: float | None = None) -> Summary:
-        """Recover, then scan and deliver; with ``every`` for ever."""
+        """Recover, then scan and deliver; with ``every`` forever."""
         self._goes_on(every is not None)
         self.recover()
         while True:
@@ -157,7 +157,7 @@ class Run:
         self._reporter.report(stopped, least_s)
 
     def due_s(self) -> float | None:
-        """Seconds until something can be done without a scan; None: nothing is owed."""
+        """Seconds until something can be done without a scan; None: nothing is pending."""
         return 0.0 if waiting(self._state) else self._pending.wait_s()
 
     def recover(self) -> None:
@@ -195,8 +195,8 @@ class Run:
         return bool(complete)
 
     def _carry(self, verdict: ChangeSet, least: int) -> bool | None:
-        """Was the listing complete, and carried to its end? None: list again. After ``least`` waves a person's word is
-        taken up between two: it changes what the listing was compared with."""
+        """Was the listing complete, and carried to its end? None: list again. After ``least`` waves operator commands
+        are applied between two: it changes what the listing was compared with."""
         for done, piece in enumerate(verdict.slices):
             if done >= least and self._take_commands():
                 return None
@@ -240,7 +240,7 @@ class Run:
             self._observer.planned(rows)
         self._held = bool(verdict.too_many) or (self._held and only_owed)
         for note in (*verdict.notes, *verdict.too_many):
-            self._tell_once(note)  # a scan for what is owed meets the same again
+            self._tell_once(note)  # a scan for what is pending meets the same again
         if owed is not None and not verdict.slices:
             self._unlisted.add(owed)
             for note in self._unlisted.describe(only or {}) if verdict.complete else ():
@@ -339,10 +339,10 @@ class Run:
             self._tell(f"applied `{command.verb}` by {command.who}: {count} deliveries")
         return self._state.wave > before
 
-    # -- what is owed ----------------------------------------------------------------------------
+    # -- what is pending ----------------------------------------------------------------------------
 
     def _catch_up(self, until: float | None) -> None:
-        """Waves for what is owed, as it comes due, until nothing is or it would take too long."""
+        """Waves for what is pending, as it comes due, until nothing is or it would take too long."""
         idle = 0
         while True:
             if late_answers(self._state.journal, self._state.settled):

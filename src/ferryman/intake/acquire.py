@@ -66,7 +66,7 @@ class Acquirer:
                     job.set_status(JobState.HELD, "its collection is on hold")
                     job.unlock()
                     continue
-            except StateError:  # a person was faster, who needs no lock to hold it
+            except StateError:  # an operator was faster, who needs no lock to hold it
                 job.unlock()
                 continue
             except NodeInvalid as e:
@@ -87,7 +87,7 @@ class Acquirer:
         for batch in self._batches("pending", {BatchState.PENDING}, {BatchState.HELD}):
             try:
                 batch.acquired()
-            except StateError:  # a person was faster, who needs no lock to hold it
+            except StateError:  # an operator was faster, who needs no lock to hold it
                 batch.unlock()
             else:
                 return batch

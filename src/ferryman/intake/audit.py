@@ -1,6 +1,6 @@
-"""Holding a live queue against its layout, and mending what can be mended without a doubt.
+"""Holding a live queue against its layout, and fixing what can be fixed without a doubt.
 
-Two readings are compared: a queue in use changes while it is read, and what only one of them shows is no finding.
+Two readings are compared: a queue in use changes while it is read, and what only one of them shows is not a finding.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class AuditFinding(NamedTuple):
 
 
 def audit(tree: NodeTree, *, repair: bool = False) -> list[AuditFinding]:
-    """All findings, by path. ``repair``: what can be mended is, each in one commit; the text says so."""
+    """All findings, by path. ``repair``: what can be fixed is, each in one commit; the text says so."""
     before = problems(_read(tree), tree.clock())
     if not before:
         return []

@@ -60,7 +60,7 @@ class Batch(Item):
 
     @property
     def has_failure(self) -> bool:
-        """Has any of its jobs failed, and not been taken up again?"""
+        """Has any of its jobs failed and not been requeued?"""
         found = self._tree.find(batch_path(self.id, "states", JobList.FAILED))
         return found is not None and found.children > 0
 
@@ -79,8 +79,8 @@ class Batch(Item):
         """Make a job of this batch: Pending, not locked.
 
         Raises:
-            StateError: the batch is reported already, or gone.
-            NodeInvalid: the batch is gone, or damaged.
+            StateError: the batch is reported already, or was removed.
+            NodeInvalid: the batch was removed, or is damaged.
         """
         values = {"configuration": configuration, "identifiers": identifiers or {}, "metadata": metadata or {}}
         return self.place_job(values, checked_priority(priority))
@@ -194,7 +194,7 @@ class Batch(Item):
 
         Raises:
             StateError: it is in no final state.
-            NodeInvalid: it is gone, or damaged, or one of its jobs is.
+            NodeInvalid: it was removed, or is damaged, or one of its jobs is.
         """
         self._refuse_unless_final(self._status())
         for name in JobList:

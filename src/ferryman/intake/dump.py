@@ -28,7 +28,7 @@ PAUSE: Final = f"{KINDS['ingest'].folder}/{KINDS['ingest'].node}"
 
 
 def dumped(tree: NodeTree) -> dict[str, Any]:
-    """All nodes that stay, by path: their data as text, or ``{"base64": …}`` where it is none."""
+    """All nodes that stay, by path: their data as text, or ``{"base64": …}`` where it is not text."""
     nodes = {path: node for top in TOPS for path, node in tree.store.walk(top) if not node.owner}
     return {
         "format": FORMAT,
@@ -42,7 +42,7 @@ def restored(tree: NodeTree, data: Mapping[str, Any]) -> None:
     """Make the nodes of a dump. Killed in the middle, it leaves the queue paused, and can be done again.
 
     Raises:
-        UsageError: this is no dump, or the queue holds something else; nothing was changed.
+        UsageError: this is not a dump, or the queue holds something else; nothing was changed.
     """
     nodes, numbers = _checked(data)
     _refuse_other(tree, nodes)
@@ -91,7 +91,7 @@ def _checked(data: Mapping[str, Any]) -> tuple[dict[str, bytes], dict[str, int]]
     """The nodes and numbers of a dump.
 
     Raises:
-        UsageError: it is none.
+        UsageError: it is not one.
     """
     if not isinstance(data, Mapping) or data.get("format") != FORMAT:
         raise UsageError("this is not a queue dump that this Ferryman reads: `ferryman intake dump` makes one.")

@@ -6,7 +6,7 @@
     ├── UsageError
     │   ├── StateError     this move is not in the table; nothing was changed
     │   ├── BatchExists    the batchID is another submission's
-    │   └── QueueRefused   this is no queue, or none that this command may touch
+    │   └── QueueRefused   this is not a queue, or none that this command may touch
     ├── NodeInvalid        a node is missing, or holds what it cannot hold
     ├── LockLost           the lock is not ours any more: stop what you do under it
     └── QueueLost          the queue's server does not answer, or went away in the middle of a change
@@ -43,7 +43,7 @@ class BatchExists(UsageError):
 
 
 class QueueRefused(UsageError):
-    """This is no queue, or not one that can be used like this; nothing was touched."""
+    """This is not a queue, or not one that can be used like this; nothing was touched."""
 
 
 class NodeInvalid(FerrymanError):
@@ -58,7 +58,7 @@ class NodeInvalid(FerrymanError):
 
 
 class LockLost(FerrymanError):
-    """The lock that this object held is gone, with the session it was taken in. Another may hold it: stop at once."""
+    """The lock was lost with the session it was taken in. Another process may hold it: stop at once."""
 
     def __init__(self, path: str) -> None:
         super().__init__(path)

@@ -45,7 +45,7 @@ def read(path: Path) -> Iterator[StoredFile]:
 
     Raises:
         OSError: it is not there, or cannot be read.
-        ValueError: it is no such list.
+        ValueError: it is not a list of files.
     """
     with path.open("rb") as lines:
         for line in lines:

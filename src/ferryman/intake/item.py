@@ -53,7 +53,7 @@ class Item:
         """The state it is in.
 
         Raises:
-            NodeInvalid: it is gone, or damaged.
+            NodeInvalid: it was removed, or is damaged.
         """
         return str(self._status().state.value)
 
@@ -77,7 +77,7 @@ class Item:
 
         Raises:
             StateError: the table does not have this move; nothing is changed.
-            NodeInvalid: it is gone, or damaged.
+            NodeInvalid: it was removed, or is damaged.
             LockLost: this object held its lock, and lost it; nothing is changed.
         """
         self._move(lambda now: self._named(now, status), message)
@@ -164,7 +164,7 @@ class Item:
         """The state that its status node, read elsewhere, names.
 
         Raises:
-            NodeInvalid: it is gone, or damaged.
+            NodeInvalid: it was removed, or is damaged.
         """
         return self._status_of(node).state
 
@@ -179,7 +179,7 @@ class Item:
         """Lock it. False if anybody holds it, this process too.
 
         Raises:
-            NodeInvalid: it is gone.
+            NodeInvalid: it was removed.
         """
         try:
             self._hold, _ = self._tree.lock(f"{self.path}/lock")
@@ -233,7 +233,7 @@ class Item:
 
         Raises:
             StateError: it is in no final state.
-            NodeInvalid: it is gone, or damaged.
+            NodeInvalid: it was removed, or is damaged.
         """
 
         def plan() -> list[Op]:

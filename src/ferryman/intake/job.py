@@ -60,7 +60,7 @@ class Job(Item):
 
     @property
     def retry_count(self) -> int:
-        """How often it was taken up again."""
+        """How often it was requeued."""
         return _count(self._status())
 
     @property
@@ -105,7 +105,7 @@ class Job(Item):
     # --- moves --------------------------------------------------------------------------------------------------------
 
     def set_status(self, status: str, message: str = "", priority: int | None = None, retry: bool = False) -> None:
-        """Move to another state; with another priority, if one is given. ``retry`` counts it as taken up again.
+        """Move to another state; with another priority, if one is given. ``retry`` counts it as requeued.
 
         In the state it has already, only message and priority change. Raises as for every item.
         """
@@ -271,7 +271,7 @@ def checked_priority(priority: int) -> int:
     """A priority.
 
     Raises:
-        UsageError: it is none.
+        UsageError: it is not one.
     """
     if isinstance(priority, bool) or not isinstance(priority, int) or priority < 0:
         raise UsageError(f"priority {priority!r}: give a whole number; 0 is most urgent.")

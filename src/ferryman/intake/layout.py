@@ -26,13 +26,13 @@ Nodes = Mapping[str, StoredNode]
 
 @dataclass(frozen=True)
 class Problem:
-    """A node that breaks a rule, and what mends it."""
+    """A node that breaks a rule, and what repairs it."""
 
     path: str
     rule: str
     text: str
     mend: tuple[Op, ...] = ()
-    """Empty: a person has to decide."""
+    """Empty: an operator has to decide."""
 
 
 def problems(found: Nodes, now: float) -> list[Problem]:

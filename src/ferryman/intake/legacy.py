@@ -131,7 +131,7 @@ def parsed(name: str, data: bytes) -> Record:
     """A record.
 
     Raises:
-        UsageError: it is none; says what is wrong with it.
+        UsageError: it is not one; says what is wrong with it.
     """
     found = NAME.fullmatch(name)
     if not found:
@@ -174,7 +174,7 @@ def _of_xml(name: str, text: str) -> dict[str, Any]:
     """The leaves of an XML document by their names; ``<entry key="a">`` by its key; what comes twice is a list.
 
     Raises:
-        UsageError: it is none, or declares entities (which may be bombs).
+        UsageError: it is not one, or declares entities (which may be bombs).
     """
     if "<!ENTITY" in text:
         raise UsageError(f"{name}: its payload is XML that declares entities: those are not read.")

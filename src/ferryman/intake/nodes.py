@@ -74,7 +74,7 @@ def numbered(prefix: str, number: int) -> str:
 
 
 def number_of(name: str) -> int | None:
-    """17 of ``bid0000000017``; None if it is no such name."""
+    """17 of ``bid0000000017``; None for any other name."""
     digits = name[-DIGITS:]
     return int(digits) if len(name) > DIGITS and digits.isascii() and digits.isdigit() else None
 
@@ -154,7 +154,7 @@ def text_of(path: str, data: bytes) -> str:
     """The text of a node.
 
     Raises:
-        NodeInvalid: it is none.
+        NodeInvalid: it is not one.
     """
     try:
         return data.decode()
@@ -166,7 +166,7 @@ def whole_number(path: str, data: bytes) -> int:
     """The decimal number of a node, as others write it too: ``5``, ``05``, with blanks around.
 
     Raises:
-        NodeInvalid: it is none.
+        NodeInvalid: it is not one.
     """
     text = text_of(path, data).strip()
     if not re.fullmatch(r"[+-]?[0-9]{1,18}", text):

@@ -332,7 +332,7 @@ class Queue:
     # --- the whole ----------------------------------------------------------------------------------------------------
 
     def audit(self, repair: bool = False) -> list[AuditFinding]:
-        """Hold every node against the layout; ``repair`` mends what can be mended without a doubt."""
+        """Hold every node against the layout; ``repair`` fixes what can be fixed without a doubt."""
         return audit(self._tree, repair=repair)
 
     def dump(self) -> dict[str, Any]:
@@ -343,7 +343,7 @@ class Queue:
         """Make the nodes of a dump in a queue that is empty. Ids that were given before are not given again.
 
         Raises:
-            UsageError: this is no dump, or the queue is not empty; nothing was changed.
+            UsageError: this is not a dump, or the queue is not empty; nothing was changed.
         """
         restored(self._tree, data)
 
@@ -376,5 +376,5 @@ def _size(size: str) -> str:
 def _one_name(name: str) -> str:
     """An id as a node's name: one with a slash in it would be another node's path."""
     if not name or "/" in name or name in (".", ".."):
-        raise NodeInvalid(f"/{name}", "is no id")
+        raise NodeInvalid(f"/{name}", "is not an id")
     return name

@@ -1,4 +1,4 @@
-"""What a submitter is told of a batch: which jobs are delivered, which have failed, and why."""
+"""What a batch's report says: which jobs are delivered, which have failed, and why."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The states of batches, jobs and access requests, and their legal moves, as data.
 
-The pictures and tables of the docs are made from these. A move to the state that an item already has is no move: it is
+The pictures and tables of the docs are made from these. A move to the state that an item already has is not one: it is
 not in the tables, and `set_status` takes it for a change of message and priority.
 """
 
@@ -83,7 +83,7 @@ class Transitions(Generic[S]):
         """The state after the work of this one is done.
 
         Raises:
-            StateError: it is no state of work.
+            StateError: it is not a state of work.
         """
         if before not in self.success:
             raise StateError(before, "success")
@@ -210,7 +210,7 @@ RESUMED_AT: Final[Mapping[JobState, JobState]] = {
     _J.STORING: _J.RECORDING,
     _J.RECORDING: _J.NOTIFY,
 }
-"""Where a failed job is taken up again, by its last successful state."""
+"""Where a requeued job continues, by its last successful state."""
 
 
 def resumed_at(last_successful: str | None) -> JobState:

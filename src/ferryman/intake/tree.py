@@ -20,7 +20,7 @@ PAUSE_MAX_S: Final = 0.03
 """Longest pause between two plans: a few times as long as another's change takes."""
 
 MESSAGE_CHARS_MAX: Final = 4000
-"""Of a status's message: what a person reads; a longer one is cut."""
+"""Of a status's message: what a user reads; a longer one is cut."""
 
 
 @dataclass(frozen=True)

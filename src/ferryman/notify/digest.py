@@ -1,4 +1,4 @@
-"""What is told: what is newly failed, rejected or in doubt, with some examples, and which nodes are stopped."""
+"""What is reported: what is newly failed, rejected or in doubt, with some examples, and which nodes are stopped."""
 
 from __future__ import annotations
 

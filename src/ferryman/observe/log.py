@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from ferryman.observe.progress import Observer
 
 NOISY = ("py4j", "pyspark")
-"""Loggers whose chatter tells a person nothing about their documents."""
+"""Loggers whose messages tell users nothing about their documents."""
 
 
 class ToObserver(logging.Handler):

@@ -12,7 +12,7 @@ _SOON_S: Final = 5.0
 class Pace:
     """Counts documents of the phase, and of all waves that a listing was split into.
 
-    What is left is estimated from the whole way that documents have gone so far: all phases of the waves before.
+    What is left is estimated from the whole way that documents took so far: all phases of the waves before.
 
     Attributes:
         done: documents of the phase that are through.

@@ -34,7 +34,7 @@ class Observer(Protocol):
         planned(5000)               what the waves of this listing read in all
         phase(3, "transform")
         expects(1500)               documents that this phase has before it
-        taken_up(1200)              what this wave took up: adds to what the waves before it did
+        taken_up(1200)              what this wave processes: adds to what the waves before it did
         phase(3, "commit")
         phase(3, "deliver")
         expects(1200)

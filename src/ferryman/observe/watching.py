@@ -18,7 +18,7 @@ def watching(
     """The observer that suits the stream, for as long as the run takes.
 
     Args:
-        log_file: what is told is appended to this file, too, in ``log_format``; else that is the stream's.
+        log_file: what is reported is appended to this file, too, in ``log_format``; else that is the stream's.
 
     Raises:
         UsageError: the log file cannot be written.

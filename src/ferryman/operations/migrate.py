@@ -34,8 +34,8 @@ def migrate(root: Path, plan: Plan, from_version: int) -> None:
     """Make the state of a plan from the one of an older version; nothing if that was done before.
 
     Raises:
-        UsageError: there is no such state, it is no older one, or this version has a state of its own.
-        StateHeld, StateDamaged, StateForeign: of the older state, or what is there instead of the new one is no state.
+        UsageError: there is no such state, it is not an older one, or this version has a state of its own.
+        StateHeld, StateDamaged, StateForeign: of the older state, or what is in the new one's place is not a state.
     """
     older = Plan(plan.name, from_version)
     older_root = root.with_name(older.key)

@@ -47,7 +47,7 @@ def run(
         from_version: continue from the state of this older version of the plan, if that was not done before.
         max_pending: bytes on the disk, 4 GiB if None. While more is pending in the outbox, no more documents are read;
             what is pending is sent.
-        notify: who is told what goes wrong, beside those that the plan names: see ``Plan.notify``.
+        notify: who is notified of what goes wrong, beside those that the plan names: see ``Plan.notify``.
         observer: hears of the progress; nobody by default.
 
     Raises:

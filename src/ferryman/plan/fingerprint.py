@@ -61,7 +61,7 @@ def _router(router: Any) -> Iterator[str]:
 
     Names that begin with ``_`` are what the router keeps for itself while it runs. The order of a mapping says nothing.
     """
-    yield from _code(getattr(router, "choose", None))  # what is no Router is for plan check to refuse
+    yield from _code(getattr(router, "choose", None))  # what is not a Router is for plan check to refuse
     names = {"deterministic", "copies", "on_unequal", *getattr(router, "__dict__", ())}
     for of in type(router).__mro__:
         slots = vars(of).get("__slots__", ())

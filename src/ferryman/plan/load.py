@@ -1,4 +1,4 @@
-"""From what a person types to a plan: ``file.py``, ``file.py:name`` or ``package.module:name``.
+"""From what an operator types to a plan: ``file.py``, ``file.py:name`` or ``package.module:name``.
 
 What a plan file defines (steps, destinations, sources) is pickled to the workers by value, and so are the modules that
 lie beside it: the workers need not have these files. Modules that are installed are pickled by reference.
@@ -27,7 +27,7 @@ FORMS = "give a Python file that makes a Plan (plan.py), one plan of it (plan.py
 def load_plan(spec: str) -> Plan:
     """The plan that ``spec`` names.
 
-    Runs the user's file: what it prints goes to stderr, and what it raises is told as its own error, with file and
+    Runs the user's file: what it prints goes to stderr, and what it raises is reported as its own error, with file and
     line. The file's folder is put first on ``sys.path``, and what it says of relative paths is meant from there.
 
     Raises:
@@ -68,7 +68,7 @@ def _split(spec: str) -> tuple[Path | str, str | None]:
 
 
 def _run_file(path: Path) -> ModuleType:
-    """The file as a module. Compiled anew each time: a cached one may be of the file's last edit in the same second."""
+    """The file as a module. Compiled each time: a cached one may be of the file's last edit in the same second."""
     name = _module_name(path.stem)
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
@@ -133,7 +133,7 @@ def _their_errors(path: Path | None) -> Iterator[None]:
 
 
 def _place(error: BaseException, path: Path | None) -> tuple[str, int | None]:
-    """(file, line) of the deepest of the user's frames, or of the line that is no Python."""
+    """(file, line) of the deepest of the user's frames, or of the line that is not Python."""
     if isinstance(error, SyntaxError) and error.filename:
         return error.filename, error.lineno
     frames = traceback.extract_tb(error.__traceback__)

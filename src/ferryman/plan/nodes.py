@@ -52,7 +52,7 @@ class Policy:
         backoff: seconds to wait at most after the n-th failed attempt (the wait is uniform below it); None: 1 s × 4ⁿ.
         batch: rows a chunk at most.
         batch_bytes: bytes a chunk at most (one larger row is a chunk of its own).
-        deletes: False: vanished documents stay there.
+        deletes: False: documents deleted at the source stay there.
         send_timeout: seconds that a call of it may take.
     """
 

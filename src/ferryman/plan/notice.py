@@ -15,7 +15,7 @@ _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 
 @dataclass(frozen=True, slots=True)
 class NotifyTarget:
-    """One that is told.
+    """One that is notified.
 
     Attributes:
         to: an http or https URL, ``mailto:ADDRESS``, or a command line.

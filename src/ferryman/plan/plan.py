@@ -159,7 +159,7 @@ class Plan:
                 longer is given up, and cannot act later: its process is ended.
         """
         if batch is None:
-            batch = getattr(destination, "preferred_batch", None)  # what is no Destination is refused by check
+            batch = getattr(destination, "preferred_batch", None)  # what is not a Destination is refused by check
         waits = None if backoff is None else tuple([backoff] if isinstance(backoff, (int, float)) else backoff)
         policy = Policy(
             guarantee=_default_guarantee(destination) if guarantee is None else Guarantee(guarantee),
@@ -175,7 +175,7 @@ class Plan:
 
     def notify(self, to: str, *, secret: str | None = None, timeout_s: float = limits.NOTIFY_TIMEOUT_S) -> None:
         """Tell somebody, once a run and once a period of ``--every``, when deliveries are newly failed, rejected or in
-        doubt, or a node is stopped or unavailable. It is no part of the plan's structure: it may change at any time.
+        doubt, or a node is stopped or unavailable. It is not part of the plan's structure: it may change at any time.
 
         Args:
             to: an http or https URL, which the digest is posted to as JSON; ``mailto:a@b``, with
@@ -183,7 +183,7 @@ class Plan:
                 command, which gets the JSON on its standard input. ``${NAME}`` is filled in from the environment.
             secret: what is posted is signed with it, as by ``Webhook``; default: the environment variable
                 ``FERRYMAN_NOTIFY_SECRET``, if it is set.
-            timeout_s: seconds that it may take. What fails or takes longer is told with the next digest.
+            timeout_s: seconds that it may take. What fails or takes longer is reported with the next digest.
         """
         if self._frozen:
             raise PlanError([f"plan {self.name} has run and is frozen: say whom to notify before the run."])
@@ -275,7 +275,7 @@ def _names(after: Any) -> tuple[str, ...]:
 
 
 def _name(given: object) -> str:
-    """A name; what is no text in angle brackets, for ``check`` to refuse."""
+    """A name; what is not text in angle brackets, for ``check`` to refuse."""
     return given if isinstance(given, str) else f"<{given!r}>"
 
 
@@ -285,7 +285,7 @@ def _called(brake: int | None, patience: float | str, attempts: int | None) -> d
 
 
 def _patience(given: float | str) -> float:
-    """Seconds; what is no duration as it is, for ``check`` to refuse."""
+    """Seconds; what is not a duration as it is, for ``check`` to refuse."""
     if not isinstance(given, str):
         return given
     try:

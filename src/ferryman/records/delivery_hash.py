@@ -1,4 +1,4 @@
-"""A delivery's name: the hash that is equal on every attempt, for ever."""
+"""A delivery's name: the hash that is equal on every attempt, forever."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from ferryman.records.statuses import Status
 ORDINAL_COMMAND: Final = 0
 ORDINAL_STEPS: Final = 1
 ORDINAL_SENT: Final = 2
-"""Events of one wave in their order: a person's word, what the steps made of it, what sending it came to."""
+"""Events of one wave in their order: operator commands, what the steps made of it, what sending it came to."""
 
 EVENT_OF_ROW: Final = (
     "source",

@@ -37,7 +37,7 @@ class Owed(msgspec.Struct, frozen=True, array_like=True):
     Attributes:
         route: the whole route to the destination.
         attempt: attempts made.
-        open: it is tried again; False: it ended as DEAD or ERROR_DOC, and a person may open it again.
+        open: it is tried again; False: it ended as DEAD or ERROR_DOC, and an operator may open it again.
         since: its first transient error, µs since 1970; None: it had none.
         transient: how many of the attempts ended in a transient error.
     """
@@ -60,7 +60,7 @@ class FailedMember(msgspec.Struct, frozen=True, array_like=True):
 
     Attributes:
         node: where a retry goes on; what was done before it is not done again.
-        route, branches: taken up to there.
+        route, branches: as far as there.
     """
 
     member: str
@@ -124,7 +124,7 @@ def encode_published(given: Iterable[Published]) -> str:
 
 
 def decode_published(text: str) -> Collection[Published]:
-    """From ``documents``. What a large family was given is decoded each time that it is gone through."""
+    """From ``documents``. What a large family was given is decoded on each pass."""
     if "\n" in text:
         return PublishedLines.of(text)
     return _decode_short(text) if len(text) <= _SHORT else _decode(text)
@@ -218,7 +218,7 @@ def open_deliveries(failures: Sequence[FailedMember]) -> int:
 
 
 def encode_held(keys: Iterable[str]) -> str | None:
-    """Nodes (or what single ones have to do with) that all that is owed waits for, as text for ``documents``."""
+    """Nodes (or what single ones have to do with) that all that is pending waits for, as text for ``documents``."""
     return "\n".join(sorted({" ".join(key.split("\n")) for key in keys})) or None
 
 

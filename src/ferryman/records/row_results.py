@@ -11,7 +11,7 @@ from ferryman.records.statuses import Status
 from ferryman.storage.parquet import Part
 
 UNTOUCHED: Final = "UNTOUCHED"
-"""In place of a status: the destination was down before this row was tried; it stays owed as it is."""
+"""In place of a status: the destination was down before this row was tried; it stays pending as it is."""
 
 
 class Rows(NamedTuple):
@@ -34,7 +34,7 @@ class RowResult(msgspec.Struct, frozen=True, array_like=True):
     message: str
     attempt: int
     due: int | None
-    """When an ERROR is tried again, µs since 1970; None: not owed any more."""
+    """When an ERROR is tried again, µs since 1970; None: not pending any more."""
     since: int | None = None
     """Its first transient error, µs since 1970."""
     transient: int | None = None
@@ -46,7 +46,7 @@ class Result(msgspec.Struct, frozen=True):
 
     Attributes:
         sent: how many rows were attempted; the others of the range were not eligible in this pass, or not reached.
-        leave: how many of them are done and leave the outbox; the others are to be tried again, or parked.
+        leave: how many of them are done and leave the outbox; the others are to be tried again, or held for review.
         part: their ledger events, as a data file of the ledger.
         rows: only without such a file: those that were not simply delivered.
         deleted: of those that leave, how many are deletes.

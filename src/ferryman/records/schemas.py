@@ -60,9 +60,9 @@ DOCUMENTS: Final = pa.schema(
     ]
 )
 """The last row of a (source, document) by ``wave`` counts. ``given``: what destinations were given of its family, JSON;
-"" if nothing. ``due``: when failed steps are tried again (µs since 1970; null: nothing is owed by steps), for how many
+"" if nothing. ``due``: when failed steps are tried again (µs since 1970; null: no step has failed), for how many
 deliveries (``owed``), and where they failed (``failed``, JSON); see ``family``. ``held``: the nodes in trouble that all
-of these wait for, a line each; null: it waits for its time only. ``forced``: a person wants it read
+of these wait for, a line each; null: it waits for its time only. ``forced``: an operator wants it read
 again as a new revision. ``again``: when a step wants that (µs since 1970; null: never)."""
 
 OUTBOX: Final = pa.schema(
@@ -82,7 +82,7 @@ OUTBOX: Final = pa.schema(
     ]
 )
 """One row a committed delivery that has not left. Sequence = ``first_sequence`` + ``row``. ``attempt``: attempts made.
-``due``: µs since 1970, 0 = now; null: parked (dead, refused, unknown), kept for a person's word. ``since``: its first
+``due``: µs since 1970, 0 = now; null: held for review (dead, rejected, in doubt). ``since``: its first
 transient error, µs since 1970; ``transient``: how many attempts ended so; null: none did. ``fields`` is JSON."""
 
 OUTBOX_PARTITION: Final = ["wave", "destination", "first_sequence"]

@@ -118,7 +118,7 @@ class Batches:
         self._say(f"{batch.id}: {error}. It is tried again in {AGAIN_S:g} s.")
 
     def _give_up(self, batch: Batch, error: DeliveryError) -> None:
-        """It has failed for good; its submitter is told, if that can be."""
+        """It has failed permanently; its submitter is notified, if possible."""
         told = {
             "id": f"{batch.id}/refused",
             "batch": batch.id,

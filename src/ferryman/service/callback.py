@@ -46,7 +46,7 @@ class Callback:
         """Post to the ``response_url`` of a submission, or of a job. False: none was given.
 
         Raises:
-            PermanentError: the URL is none, or its server refuses.
+            PermanentError: the URL is invalid, or its server refuses.
             TransientError: no good answer, as often as it was tried.
             Stopping.
         """

@@ -43,7 +43,7 @@ def unpack(
     unpacked_bytes: int = UNPACKED_BYTES,
     ratio: float = RATIO,
 ) -> None:
-    """Unpack a container into a folder, which is made anew. Killed in the middle, it is done again from the start.
+    """Unpack a container into a folder, which is made again. Killed in the middle, it is done again from the start.
 
     Args:
         stopping: asked between pieces; what it raises ends it.
@@ -51,7 +51,7 @@ def unpack(
         members, unpacked_bytes, ratio: see ``MEMBERS``, ``UNPACKED_BYTES``, ``RATIO``.
 
     Raises:
-        Corrupt: it is no zip or tar, is broken or encrypted, a member's path climbs out of it, is a link or a device,
+        Corrupt: it is not zip or tar, is broken or encrypted, a member's path climbs out of it, is a link or a device,
             two members have one path, or it unpacks to more than it may. Nothing of it counts then.
         OSError: the disk is full, or failed.
     """

@@ -107,7 +107,7 @@ class Fetcher:
         return content
 
     def file(self, url: str, target: Path, digest: str = "", size: int | None = None) -> Fetched:
-        """Have what is at a URL as a file, and check it. A part that is there from before is gone on with.
+        """Have what is at a URL as a file, and check it. A part that is there from before is continued.
 
         Raises:
             Corrupt: its digest or size is not what was given.
@@ -132,7 +132,7 @@ class Fetcher:
         return found
 
     def _part(self, url: str, part: Path, digest: str, size: int | None) -> Fetched:
-        """Fetch it into a part, and check it. An old part that was gone on with may be at fault: once more without."""
+        """Fetch it into a part, and check it. An old part that was continued may be at fault: once more without."""
         resumed = part.exists()
         try:
             self._trying(url, lambda: self._go_on(url, part, size, checked=bool(digest)))
@@ -144,7 +144,7 @@ class Fetcher:
         return self._part(url, part, digest, size)
 
     def _go_on(self, url: str, part: Path, size: int | None, *, checked: bool) -> None:
-        """Append to a part what it lacks. Without a digest only what its server calls the same is gone on with."""
+        """Append to a part what it lacks. Without a digest only what its server calls the same is continued."""
         stamp = part.with_name(part.name + _STAMP)
         have = part.stat().st_size if part.exists() else 0
         same = stamp.read_text("ascii", "replace") if have and stamp.exists() else ""

@@ -210,7 +210,7 @@ def checked_url(url: str) -> str:
     """A URL that is fetched.
 
     Raises:
-        Corrupt: it is none.
+        Corrupt: it is not one.
     """
     try:
         parts = urlsplit(url)
@@ -230,7 +230,7 @@ def checked_digest(text: str) -> str:
     """``sha256:HEX`` of what a submitter wrote: ``SHA-256:…``, or hex digits alone, known by their number.
 
     Raises:
-        Corrupt: it is no digest that can be checked.
+        Corrupt: it is not a digest that can be checked.
     """
     if not text:
         return ""

@@ -30,7 +30,7 @@ TOLD: Final = 5
 """Documents that a failed job names, with the reason of each; `ferryman deliveries` has them all."""
 
 LOST_AGAIN_S: Final = 5.0
-"""Until documents that a turn did not take up (the listing was incomplete) are listed again."""
+"""Until documents that a turn did not process (the listing was incomplete) are listed again."""
 
 
 def jobs_sources(plan: Plan) -> dict[str, Jobs]:
@@ -121,7 +121,7 @@ class Processing:
         return True
 
     def wait(self, timeout_s: float) -> None:
-        """Until a job comes, or something that is owed is due; at most so long."""
+        """Until a job comes, or something that is pending is due; at most so long."""
         due = self._run.due_s()
         watch = self._queue.watch_jobs(JobState.PROCESSING)
         try:
@@ -148,7 +148,7 @@ class Processing:
             (self._held if self._is_free(found) else self._waiting)[found.id] = found
 
     def _is_free(self, job: Job) -> bool:
-        """Is no other job of this object being processed? It is locked then."""
+        """True: no other job of this object is being processed, and it is locked."""
         local = local_id_of(job.identifiers)
         if not local:
             return True
@@ -276,7 +276,7 @@ def _is_known(expected: Expected, found: Found) -> bool:
 
 
 def _verdict(expected: Expected, found: Found) -> list[str] | None:
-    """Why a job has failed; [] if it is delivered; None while something is owed, or not known yet."""
+    """Why a job has failed; [] if it is delivered; None while something is pending, or not known yet."""
     if not _is_known(expected, found):
         return None
     all_of_it = [found[source][document] for source, documents in expected.items() for document in documents]

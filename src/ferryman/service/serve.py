@@ -218,7 +218,7 @@ class Consumers:
             loop.start()
 
     def join(self) -> None:
-        """Wait until all have given back what they hold; not for ever."""
+        """Wait until all have given back what they hold, for a limited time."""
         until = time.monotonic() + GRACE_S
         late = [loop for loop in self._loops if not loop.join(max(0.0, until - time.monotonic()))]
         if late:

@@ -33,7 +33,7 @@ UNPACKED: Final = 4
 """What a container is taken to need, times its size: itself, and its files. What text packs to, and a bit."""
 
 COUNT_EVERY_S: Final = 1.0
-"""What was promised to jobs is counted anew so often: another process may promise too."""
+"""What was promised to jobs is counted again so often: another process may promise too."""
 
 FETCHES: Final = 4
 """Files of one job that are fetched at once: a server gives each connection its share."""
@@ -64,7 +64,7 @@ class JobStage:
         """Do it.
 
         Raises:
-            PermanentError, TransientError: it failed, with this reason; a person decides.
+            PermanentError, TransientError: it failed, with this reason; an operator decides.
             Later: not now.
             Stopping.
             LockLost, NodeInvalid, StateError: the job is not ours any more.
@@ -73,7 +73,7 @@ class JobStage:
 
 
 class Pending(JobStage):
-    """Its manifest is read, and laid into the working space. One that is corrupt fails the job for good."""
+    """Its manifest is read, and laid into the working space. One that is corrupt fails the job permanently."""
 
     state: ClassVar[JobState] = JobState.PENDING
 
@@ -166,7 +166,7 @@ class Provisioning(JobStage):
 class Downloading(JobStage):
     """Its files are fetched, some at once, and their digests checked; a container is unpacked.
 
-    1. Every file that is not there is fetched; a part that came before a kill is gone on with.
+    1. Every file that is not there is fetched; a part that came before a kill is continued.
     2. The list of what is there is published.
     3. The job says where it is.
     """
@@ -221,7 +221,7 @@ class Downloading(JobStage):
 
 
 class Storing(JobStage):
-    """Its documents are delivered: the originals are kept, or dropped. A lock of a person's on the object holds it."""
+    """Its documents are delivered: the originals are kept, or dropped. An operator's lock on it holds it."""
 
     state: ClassVar[JobState] = JobState.STORING
 
@@ -271,7 +271,7 @@ class Recording(JobStage):
 
 
 class Notify(JobStage):
-    """Its submitter is told, if there is a URL to tell it to."""
+    """Its submitter is notified, if there is a URL."""
 
     state: ClassVar[JobState] = JobState.NOTIFY
 

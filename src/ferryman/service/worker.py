@@ -10,8 +10,8 @@ Later               stays, locked, and is tried again; others of its state are l
 Stopping            is given back as it is
 LockLost            is not ours any more: nothing was changed, another does it again
 NodeInvalid         was removed, or is damaged: it is given back
-StateError          was moved by a person meanwhile: it is given back
-any other           fails: a fault that a person shall see; a full disk is Later
+StateError          was moved by an operator meanwhile: it is given back
+any other           fails: a fault that an operator should see; a full disk is Later
 ==================  ====================================================================================
 """
 

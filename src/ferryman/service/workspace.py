@@ -90,7 +90,7 @@ class Workspace:
         shutil.rmtree(self.batch(batch_id), ignore_errors=True)
 
     def sweep(self, queue: Queue) -> list[str]:
-        """Remove what belongs to jobs and batches that are done with, or gone. Returns whose it was."""
+        """Remove what belongs to jobs and batches that are done with, or deleted. Returns whose it was."""
         swept = []
         for folder in sorted((self.root / "jobs").iterdir()):
             if _is_done(queue.load_job, folder.name):

@@ -5,7 +5,7 @@ A scan asks a source three things, in this order:
     check()                 driver: is it there at all?
     partitions()            driver: pieces of work, small and picklable
     listing(partition)      worker, once a piece: every document of it, in the source's own order
-    read(listed)            worker, only for what the scan took up: the content
+    read(listed)            worker, only for what the scan selected: the content
 
 A source that has the content at hand while it lists (rows of a table, lines of a file) yields whole ``Document``s from
 ``listing``; one that would have to fetch it (files) yields ``Listed`` and is asked again by ``read``. After a crash
@@ -69,11 +69,11 @@ class Source:
         prefix: put before every id, so that two sources of one plan cannot clash.
         detect: what makes a document changed. "content" (its hash), "fingerprint" (content read only if the
             fingerprint changed), "none" (fed again in every scan).
-        max_deleted: share of the known documents that may vanish in one scan before a person is asked.
+        max_deleted: share of the known documents that may be missing in one scan before deletes wait for an operator.
     """
 
     lists_all = True
-    """Does a complete listing name every document, so that one that is missing is gone, and deleted? False: a listing
+    """Does a complete listing name every document, so that a missing one was deleted? False: a listing
     brings work (jobs of a queue), and says nothing of the rest."""
 
     comes_again = ""

@@ -46,7 +46,7 @@ class Csv(Records):
         exclude: one glob or several.
         id: name of the column that holds the id.
         content: name of the column that holds the document's text.
-        columns: names of the columns, where the first row is no header.
+        columns: names of the columns, where the first row is not a header.
         delimiter: one character between cells.
         quote: one character around cells; None: there are no quotes.
         escape: one character that makes the next one mean itself; None: quotes in quotes are doubled.

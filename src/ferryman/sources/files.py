@@ -36,13 +36,13 @@ class Files(Source):
     wins over every include, and one that matches a folder leaves out all that is in it, unvisited.
 
     **Folders** are never documents, whatever their name. One that cannot be read makes the listing incomplete (nothing
-    is deleted in this scan), after everything else was listed. One that vanishes meanwhile is gone like its files.
+    is deleted in this scan), after everything else was listed. One that is deleted meanwhile counts as such.
 
     **Links** to files inside the root are read, under their own id. Links to folders inside the root are not followed:
     their files are documents already, under their real path; where the globs leave that out, the link is refused.
     Refused, by name, are links that lead nowhere, in a circle, back to a folder that holds them, or out of the root.
 
-    Also refused: files of more than ``max_bytes``, and what is no file (pipes, sockets, devices), which are never
+    Also refused: files of more than ``max_bytes``, and what is not a file (pipes, sockets, devices), which are never
     opened. An empty file is a document like any other, with ``raw=b""``. A refused name is a document that ends as
     ERROR_DOC; to have no such document, exclude it.
 
@@ -53,7 +53,7 @@ class Files(Source):
     **Elsewhere.** A root may be any URL that fsspec reads: ``s3://bucket/folder``, ``gs://…``, ``memory://…``,
     ``zip://::/data/corpus.zip`` (the members of an archive); ``pip install 'ferryman[s3]'`` or fsspec and what it asks
     for. Ids and globs are the same; folders are what lies between slashes. A name with an empty part, ``.`` or ``..``
-    is refused. On a store that keeps such names apart (S3's ``a//b``) the folder is told, and the listing incomplete.
+    is refused. On a store that keeps such names apart (S3's ``a//b``) the folder is reported, the listing incomplete.
 
     **Changes** are seen by size and time of modification (``detect="fingerprint"``); where that time is less than 2 s
     ago, or yet to come, the file is read. A store that has an etag or a checksum of each file is asked for that.
@@ -72,7 +72,7 @@ class Files(Source):
         decompress: unpack compressed files.
         unsupported: what becomes of a file that a step does not read, a picture where text is wanted: "reject" (the
             run ends with 3), or "skip": it is dropped, with the reason, and counted as such.
-        storage_options: what fsspec is told beside the URL: ``{"endpoint_url": …}``. They travel to the workers, and
+        storage_options: options for fsspec beside the URL: ``{"endpoint_url": …}``. They travel to the workers, and
             are never shown. Credentials are better left where the client library finds them: environment, role, file.
         prefix, detect, max_deleted: see ``Source``.
 
@@ -156,9 +156,9 @@ class Files(Source):
         """The file's bytes as they are now, read once.
 
         Raises:
-            BadDocument: this user may not read it; it is no file any more, grew over the limit, or leads out of the
+            BadDocument: this user may not read it; it is no longer a file, grew over the limit, or leads out of the
                 root by now; it cannot be unpacked.
-            TransientError: it vanished since the listing (the next scan sees it gone), or the disk failed.
+            TransientError: it was deleted since the listing (the next scan sees that), or the disk failed.
         """
         data, modified_s = self._tree.read(listed, self.max_bytes)
         fields = self._fields(listed.id, len(data), modified_s)

@@ -110,7 +110,7 @@ _TOKEN = re.compile(r"\*+|\?|\[(!?)(\]?[^\]]*)\]|.", re.DOTALL)
 
 def _name(glob: str) -> str:
     if not glob.strip("*"):
-        return "[^/]+"  # the root, "", is no name
+        return "[^/]+"  # the root, "", is not a name
     return _TOKEN.sub(_token, glob)
 
 

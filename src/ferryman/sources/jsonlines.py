@@ -32,9 +32,9 @@ class JsonLines(Records):
     stands, and of several with one id the last counts.
 
     **Content.** Without ``content=`` a document is fields only. With it, the text that stands there is ``raw``, in
-    UTF-8, and is no field; where there is none, or null, the document has no ``raw``.
+    UTF-8, and is not a field; where there is none, or null, the document has no ``raw``.
 
-    **Bad input.** A line that is no JSON object (``NaN`` and numbers that no double can hold are no JSON either), is
+    **Bad input.** A line that is not a JSON object (``NaN`` and numbers that no double can hold are not JSON), is
     longer than ``max_bytes``, or has no id where ``id=`` says, ends as ERROR_DOC, named by file and line; the others go
     on. With ``id=`` nothing is deleted while there are such lines: whose they are is not known. Of two members of one
     name the last counts. Blank lines are passed by, but they count. About files, see ``Lines``.

@@ -27,7 +27,7 @@ class Lines(Records):
     is one changed document, and a line at the end is one more; but one that is put in at the top shifts all that
     follow, and each is sent again. With ``id="content"`` a line is known by what is in it, wherever it stands
     (``logs/app.log#content=`` and 32 hex digits): then equal lines of a file are one document, which the run counts as
-    duplicates, and a changed line is one document gone and one new.
+    duplicates, and a changed line is one document deleted and one new.
 
     **Lines** end with LF or CR LF. Blank ones (white space only) are no documents, but they count: numbers are those
     that an editor shows. ``blank="keep"`` makes documents of them.
@@ -38,7 +38,7 @@ class Lines(Records):
     **Bad input.** A line that is not text in this encoding, or longer than ``max_bytes``, ends as ERROR_DOC; the others
     go on. A file that cannot be read to its end (rights, a broken disk, damaged compressed data, a link out of the
     root) makes the listing incomplete: what could be read goes on, nothing is deleted in this scan, and the run says
-    which file and why. The lines of a file that vanished are deleted.
+    which file and why. The lines of a file that was deleted are deleted.
 
     Args:
         root: a folder, a file, or a URL.

@@ -25,7 +25,7 @@ class Memory(Source):
 
     ``Memory([Document("a", raw=b"..."), {"id": "b", "title": "B"}])``, ``Memory(lambda: fetch_all())``.
 
-    A list is looked at anew in every scan, so it may be changed between runs; what is no more in it is deleted. A
+    A list is read again in every scan, so it may change between runs; what is no longer in it is deleted. A
     function is called in the driver, once a scan; what it makes must fit in the driver's memory. Steps get copies:
     they never change what was given. Values that JSON writes as text (dates) arrive as text. A document with a field
     that JSON cannot hold is refused by its id (ERROR_DOC); the others go on.
@@ -35,7 +35,7 @@ class Memory(Source):
         prefix, detect, max_deleted: see ``Source``.
 
     Raises:
-        UsageError: an entry is no document (naming its index): from here for a list, in a scan for a function.
+        UsageError: an entry is not a document (naming its index): from here for a list, in a scan for a function.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Memory(Source):
         """Slices of the documents, with the documents in them.
 
         Raises:
-            UsageError: an entry is no document, naming its index; or this is a worker's copy of the source.
+            UsageError: an entry is not a document, naming its index; or this is a worker's copy of the source.
         """
         given = self._documents() if callable(self._documents) else self._documents
         if given is None:

@@ -28,7 +28,7 @@ def checked_encoding(source: str, encoding: str) -> str:
     """Python's name of an encoding.
 
     Raises:
-        UsageError: there is none of this name, or it is none of text.
+        UsageError: there is none of this name, or it is not a text encoding.
     """
     try:
         found = codecs.lookup(encoding)
@@ -50,7 +50,7 @@ def physical_lines(stream: io.BufferedReader, encoding: str, limit_bytes: int, p
             UTF-16's).
 
     Raises:
-        BadDocument: UTF-16 or its like that is none: where the next line begins cannot be known.
+        BadDocument: invalid UTF-16 or the like: where the next line begins cannot be known.
     """
     head = stream.peek(4)[:4]
     for mark, marked in _BOMS:

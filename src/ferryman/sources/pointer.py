@@ -11,7 +11,7 @@ _BAD_ESCAPE: Final = re.compile(r"~(?![01])")
 
 class Pointer:
     """``/meta/id``, ``/tags/0``, ``/a~1b`` for the name ``a/b``, ``~0`` for ``~``. A text without a slash at its
-    beginning, which is no pointer, stands for that name: ``id``.
+    beginning, which is not a pointer, stands for that name: ``id``.
 
     Raises:
         ValueError: it is empty, which would be the whole value, or has a ``~`` that escapes nothing.

@@ -18,7 +18,7 @@ from ferryman.sources.physical import Physical, checked_encoding, physical_lines
 
 
 class RecordRow(NamedTuple):
-    """What a file has at one place: a document, or why it is none."""
+    """What a file has at one place: a document, or why it is not one."""
 
     name: str
     """What it is called in its file, as ``line=12``: no child's key has a ``=`` in it, so that ids cannot clash."""
@@ -53,7 +53,7 @@ class Gap(NamedTuple):
 
 
 class UnreadableRecords(Exception):
-    """Why the rest of a file is no rows, beginning with the line."""
+    """Why the rest of a file is not rows, beginning with the line."""
 
 
 class Records(Source):
@@ -62,7 +62,7 @@ class Records(Source):
     The files are listed in the driver, and each is read by a worker in one go, row by row. What stops a file from being
     read to its end makes the listing incomplete: then nothing of the source is deleted, for the rest of its rows is not
     known. A row that is refused is a document that ends as ERROR_DOC. Where ids are in the rows, a refused row hides
-    whose row it is; the listing counts as incomplete then too, or its document would be taken for gone.
+    whose row it is; the listing counts as incomplete then too, or its document would be taken for deleted.
     """
 
     encodes_ids = True

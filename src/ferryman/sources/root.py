@@ -16,7 +16,7 @@ LEAVE_OUT: Final = "or leave it out with exclude=…"
 """How every message about a file ends: the way out that is always there."""
 
 # A named pipe that took a file's place after the listing must not hang the worker: without a writer, a blocking open
-# of one waits for ever.
+# of one waits forever.
 _OPEN: Final = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 
 
@@ -67,8 +67,8 @@ class Root:
         """The bytes of a file as they are now, in one go, and when it was modified (seconds since 1970).
 
         Raises:
-            BadDocument: this user may not read it; it is no file any more, larger than the limit, or out of the root.
-            TransientError: it vanished, or the disk failed.
+            BadDocument: this user may not read it; it is no longer a file, larger than the limit, or out of the root.
+            TransientError: it was deleted, or the disk failed.
         """
         try:
             opened, about = self._open(id)
@@ -83,7 +83,7 @@ class Root:
         """A file's bytes to be read piece by piece; the caller closes it.
 
         Raises:
-            FileNotFoundError: it vanished.
+            FileNotFoundError: it was deleted.
             BadDocument, TransientError: as ``read`` says; the stream too.
         """
         try:
@@ -167,7 +167,7 @@ class Root:
 
 
 class Stream(io.FileIO):
-    """An open file. One that becomes shorter meanwhile is being written anew: its end is not taken for an end."""
+    """An open file. One that becomes shorter meanwhile is being rewritten: its end is not taken for an end."""
 
     def __init__(self, opened: int, size: int, path: str) -> None:
         super().__init__(opened)

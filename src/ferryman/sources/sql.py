@@ -66,7 +66,7 @@ class Sql(Source):
             plan file's folder; in a program, from the current one.
         query: a SELECT, or WITH … SELECT. Where only a part is asked for, it stands in ``SELECT … FROM (query) q``.
         id: the column of the id: text or a number.
-        content: the column of the content: text (as UTF-8) or binary; NULL is no content.
+        content: the column of the content: text (as UTF-8) or binary; NULL means no content.
         changed, split: see above.
         pieces: ranges to cut ``split`` into.
         prefix, detect, max_deleted: see ``Source``.

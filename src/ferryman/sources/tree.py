@@ -39,7 +39,7 @@ class FileContent(NamedTuple):
 
 
 class OneFile(Protocol):
-    """A root that is itself a file. A person named it, so a link may lead anywhere."""
+    """A root that is itself a file. The plan names it, so a link may lead anywhere."""
 
     def shown(self, id: str) -> str:
         """See ``FileTree``."""
@@ -48,7 +48,7 @@ class OneFile(Protocol):
         """Its entry: the id is its name.
 
         Raises:
-            TransientError: it vanished, or cannot be looked at.
+            TransientError: it was deleted, or cannot be looked at.
         """
 
     def open(self, listed: Listed) -> io.RawIOBase:
@@ -103,15 +103,15 @@ class FileTree(Protocol):
         """A file's bytes as they are now.
 
         Raises:
-            BadDocument: this user may not read it; it is no file any more, or larger than the limit.
-            TransientError: it vanished, or reading failed.
+            BadDocument: this user may not read it; it is no longer a file, or larger than the limit.
+            TransientError: it was deleted, or reading failed.
         """
 
     def open(self, listed: Listed) -> io.RawIOBase:
         """The same bytes, to be read piece by piece, however many there are; the caller closes it.
 
         Raises:
-            FileNotFoundError: it vanished.
+            FileNotFoundError: it was deleted.
             BadDocument, TransientError: as ``read``; the stream too.
         """
 

@@ -137,7 +137,7 @@ def _written(table: Table, rows: Iterable[pa.Table], epoch: int) -> Part | None:
         for group in gathered(rows):
             writer = writer or PartWriter(table.folder, table.schema, epoch=epoch)
             writer.write(group)
-            if "forced" in table.schema.names:  # a person waits for it: it is due
+            if "forced" in table.schema.names:  # an operator waits for it: it is due
                 dues.append(pc.if_else(group["forced"], pc.fill_null(group["due"], 0), group["due"]))
         if writer is None:
             return None

@@ -64,7 +64,7 @@ def _drop_outdated(state: State, notes: list[str]) -> bool:
     """Drop outdated rows of ``documents``, once they are a good part of all.
 
     1. find them, and which files have the most
-    2. write such files anew, a group at a time, without them
+    2. write such files again, a group at a time, without them
     3. commit each group in place of its files; the number of documents, by which the next look is timed, goes with it
     """
     if not has_outdated(state):

@@ -64,7 +64,7 @@ class State:
         self.readers = Readers(root / READERS)
         self.epoch = 0
         self.notes: list[str] = []
-        """What opening found and mended, a line each."""
+        """What opening found and repaired, a line each."""
         self._lock: Lock | None = None
 
     @property
@@ -109,7 +109,7 @@ class State:
         1. take the lock
         2. make the directory, if need be: state.json last, it says that the rest is there
         3. verify logs and live files; nothing is changed if anything is wrong
-        4. mend what a crash left unmarked
+        4. repair what a crash left unmarked
         5. announce the next epoch on every table: from now on an older driver cannot commit
 
         Raises:
@@ -305,7 +305,7 @@ class State:
             yield None if alone else self.readers.now() - limits.READERS_GRACE_S
 
     def close_for(self, version: int) -> None:
-        """From now on only this version of the plan may take the state, and only to carry on from it."""
+        """From now on only this version of the plan may take the state, and only to continue from it."""
         files.replace(self.root / MIGRATED, files.sealed({"to": version}))
 
     def _refuse_if_migrated(self, successor: int | None) -> None:

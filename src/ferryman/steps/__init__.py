@@ -1,6 +1,6 @@
 """Ready-made steps: each call makes a function of a document, to be given to ``Plan.step``.
 
-They change what is there and leave alone what is not: a field that is missing, or holds null, is no error. Where a
+They change what is there and leave alone what is not: a field that is missing, or holds null, is not an error. Where a
 field may hold one value or a list of values, every value is treated alike. A value that cannot be treated is an error
 of its document, ``BadDocument``, which names both. Arguments that cannot be meant are a ``ValueError`` as soon as the
 step is made, so ``ferryman plan check`` finds them.

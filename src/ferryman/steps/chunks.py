@@ -65,7 +65,7 @@ class split_text(Plain):
         keep: the document itself goes on, too.
 
     Raises:
-        BadDocument: ``raw`` is no UTF-8.
+        BadDocument: ``raw`` is not UTF-8.
         ValueError: when the step is made: a size below 1, an overlap that is not below it, another word for ``by`` or
             ``key``, or a model that is not known.
         UsageError: when the step is made: a library is not installed.
@@ -190,7 +190,7 @@ def _sentences(language: str, text: str) -> list[str]:
 
 
 def _sections(text: str) -> Iterator[_Part]:
-    """Sections of Markdown: each begins at a heading, which is its first line. What is in code is no heading."""
+    """Sections of Markdown: each begins at a heading, which is its first line. What is in code is not a heading."""
     from markdown_it import MarkdownIt
 
     lines = text.splitlines(keepends=True)

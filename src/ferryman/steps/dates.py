@@ -20,7 +20,7 @@ _SAMPLE: Final = datetime(2016, 11, 28, 23, 45, 56, 789012, UTC)
 _BLANKS: Final = (datetime(2000, 1, 1), datetime(2004, 2, 15))  # noqa: DTZ001 - the text says the zone, or nothing does
 """What fills the gaps of a text: where both do not come to the same day, the text does not say the day.
 
-They are more than a week apart, so that "Monday" alone is none.
+They are more than a week apart, so that "Monday" alone is not a date.
 """
 
 _ZONE_SIGN: Final = re.compile(r"\b(?:UTC|GMT)\s*(?=[+-]\d)")
@@ -32,7 +32,7 @@ _COMMENT: Final = re.compile(r"\s*\([^()]*\)$")
 
 @dataclass(frozen=True, slots=True)
 class reformat_date:
-    """Write dates anew: by default as ISO 8601 in UTC, ``2024-05-01T10:00:00Z``.
+    """Reformat dates: by default as ISO 8601 in UTC, ``2024-05-01T10:00:00Z``.
 
     A list is treated element by element. Without the field nothing is done.
 
@@ -58,8 +58,8 @@ class reformat_date:
         day_first: without ``formats``: read ``01/02/2024`` as the first of February.
 
     Raises:
-        BadDocument: a value is no date that can be read so, or is before the year 1 or after 9999.
-        ValueError: when the step is made: no name, an unknown zone, or a format that is none.
+        BadDocument: a value is not a date that can be read so, or is before the year 1 or after 9999.
+        ValueError: when the step is made: no name, an unknown zone, or an invalid format.
     """
 
     fields: str | Sequence[str]

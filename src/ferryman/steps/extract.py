@@ -51,7 +51,7 @@ class extract_text(Plain):
         max_bytes: largest content that is taken (bytes).
         max_text_bytes: longest text that is taken from one (bytes of UTF-8).
         depth: how deep mails are read in mails; 0: attachments are left out.
-        unknown: what to do with content that is none of these kinds (pictures, archives, empty files are refused in any
+        unknown: what to do with content of any other kind (pictures, archives, empty files are refused in any
             case): "refuse" it (ERROR_DOC), "drop" it (DROPPED, attachments are left out), or let it "pass" as it is.
         languages: ISO 639-1 codes of those that may be found, none: any; None: the language is not looked for.
         prefix: put before the names of the fields.
@@ -166,7 +166,7 @@ class extract_text(Plain):
 
 
 _PANIC: Final = "PanicException"
-"""What libraries in Rust raise where they meet what they do not expect; it is no ``Exception``."""
+"""What libraries in Rust raise where they meet what they do not expect; it is not an ``Exception``."""
 
 _SHOWN: Final = 200
 """Characters of a library's own words in a message, which is a line."""

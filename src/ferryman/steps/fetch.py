@@ -41,11 +41,11 @@ class fetch_url:
 
     It only reads (``GET``). Only ``http`` and ``https`` are asked for; certificates are checked by the system's
     authorities; a proxy is not used. A user and password in the URL are sent as Basic authentication, and appear in no
-    message, nor does the query. A document is fetched when it is taken up, so what changes behind the URL alone is not
+    message, nor does the query. A document is fetched when it is processed, so what changes behind the URL alone is not
     noticed.
 
     A host that cannot be reached holds only its own documents: they stay pending and spend no attempt, however long it
-    takes, and each run ends with 4 and names the host. Where one is gone for good, have a step before this one drop its
+    takes, and each run ends with 4 and names the host. Where a host is gone, have a step before this one drop its
     documents. A name that nobody knows, and a page that fails, are tried with ``patience=`` and then fail.
 
     Who can write the URLs can make the workers ask any server that they reach, also inside your network: where you do
@@ -104,7 +104,7 @@ class fetch_url:
         """The parts of a URL, which may be relative to ``base``.
 
         Raises:
-            BadDocument: it is none, or may not be asked for.
+            BadDocument: it is not one, or may not be asked for.
         """
         from urllib3.util import parse_url
 

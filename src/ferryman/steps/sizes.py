@@ -21,7 +21,7 @@ _LARGEST: Final = 10**33
 class format_size:
     """A number of bytes as people read it: 1500000 as ``1.5 MB``.
 
-    A list is treated element by element. Without the field nothing is done. The number is gone then: where it is still
+    A list is treated element by element. Without the field nothing is done. The number is then lost: where it is still
     needed, ``copy_field`` first.
 
     >>> format_size("size")(Document("a", size=1_500_000))["size"]
@@ -35,7 +35,7 @@ class format_size:
         digits: decimal places, 0 to 9. Bytes themselves have none.
 
     Raises:
-        BadDocument: a value is no number, is less than 0, or not finite.
+        BadDocument: a value is not a number, is less than 0, or not finite.
         ValueError: when the step is made: no name, other units, other digits.
     """
 

@@ -21,7 +21,7 @@ class unpack(Plain):
     """Make a child of each member of an archive: zip, tar, and tar compressed by gzip, bzip2, xz or zstd.
 
     A child's key is the member's path, its ``raw`` the member's bytes; of members with one path the last counts. The
-    archive itself goes no further, and one without members is DROPPED. What is no archive goes on as it is: a DOCX is
+    archive itself goes no further, and one without members is DROPPED. What is not an archive is passed on: a DOCX is
     none, nor is a single compressed file.
 
     A member that is encrypted, broken, a link or a device, or whose path is absolute or climbs out by ``..``, is

@@ -42,7 +42,7 @@ def names(given: str | Sequence[str]) -> tuple[str, ...]:
     """One name of a field or several, as a tuple.
 
     Raises:
-        ValueError: none, or one that is no text or empty.
+        ValueError: none, or one that is not text or empty.
     """
     found = (given,) if isinstance(given, str) else tuple(given)
     if not found or not all(isinstance(name, str) and name for name in found):

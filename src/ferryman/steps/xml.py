@@ -38,8 +38,8 @@ class read_xml:
         max_bytes: largest document that is taken.
 
     Raises:
-        BadDocument: it is no XML, declares entities, nests too deep, or is too large.
-        ValueError: when the step is made: no path, one that is no XPath, or a prefix that is not in ``namespaces``.
+        BadDocument: it is not XML, declares entities, nests too deep, or is too large.
+        ValueError: when the step is made: no path, one that is not an XPath, or a prefix that is not in ``namespaces``.
         UsageError: when the step is made: lxml is not installed.
     """
 
@@ -70,7 +70,7 @@ class read_xml:
         """The paths, ready to be followed.
 
         Raises:
-            ValueError: one that is none.
+            ValueError: a path is not valid.
         """
         try:
             from lxml import etree
@@ -126,7 +126,7 @@ _LARGEST: Final = 2.0**53
 
 
 def _number(found: float) -> Any:
-    """As JSON holds it; "" for what is none."""
+    """As JSON holds it; "" for what is not an exact number."""
     if found != found or abs(found) > _LARGEST:
         return ""
     return int(found) if found.is_integer() else found

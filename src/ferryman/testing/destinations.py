@@ -198,7 +198,7 @@ class DestinationSuite:
         self._holds(tmp_path, chunk)
 
     def test_it_tells_the_highest_sequence_that_it_holds(self, tmp_path: Path) -> None:
-        """None before the first delivery; an older one changes nothing. A state made anew goes on above it."""
+        """None before the first delivery; an older one changes nothing. A state created again continues above it."""
         destination = self.destination(tmp_path)
         if type(destination).highest_sequence is Destination.highest_sequence:
             raise SkipTest("highest_sequence() is not overridden")
@@ -345,7 +345,7 @@ class DestinationSuite:
 
 
 def _write_all(task: bytes, rows: list[Delivery], size: int, progress: str, together: Any) -> None:
-    """In a process of its own. With ``progress`` it starts again for ever, until it is killed."""
+    """In a process of its own. With ``progress`` it starts again forever, until it is killed."""
     destination, context = pickle.loads(task)
     destination.open(context)
     if together is not None:

@@ -1,6 +1,6 @@
 """A runner for tests of the protocol: the same tasks as on Spark, in this process or in forked children.
 
-It knows no DataFrames (``DataFrame`` sources need Spark) and is no product: use Spark. Without ``fork`` a call of a
+It knows no DataFrames (``DataFrame`` sources need Spark) and is not a product: use Spark. Without ``fork`` a call of a
 destination that is given up goes on in this process, which is not ended for it.
 """
 

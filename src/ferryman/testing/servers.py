@@ -81,7 +81,7 @@ class ServerSuite(DestinationSuite):
         raise SkipTest("wrong_credentials() is not overridden")
 
     def unfit(self, id: str, sequence: int) -> Delivery:
-        """An upsert that the target refuses for good, by a rule of its own (a type, a constraint). The target of the
+        """An upsert that the target refuses permanently, by a rule of its own (a type, a constraint). The target of the
         test's folder is there, and empty."""
         raise SkipTest("unfit() is not overridden")
 
@@ -147,7 +147,7 @@ class ServerSuite(DestinationSuite):
         self._holds(tmp_path, [d for chunk in sent for d in chunk])
 
     def test_wrong_credentials_are_for_a_person(self, tmp_path: Path) -> None:
-        """They are about the whole destination and for good; nobody is shown the password."""
+        """They concern the whole destination and are permanent; nobody is shown the password."""
         destination = self.wrong_credentials(tmp_path)
         outcomes: list[Outcome] = []
 

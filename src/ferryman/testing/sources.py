@@ -97,7 +97,7 @@ class SourceSuite:
         """An id is text that UTF-8 can hold, not empty, of one line, and no other document's here."""
         ids = [entry.id for entry in self._scan(self.source(tmp_path))]
         for id in ids:
-            assert isinstance(id, str), f"{id!r} is no text"
+            assert isinstance(id, str), f"{id!r} is not text"
             assert id.encode(), "an id is empty"
             assert id.splitlines() == [id], f"{id!r} has a line end in it"
         assert len(ids) == len(set(ids)), f"there are ids twice: {ids}"
@@ -121,7 +121,7 @@ class SourceSuite:
                     )
 
     def test_content_is_a_document(self, tmp_path: Path) -> None:
-        """What is read has the id it was listed by, bytes or None as raw, fields that JSON holds, and is no child."""
+        """What is read has the id it was listed by, bytes or None as raw, JSON fields, and is not a child."""
         source = self.source(tmp_path)
         for entry in self._scan(source):
             doc = self._document(source, entry)

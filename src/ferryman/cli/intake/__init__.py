@@ -1,4 +1,4 @@
-"""``ferryman intake``: hand in batches, look at them, and stop or mend what goes wrong."""
+"""``ferryman intake``: submit batches, look at them, and stop or repair what goes wrong."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``ferryman intake hold``, ``release``, ``requeue``, ``delete``, ``pause`` and the like: a person's word."""
+"""``ferryman intake hold``, ``release``, ``requeue``, ``delete``, ``pause`` and the like: operator commands."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def item(queue: Queue, name: str) -> Batch | Job | Assembly:
     """A batch (bid…), a job (jid…), or an access request (small/qid…).
 
     Raises:
-        UsageError: this is no id.
+        UsageError: this is not an id.
         NodeInvalid: it is not there, or damaged.
     """
     size, _, request = name.rpartition("/")

@@ -17,7 +17,7 @@ PATH_BYTES: Final = 1000
 
 STEM_CHARACTERS: Final = 60
 SUFFIX_CHARACTERS: Final = 10
-"""Of an id, in a name that is made up: enough for a person to know it by, and for a program to know its kind."""
+"""Of an id, in a name that is made up: enough for a reader to recognise it, and for a program to know its kind."""
 
 _UNSAFE: Final = re.compile(r'[%/\\:*?"<>|~\x00-\x1f\x7f-\x9f\u2028\u2029]')
 """What some file system refuses, what would begin another folder, line ends, and ``~``, by which we name clashes."""
@@ -29,7 +29,7 @@ def plain(id: str) -> str | None:
     ``None`` if no file can be called so: a name or path that is too long, an empty name.
 
     Raises:
-        UnicodeEncodeError: the id is no text.
+        UnicodeEncodeError: the id is not text.
     """
     names = [_safe(name) for name in id.split("/")]
     if names[0].casefold() == ".ferryman":

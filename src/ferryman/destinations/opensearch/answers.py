@@ -58,7 +58,7 @@ meant stands alone: for that one it is permanent. ``unknown``: it may have taken
 
 
 def of_request(status: int) -> ErrorMeaning:
-    """The meaning of an answer that is no 200."""
+    """The meaning of an answer that is not a 200."""
     if status in REQUEST:
         return REQUEST[status]
     if status >= 500:
@@ -140,7 +140,7 @@ def items(body: bytes) -> list[BulkItem]:
     """Of each line of a request, in their order.
 
     Raises:
-        ValueError: this is no answer to a bulk request.
+        ValueError: this is not an answer to a bulk request.
     """
     return [item for each in _decode_bulk(body).items for item in each.values()]
 

@@ -129,7 +129,7 @@ def wanted(mappings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def seconds(time_value: str) -> float:
-    """A time as settings have it (``60s``); infinite for what means no end (``-1``) or is none."""
+    """A time as settings have it (``60s``); infinite for what means no end (``-1``) or is not a time."""
     found = re.fullmatch(r"(\d+)(\w+)", time_value)
     return int(found[1]) * _UNITS[found[2]] if found and found[2] in _UNITS else float("inf")
 

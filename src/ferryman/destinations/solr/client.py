@@ -35,7 +35,7 @@ _FOR_A_PERSON: Final = {
     405: "correct the URL",
     407: "correct the URL",
 }
-"""Statuses that waiting does not mend, and what does."""
+"""Statuses that waiting does not fix, and what does."""
 
 _NOT_TAKEN: Final = (408, 425, 429, 503)
 
@@ -131,7 +131,7 @@ class Collection:
         Raises:
             Unavailable: it was not sent, or not taken.
             ConnectionError: it may have taken effect, or not.
-            Misconfigured: for a person to mend.
+            Misconfigured: for an operator to fix.
         """
         self._awake()
         query = urlencode({"versions": "true", "failOnVersionConflicts": "false", "wt": "json", **parameters})
@@ -149,7 +149,7 @@ class Collection:
 
         Raises:
             TransientError, ConnectionError: it cannot be asked.
-            Misconfigured: for a person to mend.
+            Misconfigured: for an operator to fix.
         """
         self._awake()
         self._ask("POST", "/update?commit=true&wt=json", b"{}", _JSON)

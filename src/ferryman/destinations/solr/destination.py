@@ -28,7 +28,7 @@ ROUNDS: Final = 8
 """How often an id that somebody else writes at the same time is read again before it is left for later."""
 
 COMMIT_WITHIN_MS: Final = 1000
-"""What was sent can be found after this: soon for a person, and few commits for the server."""
+"""What was sent can be found after this: soon for a user, and few commits for the server."""
 
 
 class Solr(Destination):

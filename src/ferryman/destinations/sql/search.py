@@ -41,7 +41,7 @@ def search(
                     f"one: Sql(…, table={table!r}, full_text=['text'])."
                 )
             return dialect.find(connection, table, terms, limit, mark) if terms and limit > 0 else []
-    except DeliveryError as e:  # no database, no right to read it: here it is the person's to mend
+    except DeliveryError as e:  # no database, no right to read it: for the caller to fix
         raise UsageError(databases.without_secrets(str(e), url)) from e
 
 

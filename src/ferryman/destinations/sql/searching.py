@@ -32,7 +32,7 @@ class Hit(NamedTuple):
 
 
 def terms_of(text: str) -> list[Term]:
-    """What a person typed: words, ``"in quotes"``, ``begin*``. No other sign has a meaning, and nothing is an error."""
+    """What a user typed: words, ``"in quotes"``, ``begin*``. No other sign has a meaning, and nothing is an error."""
     terms = []
     for phrase, star, word in _TERM.findall(text):
         if word:

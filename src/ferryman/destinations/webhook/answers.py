@@ -76,7 +76,7 @@ CLASSES: Final[dict[int, StatusMeaning]] = {3: _MOVED, 4: _THESE, 5: _GATEWAY}
 
 
 def meaning(status: int) -> StatusMeaning:
-    """What a status that is no success says; one that HTTP does not know is the receiver's fault."""
+    """What a status that is not a success says; one that HTTP does not know is the receiver's fault."""
     return STATUSES.get(status) or CLASSES.get(status // 100, _WRONG_URL)
 
 

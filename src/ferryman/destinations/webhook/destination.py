@@ -143,7 +143,7 @@ class Webhook(Destination):
 
         Raises:
             TransientError: no connection.
-            PermanentError: a variable is not set, the URL is none, the certificate is not trusted.
+            PermanentError: a variable is not set, the URL is invalid, the certificate is not trusted.
         """
         http = self._connection()
         try:

@@ -1,4 +1,4 @@
-"""Commit: one transaction on the outbox fixes for ever what a wave decided."""
+"""Commit: one transaction on the outbox fixes permanently what a wave decided."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def commit_wave(
 
     Args:
         outbox: (destination, file) in the order of their rows.
-        replaced: (path of a live outbox file, the file in its place or None): a person's word on waiting rows.
+        replaced: (path of a live outbox file, the file in its place or None): an operator command on waiting rows.
 
     Raises:
         StateLost: another driver took over; nothing was committed.

@@ -38,7 +38,7 @@ class Dispatcher:
 
     def deliver(self, number: int, now_us: int, live: str = "") -> list[str]:
         """One pass: every destination that is well gets its due rows, side by side; what went wrong, a line each.
-        ``live``: folder for what is told meanwhile; see ``engine.live``.
+        ``live``: folder for what is reported meanwhile; see ``engine.live``.
 
         No destination may hold the last task slot while another has work: one that hangs delays only itself.
         """
@@ -155,7 +155,7 @@ class Dispatcher:
         return order_of(paths, sum(map(pending_rows, files)), self._state.staging)
 
     def _deliver_one(self, task: Pass, lanes: list[Lane]) -> tuple[list[LaneReport], str]:
-        """A worker that dies ends only this destination's pass: what it noted counts, the rest stays owed."""
+        """A worker that dies ends only this destination's pass: what it noted counts, the rest stays pending."""
         name = lanes[0].destination
         try:
             reports = self._runner.run(task, lanes)

@@ -35,7 +35,7 @@ class LaneReport(NamedTuple):
     trouble: str = ""
     """Why it stopped: the destination is down, or wrong."""
     permanent: bool = False
-    """A person must mend it."""
+    """An operator must fix it."""
     hung: bool = False
     """A call of it was given up."""
     others: bool = False
@@ -60,7 +60,7 @@ class Pass:
     """Of the driver."""
     pace_s: float = limits.PACE_S
     live: str = ""
-    """Folder for what is told meanwhile; see ``engine.live``."""
+    """Folder for what is reported meanwhile; see ``engine.live``."""
 
     def __call__(self, lane: Lane) -> LaneReport:
         plan = self.shipped.plan()

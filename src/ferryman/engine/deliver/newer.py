@@ -24,7 +24,7 @@ _STALE: Final = (
 class Newer:
     """Counts stale deliveries, and sees to it that sequences are above those that a destination holds.
 
-    Else a state made anew under a clock that is behind would deliver nothing, and every delivery would count as done.
+    Else a state created again under a clock that is behind would deliver nothing, and every delivery would seem done.
     """
 
     def __init__(self, state: State, dispatcher: Dispatcher, tell: Callable[[str], None]) -> None:

@@ -1,4 +1,4 @@
-"""What an outcome of a destination means for its row: done, owed again, dead, or unknown."""
+"""What an outcome of a destination means for its row: delivered, pending again, failed, or in doubt."""
 
 from __future__ import annotations
 

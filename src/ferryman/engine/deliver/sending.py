@@ -260,7 +260,7 @@ class FileDelivery:
         return None if rows.end - rows.first == end - start else self.rows[start:end].tolist()
 
     def _write_part_in_time(self) -> None:
-        """5. in careful mode after each chunk, for the next may end this process."""
+        """5. in isolation mode after each chunk, for the next may end this process."""
         if self.pending and (self.turn.isolated or time.monotonic() - self.noted >= limits.RESULT_EVERY_S):
             self._write_part()
 

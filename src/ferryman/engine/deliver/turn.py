@@ -19,7 +19,7 @@ from ferryman.state.journal import Journal
 
 
 class OutboxFile(NamedTuple):
-    """A file with owed rows."""
+    """A file with pending rows."""
 
     path: str
     key: int
@@ -46,7 +46,7 @@ class Turn:
         live: tells how far the lane is.
         once: the guarantee is at-most-once.
         exactly: it is exactly-once: what is sent again has no effect.
-        until: monotonic time; what has not begun by then stays owed.
+        until: monotonic time; what has not begun by then stays pending.
         met: chunks that somebody else has claimed.
     """
 

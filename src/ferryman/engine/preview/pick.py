@@ -20,7 +20,7 @@ from ferryman.storage.groups import RowGroups
 from ferryman.storage.query import connect, quoted_list
 
 _UNSURE = (Reason.LOOK, Reason.UNCHANGED)
-"""A document of which the content decides whether it is taken up; one that is not taken up."""
+"""A document of which the content decides whether it is processed; one that is not processed."""
 
 
 class Picked(NamedTuple):
@@ -37,7 +37,7 @@ class Picked(NamedTuple):
 def pick(
     id: str, cuts: Iterable[TaskSplit], listings: Iterable[Listing], documents: list[Path], folder: Path
 ) -> Picked:
-    """Find it among what is taken up, else in the listing.
+    """Find it among what is processed, else in the listing.
 
     Args:
         documents: files of the state's table.

@@ -1,7 +1,7 @@
 """Preview: what the next run would do with some documents. Scan and transform, and nothing after them.
 
 Documents are listed, judged and transformed as a run would do it, but all that is written goes to a scratch folder,
-which is removed at the end. The state is only read: no lock is taken, no epoch announced, nothing mended. No
+which is removed at the end. The state is only read: no lock is taken, no epoch announced, nothing repaired. No
 destination is called.
 """
 
@@ -56,7 +56,7 @@ class Expected:
     gets: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     """Deliveries: also ``fields``, ``text`` (None if there is none, or if it is not UTF-8) and its size, ``bytes``."""
     dropped: list[dict[str, Any]] = dataclasses.field(default_factory=list)
-    """What would be let go, or is there unchanged: also ``status``, ``message`` (why)."""
+    """What would be dropped, or is there unchanged: also ``status``, ``message`` (why)."""
     refused: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     """What would end as ERROR_DOC or DEAD: also ``status``, ``message``."""
     errors: list[dict[str, Any]] = dataclasses.field(default_factory=list)
@@ -70,7 +70,7 @@ class Preview:
     """What the next run would do: ``destinations`` by their names, for the ``documents`` of which each has its
     ``source``, ``document`` (the id) and ``reason``.
 
-    Reasons: ``new``; ``changed``; ``retry`` (a failed step is due); ``forced`` (a person wants it); ``again`` (its
+    Reasons: ``new``; ``changed``; ``retry`` (a failed step is due); ``forced`` (an operator wants it); ``again`` (its
     source has ``detect="none"``); ``gone``. And of one that was asked for by its id, though the run would leave it
     alone: ``unchanged``; ``later`` (a failed step is not due yet).
     """
@@ -83,7 +83,7 @@ class Preview:
     documents: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     destinations: dict[str, Expected] = dataclasses.field(default_factory=dict)
     more: dict[str, int] = dataclasses.field(default_factory=dict)
-    """Reason -> how many more documents the run would take up."""
+    """Reason -> how many more documents the run would process."""
     unread: int = 0
     """How many more known documents the run would read to see whether they have changed."""
     stopped: list[str] = dataclasses.field(default_factory=list)
@@ -91,7 +91,7 @@ class Preview:
     complete: bool = True
     """False: a listing is incomplete; see ``messages``."""
     messages: list[str] = dataclasses.field(default_factory=list)
-    """What a person should know."""
+    """What you should know."""
 
     def as_dict(self) -> dict[str, Any]:
         """The object of ``preview --json``."""
@@ -161,7 +161,7 @@ class Seen(NamedTuple):
     waiting: dict[str, int]
     """Destination -> rows that are still to be sent."""
     commands: int
-    """Requests that no run has taken up."""
+    """Requests that no run has applied."""
     differences: list[str]
     """What is another in the plan's structure than it was when it last ran."""
 
@@ -184,7 +184,7 @@ class Seen(NamedTuple):
 
 
 class Detected(NamedTuple):
-    """What the next run would take up."""
+    """What the next run would process."""
 
     seen: Seen
     verdict: ChangeSet
@@ -298,7 +298,7 @@ class Previewing:
         return Transform(self._shipped, str(self._staged), number, self._now_us)
 
     def _sample(self, found: Preview, task: Transform, items: Sequence[tuple[TaskSplit, int]]) -> list[Sampled]:
-        """Tasks whose worker dies are run again one by one, and those that die again in careful mode, as in a run."""
+        """Tasks whose worker dies are run again one by one, and those that die again in isolation mode, as in a run."""
 
         def died(death: WorkerDied) -> None:
             self._tell(found, f"{death}. Its tasks are run again, one by one.")

@@ -1,7 +1,7 @@
-"""A sample of what a scan takes up: its first few documents, transformed apart from all others.
+"""A sample of what a scan processes: its first few documents, transformed apart from all others.
 
 Of many documents only their content tells whether they changed, so a sample is drawn in turns: a few tasks look for the
-first documents that are taken up, then more tasks, until there are enough. Each source gets its share.
+first documents that are processed, then more tasks, until there are enough. Each source gets its share.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _BLOCK = 1024
 
 
 class Drawn(NamedTuple):
-    """A document that was taken up."""
+    """A document that was processed."""
 
     at: int
     """Its row in the cut."""
@@ -42,7 +42,7 @@ class Sampled(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Task: take up the first documents of a cut, so many at most, that are to be taken up."""
+    """Task: process the first documents of a cut, so many at most, that are to be processed."""
 
     transform: Transform
 
@@ -111,12 +111,12 @@ def draw(
 
 
 def reasons(cuts: Iterable[TaskSplit]) -> Counter[str]:
-    """How many rows of the cuts are taken up for which reason; ``look``: if their content has changed."""
+    """How many rows of the cuts are processed for which reason; ``look``: if their content has changed."""
     return sum((cut.reasons() for cut in cuts), Counter())
 
 
 def _reason(block: Block, i: int) -> str:
-    """Why it is taken up, now that its content is known."""
+    """Why it is processed, now that its content is known."""
     known, reason = block.known(i), block.reasons[i]
     if known is not None and (reason == Reason.LOOK or (reason == Reason.RETRY and not block.is_retry(i, known))):
         return Reason.CHANGED

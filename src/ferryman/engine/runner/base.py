@@ -30,7 +30,7 @@ class Runner(Protocol):
 
         Raises:
             WorkerDied: the process of a task ended in the middle of it, as often as the runner tries.
-            EngineError: a task failed for good.
+            EngineError: a task failed permanently.
         """
         ...
 

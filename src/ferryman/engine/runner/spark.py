@@ -213,7 +213,7 @@ _A_DEATH = "a Python worker died: it was killed from outside, ran out of memory,
 
 
 def _reason(error: Exception) -> str:
-    """The line of a Spark error that a person can use: a Python worker's own last line, if there is one."""
+    """The line of a Spark error that an operator can use: a Python worker's own last line, if there is one."""
     text = str(error)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     for line in reversed(lines):

@@ -1,4 +1,4 @@
-"""Scan, third part: what is taken up is cut into tasks and waves.
+"""Scan, third part: what is processed is cut into tasks and waves.
 
 Rows that were judged one by one are written to files of their own. Where all of a source is new there is nothing to
 say of a single row, and the tasks take the listing's files as they are.
@@ -43,7 +43,7 @@ JUDGED: Final = pa.schema(
         pa.field("again", pa.int64()),
     ]
 )
-"""One row a document that a wave takes up; ``part`` and ``row`` say where its listing row is (null for ``gone``)."""
+"""One row a document that a wave processes; ``part`` and ``row`` say where its listing row is (null for ``gone``)."""
 
 SLICE: Final = pa.schema(
     [
@@ -97,7 +97,7 @@ class TaskSplit(NamedTuple):
         return self._replace(pieces=pieces)
 
     def reasons(self) -> Counter[str]:
-        """How many rows are taken up for which reason."""
+        """How many rows are processed for which reason."""
         found: Counter[str] = Counter()
         if not self.judged:
             found[Reason.NEW] = self.rows
@@ -121,7 +121,7 @@ class TaskSplit(NamedTuple):
 
 
 class WaveBatch(NamedTuple):
-    """What one wave takes up."""
+    """What one wave processes."""
 
     tasks: list[TaskSplit]
     bytes: int

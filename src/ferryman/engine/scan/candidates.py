@@ -28,7 +28,7 @@ SETTLED: Final = 1
 LIVE: Final = 2
 """It is at the source, as far as is known."""
 WAITING: Final = 4
-"""A failed step or a person waits for it."""
+"""A failed step or an operator waits for it."""
 
 
 _Array = np.ndarray[Any, Any]

@@ -1,4 +1,4 @@
-"""The verdict on one source: which of its documents are taken up, and why; which are gone."""
+"""The verdict on one source: which of its documents are processed, and why; which are deleted at the source."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ _VERDICT: Final = pa.schema(
         ("unsure", pa.bool_()),
     ]
 )
-"""A document that is taken up, or gone (``place`` is null)."""
+"""A document that is processed, or deleted (``place`` is null)."""
 
 _DEPTH: Final = 24
 """How often a part is halved; what is then still together has one hash."""
@@ -91,7 +91,7 @@ class SourceComparison:
 
     1. By hashes: of which ids do listing and ``documents`` not say the same? Nothing more happens where all is new.
     2. These by the whole rules, in parts by hash of the id.
-    3. What is taken up is put back into the source's order, in parts by place, when it is cut.
+    3. What is processed is put back into the source's order, in parts by place, when it is cut.
 
     Attributes:
         duplicates, examples: rows too many in the listing, of each id the last is kept; some of these ids.
@@ -102,7 +102,7 @@ class SourceComparison:
         folder: of its own, for what does not fit into memory.
         files: of ``documents``, in its order, as they can be read by tasks.
         due: is a failed step of ``k`` due, as SQL; see ``due_now``.
-        now_us: a document that a step wants again by now is taken up.
+        now_us: a document that a step wants again by now is processed.
         rivals: sources that may bring the same ids to the same destination, with those that are listed before it.
     """
 
@@ -180,7 +180,7 @@ class SourceComparison:
                 yield from rows.sort_by([("file", "ascending"), ("row", "ascending")]).combine_chunks().to_batches()
 
     def taken_up(self, reason: str) -> Iterator[pa.RecordBatch]:
-        """What is listed and taken up for this reason, in no order."""
+        """What is listed and processed for this reason, in no order."""
         if not self._all_new:
             for part in range(2 * self._rows // self._range + 1):
                 for batch in self._taken_up.batches(part):
@@ -295,7 +295,7 @@ class SourceComparison:
             self._judge_part({name: half_of(table, depth, half) for name, table in part.items()}, depth + 1)
 
     def _verdict(self, part: _Part) -> pa.Table:
-        """What is taken up or gone of a part of the ids, in the columns of ``_VERDICT``."""
+        """What is processed or gone of a part of the ids, in the columns of ``_VERDICT``."""
         for name, table in part.items():
             self._db.register(name, table)
         try:
@@ -320,10 +320,10 @@ class SourceComparison:
         self.examples = sorted([*self.examples, *(id for id, _ in twice)])[:3]
 
     def _judged(self) -> str:
-        """The documents that are taken up or gone, as a query.
+        """The documents that are processed or gone, as a query.
 
         An id that a rival has given its destination, or lists before us, is refused, unless it is ours. It is looked at
-        in every scan, like what cannot be read: once the rival is gone it is taken up.
+        in every scan, like what cannot be read: once the rival was deleted it is processed.
         """
         join = "FULL JOIN" if self._with_gone else "LEFT JOIN"
         clash = "false"
@@ -353,7 +353,7 @@ class SourceComparison:
         """
 
     def _reason(self) -> str:
-        """Why a document is taken up, as SQL; NULL: it is not."""
+        """Why a document is processed, as SQL; NULL: it is not."""
         due = f"WHEN {self._due} THEN '{Reason.RETRY}'"
         if self._only_owed:
             return f"CASE WHEN k.forced THEN '{Reason.FORCED}' {due} END"
@@ -371,7 +371,7 @@ class SourceComparison:
         )
 
     def _note(self, verdict: pa.Table) -> None:
-        """Put what is taken up where its place in the listing is; what is refused for a clash comes after all of it."""
+        """Put what is processed where its place in the listing is; what is refused for a clash comes last."""
         is_gone = pc.equal(verdict["reason"], Reason.GONE)
         gone = verdict.filter(is_gone).combine_chunks()
         self.gone += gone.num_rows

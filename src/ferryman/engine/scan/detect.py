@@ -1,6 +1,6 @@
 """Scan, second half: the driver judges a finished listing once, then cuts it into waves.
 
-What is new, changed, owed (a failed step is due) or gone is decided by a join of the listing with the ``documents``
+What is new, changed, pending (a failed step is due) or gone is decided by a join of the listing with the ``documents``
 table, a part of the ids at a time: whatever there is of them, no more is in memory than a few parts. Contents are not
 touched; documents whose content was not read while listing are marked ``look``: the worker that reads them decides.
 """
@@ -29,10 +29,10 @@ class ChangeSet(NamedTuple):
 
     slices: list[WaveBatch]
     notes: list[str]
-    """What a person should know: duplicates, incomplete listings."""
+    """What you should know: duplicates, incomplete listings."""
     complete: bool
     too_many: list[str]
-    """Why deletes wait for a person's word: messages that name ``--allow-deletes``."""
+    """Why deletes wait for an operator: messages that name ``--allow-deletes``."""
 
 
 def judge(
@@ -54,7 +54,7 @@ def judge(
 
     Args:
         conflicting_sources: source -> others that may bring documents of the same ids to the same target.
-        only_owed: take up only what a failed step or a person is waiting for; nothing is judged as gone.
+        only_owed: process only what a failed step or an operator is waiting for; nothing is judged as gone.
         waiting: what documents are ``held`` by that are not due now, whatever their time says.
         allow_deletes: see ``guard.Allowed``.
         slots: tasks that run at once; a small scan is cut so that all have work.

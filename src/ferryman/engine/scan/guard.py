@@ -2,7 +2,7 @@
 
 A document that is not listed any more is deleted everywhere. So before that, some of these documents are looked for on
 this machine, which need not be the one that listed them; and what is too much for a source, or for one of its
-first-level folders, waits for a person's word. Everything else goes on.
+first-level folders, waits for an operator. Everything else goes on.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ferryman.sources import Source
 from ferryman.storage.groups import RowGroups
 
 Allowed = bool | Collection[str]
-"""Whether a person allows deletes beyond ``max_deleted``: of everything, or of these first-level folders."""
+"""Whether an operator allows deletes beyond ``max_deleted``: of everything, or of these first-level folders."""
 
 
 @dataclass
@@ -32,7 +32,7 @@ class HeldDeletes:
 
     Attributes:
         contradicted: why its listing is incomplete after all; "" if it is not.
-        too_many: why deletes wait for a person's word, a message each.
+        too_many: why deletes wait for an operator, a message each.
     """
 
     contradicted: str = ""
@@ -82,7 +82,7 @@ def hold_back(judge: SourceComparison, listing: Listing, allowed: Allowed) -> He
 
 
 def too_many(source: str, folder: str, gone: int, known: int, share: float, option: str) -> str:
-    """Why deletes wait for a person's word, and how to give it."""
+    """Why deletes wait for an operator, and how to allow them."""
     where = f"source {source}, folder {folder}" if folder else f"source {source}"
     return (
         f"{where}: {gone} of {known} documents are missing, more than max_deleted={share:g} allows. They were not "

@@ -1,4 +1,4 @@
-"""What ``documents`` says of a document that is taken up: read where it lies, by file and row, by the task itself.
+"""What ``documents`` says of a document that is processed: read where it lies, by file and row, by the task itself.
 
 A family of many members has a long row there. The driver judges without it, and nothing of it is written twice.
 """

@@ -120,7 +120,7 @@ def list_sources(
     """List every source of the plan, or only these documents, into files in ``folder``.
 
     Args:
-        live: folder for what is told meanwhile; see ``engine.live``.
+        live: folder for what is reported meanwhile; see ``engine.live``.
     """
     sources = [n for n in plan.nodes if isinstance(n, SourceNode) and (only is None or n.name in only)]
     pieces: list[tuple[str, Any]] = []
@@ -150,7 +150,7 @@ def _read_only(source: DataFrame, wanted: frozenset[str], spark: Any) -> Any:
     """The DataFrame's rows of these documents: the others do not leave the JVM."""
     frame = source.read(spark)
     if dict(frame.dtypes)[source.id] != "string":
-        return frame  # how a number becomes an id is the workers' business; the judge takes what is owed
+        return frame  # how a number becomes an id is the workers' business; the judge takes what is pending
     ids = spark.createDataFrame([(source.own_id(id),) for id in wanted], "ferryman_wanted string").hint("broadcast")
     return frame.join(ids, frame[source.id] == ids["ferryman_wanted"], "left_semi")
 

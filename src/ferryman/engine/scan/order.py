@@ -1,4 +1,4 @@
-"""What is taken up, back in its source's order: tasks read documents one after another, as the source has them."""
+"""What is processed, back in its source's order: tasks read documents one after another, as the source has them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows that no destination has confirmed: they wait in the outbox, or are parked there.
+"""Rows that no destination has confirmed: they wait in the outbox, or are held there for review.
 
 A delete leaves ``given`` when it is committed. Until it is confirmed the document may still be there; so a newer
 version, or a document that vanishes, takes it up again, or a delete that ends as DEAD would be forgotten with the
@@ -34,14 +34,14 @@ UNCONFIRMED: Final = pa.schema(
         ("waits", pa.bool_()),
     ]
 )
-"""A row that waits, or is parked: ``document`` is null if it is an upsert. ``h``: the hash of its origin."""
+"""A row that waits, or is held for review: ``document`` is null if it is an upsert. ``h``: the hash of its origin."""
 
 _COLUMNS: Final = pa.schema([f for f in OUTBOX if f.name not in (*OUTBOX_PARTITION, "fields", "raw")])
 
 _OF_VERDICT: Final = """
     SELECT u.origin, u.document, u.route, u.destination
     FROM unconfirmed u JOIN verdict v ON u.origin = v.id
-    WHERE u.waits OR u.revision = v.revision  -- what is parked for an older revision was taken up when that ended
+    WHERE u.waits OR u.revision = v.revision  -- what is held for an older revision was processed when that ended
     ORDER BY ALL
 """
 

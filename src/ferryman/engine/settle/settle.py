@@ -5,7 +5,7 @@ Numbered as in the body of ``settle``; a crash between any two is finished by ru
 1. close the pass: nothing unclaimed of it is sent any more
 2. read its journal, once
 3. write the ledger events that no worker wrote (of chunks whose worker died after it noted them, and of unknown ones)
-4. commit the ledger: this fixes the fold for ever
+4. commit the ledger: this fixes the fold forever
 5. commit the wave's staged ``documents`` rows
 6. rewrite outbox files of which some rows stay (executors do)
 7. remove the pass's journal, but for unanswered claims: their late results belong to the next settle
@@ -268,7 +268,8 @@ class Rewrite(NamedTuple):
 def rewrite(item: Rewrite) -> Part | None:
     """Task: write the rows that stay, with their new attempt and due time; None if all leave.
 
-    A row leaves when the ledger says INDEXED or DROPPED. ERROR waits until it is due; the rest is parked (due null).
+    A row leaves when the ledger says INDEXED or DROPPED. ERROR waits until it is due; the rest is held for review
+    (due null).
     """
     root = Path(item.root)
     said = pa.concat_tables([read_part(root / "ledger" / p, ["delivery_hash", "status", *_TRIES]) for p in item.parts])

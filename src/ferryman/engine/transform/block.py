@@ -78,7 +78,7 @@ class Block:
         return known is not None and known.version == version and known.operation == "upsert"
 
     def revision(self, i: int) -> int:
-        """A retry of what failed goes on with its revision; everything else taken up opens a new one."""
+        """A retry of what failed goes on with its revision; everything else processed opens a new one."""
         known = self.known(i)
         if known is None:
             return 1
@@ -90,10 +90,10 @@ class Block:
         return decode_held(known.held) if known is not None else []
 
     def to_retry(self, i: int) -> list[FailedMember] | None:
-        """Where a retry of this very version goes on; None: it is no retry."""
+        """Where a retry of this very version goes on; None: it is not a retry."""
         known = self.known(i)
         return known.failures if known is not None and self.is_retry(i, known) else None
 
     def is_retry(self, i: int, known: KnownDocument) -> bool:
-        """Is it taken up for what failed, and is it what it was?"""
+        """Is it processed for what failed, and is it what it was?"""
         return self.reasons[i] == Reason.RETRY and known.version == self.versions[i]

@@ -1,4 +1,4 @@
-"""Content that was staged while listing, on its way back: fields and raw bytes of rows that were taken up."""
+"""Content that was staged while listing, on its way back: fields and raw bytes of rows that were processed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _COLUMNS = ["fields", "raw"]
 
 
 class Contents:
-    """Reads the listing's files back. What is taken up comes in their order, so every batch is read once."""
+    """Reads the listing's files back. What is processed comes in their order, so every batch is read once."""
 
     def __init__(self) -> None:
         self._file: ArrowBatches | None = None

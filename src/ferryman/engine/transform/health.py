@@ -4,7 +4,7 @@
 an error                        what it means for the node
 ==============================  ===========================================================================
 it says so (``Unavailable``)    it is away: what comes to it from now on is held back, and spends no attempt
-it says so (``Misconfigured``)  the same, until somebody mends it
+it says so (``Misconfigured``)  the same, until somebody fixes it
 of the connection               after ``brake`` documents in a row, or if all failed so, as if it had said Unavailable
 unforeseen                      after ``brake`` in a row a second look: as many more, spread over the rest of the task;
                                 if none succeeds, and no other task's did, as if it had said Misconfigured

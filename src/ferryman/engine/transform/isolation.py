@@ -285,7 +285,7 @@ class Recorder:
 
 class Spool:
     """A file without a name, which a child writes and its parent reads, in turns. After a death the next child begins
-    it anew."""
+    it again."""
 
     def __init__(self) -> None:
         with tempfile.TemporaryFile() as file:

@@ -32,9 +32,9 @@ class ErrorKind(enum.Enum):
     UNAVAILABLE = enum.auto()
     """The whole node, for now."""
     MISCONFIGURED = enum.auto()
-    """The whole node, until somebody mends it."""
+    """The whole node, until somebody fixes it."""
     PERMANENT = enum.auto()
-    """The document, for good."""
+    """The document, permanently."""
     TRANSIENT = enum.auto()
     """The document, for now, by the error's own word."""
     CONNECTION = enum.auto()

@@ -1,4 +1,4 @@
-"""Feeds the documents of a task to the walk through the plan: what is new, changed or owed is read and walked."""
+"""Feeds the documents of a task to the walk through the plan: what is new, changed or pending is read and walked."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def reconcile(
     """Compare what was given with what a walk has made.
 
     A whole walk speaks of all the family; a retry only of what lies below the failures that it reached, but for members
-    that it let go. Where the walk failed, the old version stays: the new one may still come.
+    that it dropped. Where the walk failed, the old version stays: the new one may still come.
 
     Args:
         made: what the walk gave.

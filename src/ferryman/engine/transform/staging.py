@@ -208,7 +208,7 @@ class Stager:
         self._undecided[-1][1].append(Unread(i, fault))
 
     def gone(self, i: int) -> None:
-        """It vanished from its source: a delete of each member wherever it was given."""
+        """It was deleted from its source: a delete of each member wherever it was given."""
         block, known = self._block, self._block.known(i)
         assert known is not None
         block.versions[i], block.fingerprints[i] = known.version, ""

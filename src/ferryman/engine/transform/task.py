@@ -1,4 +1,4 @@
-"""Transform: workers read what the scan took up, run the plan's steps, and stage everything the wave will commit.
+"""Transform: workers read what the scan selected, run the plan's steps, and stage everything the wave will commit.
 
 A task's files lie in the tables' folders, fsynced, but are in no table: nobody sees them before the commit names them.
 Spark may run a task twice; only the files that the winning attempt returns are ever named.
@@ -27,7 +27,7 @@ _BLOCK: Final = 4096
 
 @dataclass(frozen=True, slots=True)
 class Transform:
-    """Task: take up the documents of one cut."""
+    """Task: process the documents of one cut."""
 
     shipped: PickledPlan
     root: str
@@ -39,7 +39,7 @@ class Transform:
     isolated: bool = False
     """A worker died over it: each document in a child process."""
     live: str = ""
-    """Folder for what is told meanwhile; see ``engine.live``."""
+    """Folder for what is reported meanwhile; see ``engine.live``."""
     live_errors: bool = False
     """Also the errors of its first documents."""
 
@@ -52,7 +52,7 @@ class Transform:
 
 
 class TaskProcessing:
-    """A task at work: takes up the documents of one cut, block by block."""
+    """A task at work: processes the documents of one cut, block by block."""
 
     def __init__(self, task: Transform, cut: TaskSplit) -> None:
         plan = task.shipped.plan()

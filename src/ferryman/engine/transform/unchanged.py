@@ -11,8 +11,8 @@ from ferryman.plan import DestinationNode, Plan, ends, target_of
 from ferryman.records.family import Published, decode_published
 
 _COMPARED: Final = (Reason.LOOK, Reason.CHANGED)
-"""Why a document is taken up whose version before counts: its content differs, and nothing but that. Where a step's
-error is owed, or a person has all sent again, all is sent."""
+"""Why a document is processed whose version before counts: its content differs, and nothing but that. Where a step's
+error is pending, or an operator has all sent again, all is sent."""
 
 
 class Unchanged:

@@ -5,8 +5,8 @@ document's own, or the node's, shows only then. The walk keeps what it met.
 
 ``first`` takes a document down every way it goes, from its source on. ``again`` is a retry: it replays the way of the
 family's members to the nodes at which they failed, and from there on goes only towards the deliveries that are still
-owed. On the replayed part nothing is delivered or dropped a second time: a member that is not on the way to a failure
-is let go as soon as it is made, and a router takes the branch it took before.
+pending. On the replayed part nothing is delivered or dropped a second time: a member not on the way to a failure
+is dropped as soon as it is made, and a router takes the branch it took before.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Walk(Ends):
         self._go(doc, self._source.next, Way())
 
     def again(self, doc: Document, failures: Sequence[FailedMember]) -> None:
-        """Only the ways to what is owed."""
+        """Only the ways to what is pending."""
         owed = self._begin_again(doc.id, failures)
         self._replay(doc, self._source, Way(), owed)
         self._supersede(doc, owed)
@@ -310,7 +310,7 @@ class Walk(Ends):
     def _on_the_way(
         self, out: Sequence[Document] | Many, station: CompiledNode, owed: list[FailedMember]
     ) -> dict[str, Document]:
-        """Of what a step has made, the members that failures descend from; the others are let go as they come."""
+        """Of what a step has made, the members that failures descend from; the others are dropped as they come."""
         wanted = {member for failure in owed for member in ancestry(failure.member)}
         found, kept = {}, []
         for each in iter(partial(self._next, out, station), None) if isinstance(out, Many) else out:
@@ -350,7 +350,7 @@ class Walk(Ends):
             self.met.append(Met(failure.member, member, failure.node, failure.route, failure.branches, still, fault))
 
     def _supersede(self, doc: Document, owed: list[FailedMember]) -> None:
-        """What was owed and is not made any more."""
+        """What was pending and is not made any more."""
         for failure in owed:
             member = self._relative(doc, failure.member)
             missing = [o for o in failure.owed if o.open and (member.id, o.end) in self._silent]
@@ -360,7 +360,7 @@ class Walk(Ends):
 
 
 def _closed(failure: FailedMember) -> FailedMember:
-    """What of it has ended: kept, so that a person may open it again."""
+    """What of it has ended: kept, so that an operator may open it again."""
     ended = [o for o in failure.owed if not o.open]
     return FailedMember(failure.member, failure.node, failure.route, failure.branches, ended)
 

@@ -121,7 +121,7 @@ class Store(Protocol):
     """Where the nodes are. Safe to use from many threads."""
 
     url: str
-    """As a person may read it: without passwords."""
+    """As an operator may read it: without passwords."""
 
     def session(self) -> int:
         """The session of this handle, begun if there is none that lives. After one was lost, it is another."""

@@ -98,7 +98,7 @@ def _of_tar(raw: bytes, take: Take) -> Iterator[Member]:
 
 
 def _climbs(path: str) -> str:
-    """Why a path is no place below a folder; "" if it is one."""
+    """Why a path is not a place below a folder; "" if it is one."""
     parts = path.replace("\\", "/").split("/")
     if not parts[0] or _DRIVE.match(path) or ".." in parts or "\0" in path:
         return _CLIMBS

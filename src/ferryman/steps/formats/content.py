@@ -72,7 +72,7 @@ def line(text: str | None) -> str:
 
 
 def moment(text: str | None) -> str:
-    """A date as ISO 8601, "" where it is none; UTC ends in Z; without a zone it stays without."""
+    """A date as ISO 8601, "" where it is not one; UTC ends in Z; without a zone it stays without."""
     text = line(text)
     if _DATE.fullmatch(text):
         return text

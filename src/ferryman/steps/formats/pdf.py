@@ -63,7 +63,7 @@ def _page(book: Any, number: int) -> str:
 
 
 def _moment(text: str) -> str:
-    """A date as PDF writes it, ``D:20240501120000+02'00'``, as ISO 8601; "" where it is none."""
+    """A date as PDF writes it, ``D:20240501120000+02'00'``, as ISO 8601; "" where it is not one."""
     found = _DATE.match(text.strip())
     if not found:
         return ""

@@ -11,8 +11,8 @@ Two writers that meet (a late worker and its successor, or two lanes) must leave
    overtaken so begins again.
 3. Rows are locked in the order of their ids, by all alike: there is no ring of writers that wait for each other. Where
    one comes about all the same (a foreign program), the server ends one of them, which begins again.
-4. A connection that is lost, be it in the middle of the commit, is told as it is: the server is down. The next
-   ``write`` makes it anew, and when the chunk comes again, the hashes tell what is there.
+4. A connection that is lost, be it in the middle of the commit, is reported as it is: the server is down. The next
+   ``write`` makes it again, and when the chunk comes again, the hashes tell what is there.
 """
 
 from __future__ import annotations

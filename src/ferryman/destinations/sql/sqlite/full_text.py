@@ -4,7 +4,7 @@ The index ``<table>_fts`` is an external-content table: it keeps tokens and read
 asked for. Entries are found by ``fts_row``, a number of each row that neither VACUUM nor a dump changes (SQLite's own
 rowid may change). Whoever writes the table must take an entry out *before* its row changes, with the same values:
 ``remove``, change the rows, ``add``. Somebody else's changes are not seen; ``INSERT INTO documents_fts(documents_fts)
-VALUES('rebuild')`` mends the index after them.
+VALUES('rebuild')`` repairs the index after them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ HASH_BYTES: Final = 8 * MIB
 
 SEGMENTS: Final = 64
 """Segments of one size (the most that FTS5 allows) before it merges them, a little with each chunk; FTS5's own 4 makes
-it write the index anew five times in a million documents, this once. Each segment costs a search about 0.05 ms."""
+it rewrite the index five times in a million documents, this once. Each segment costs a search about 0.05 ms."""
 
 PAGE_OVERHEAD_BYTES: Final = 46
 """What SQLite needs of a page beside a leaf of the index: FTS5's own default is 4050 of 4096."""
