@@ -52,10 +52,8 @@ from ferryman.state.state import State
 
 _IDLE_TURNS: Final = 3
 """Turns that may move nothing (a worker died, a pending document is not listed any more) before a run ends."""
-
 _SCAN, _LIVE = "scan", "live"
 """Scratch folders: of a listing, and of what tasks report while they are at work."""
-
 _KEPT_MESSAGES: Final = 100
 """Messages that a driver remembers that goes on for months: what it said already it does not say again."""
 
