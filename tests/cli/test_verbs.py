@@ -211,7 +211,7 @@ def test_history_of_an_unknown_document_is_an_error(ferryman: Ferryman, plan_fil
 
     assert done.code == 2
     assert json.loads(done.out) == []
-    assert done.err.startswith("error: no.txt: the state ")
+    assert done.err.startswith("error: no.txt: there is no such document in the state ")
     assert f"ferryman deliveries {plan_file}" in done.err
 
 
