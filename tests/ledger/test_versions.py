@@ -86,7 +86,7 @@ CHANGED: dict[str, tuple[Any, str]] = {
         lambda m: m.plan(1, outs=("out", "two")),
         "out follows all now, it followed docs; router all",
     ),
-    "another destination": (lambda m: m.plan(1, outs=("two",)), "destination out is gone; destination two is new"),
+    "another destination": (lambda m: m.plan(1, outs=("two",)), "destination out was removed; destination two is new"),
 }
 
 
