@@ -20,7 +20,7 @@ from ferryman.destinations import Sql
 from ferryman.plan import picture
 from ferryman.plan.picture import lettering
 from ferryman.plan.picture.layers import Link, layered
-from ferryman.plan.picture.layout import LOOP, Arrow, Laid, Rect, Size, Way, laid
+from ferryman.plan.picture.layout import LOOP, Arrow, Laid, Polyline, Rect, Size, laid
 from ferryman.routers import ByField, Duplicate, RoundRobin
 from ferryman.sources import Memory
 from tests.plan.plans import Index, Mail, any_plans, good_plans, same
@@ -283,7 +283,7 @@ def graphs(draw: st.DrawFn) -> tuple[list[Size], list[Arrow]]:
     return sizes, draw(st.lists(st.builds(Arrow, ends, ends, label), max_size=24)) if count else []
 
 
-def points(way: Way) -> list[tuple[float, float]]:
+def points(way: Polyline) -> list[tuple[float, float]]:
     """The edge as many points: straight at each stop, bent between them, as it is drawn."""
     found = []
     for stop in way.stops:
@@ -302,7 +302,7 @@ def holds(box: Rect, x: float, y: float) -> bool:
     return box.x + 0.01 < x < box.x + box.width - 0.01 and box.y + 0.01 < y < box.y + box.height - 0.01
 
 
-def touching(place: Laid) -> list[tuple[Rect, Way]]:
+def touching(place: Laid) -> list[tuple[Rect, Polyline]]:
     return [(box, way) for way in place.ways for box in place.boxes if any(holds(box, x, y) for x, y in points(way))]
 
 

@@ -89,7 +89,7 @@ def test_what_is_not_there(tmp_path: Path) -> None:
         fetcher().file(gone, tmp_path / "a")
     with pytest.raises(PermanentError, match="No such file"):
         fetcher().file((tmp_path / "none").as_uri(), tmp_path / "a")
-    with pytest.raises(PermanentError, match="is no file"):
+    with pytest.raises(PermanentError, match="is not a file"):
         fetcher().file(tmp_path.as_uri(), tmp_path / "a")
 
 

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from ferryman import account, limits
+from ferryman import limits
+from ferryman.account import questions
 from ferryman.errors import EngineError, StateDamaged
 from ferryman.observe.progress import Silent
 from ferryman.operations.fsck import check
@@ -24,6 +25,7 @@ ASK = """
 import sys
 from pathlib import Path
 from ferryman import account
+from ferryman.account import questions
 from ferryman.operations.fsck import check
 from ferryman.state.identity import plan_of
 from ferryman.state.state import State
@@ -97,7 +99,7 @@ def test_what_is_replaced_stays_while_somebody_reads(trial: Trial, monkeypatch: 
     trial.put("a", "b")
     trial.run()
     monkeypatch.setattr(limits, "COMPACT_FILES", 2)
-    with account.view(trial.root, trial.plan) as view:
+    with questions.view(trial.root, trial.plan) as view:
         before = view.status()
         for turn in range(3):
             trial.put("a", text=f"turn {turn}")
@@ -117,7 +119,7 @@ def test_readers_without_a_gap_keep_nothing_for_ever(trial: Trial, monkeypatch: 
     """What was replaced longer ago than the grace goes, although somebody always reads."""
     trial.put("a")
     trial.run()
-    with account.view(trial.root, trial.plan):
+    with questions.view(trial.root, trial.plan):
         trial.put("a", text="two")
         trial.run()
         assert replaced_files(trial)
@@ -167,8 +169,8 @@ def test_a_damaged_file_is_named_although_the_driver_goes_on(trial: Trial, monke
     trial.put("a")
     trial.run()
     numbers = iter(range(10**6))
-    monkeypatch.setattr(account, "last_entries", lambda root: (next(numbers),))
-    monkeypatch.setattr(account, "_PAUSE_S", 0)
+    monkeypatch.setattr(questions, "last_entries", lambda root: (next(numbers),))
+    monkeypatch.setattr(questions, "_PAUSE_S", 0)
     [path] = (trial.root / "ledger").glob("*.parquet")
     path.unlink()
     with pytest.raises(StateDamaged, match=path.name):

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from xml.sax.saxutils import escape
 
 from ferryman.plan.picture import lettering
-from ferryman.plan.picture.layout import Arrow, Laid, Rect, Size, VerticalSegment, Way, laid
+from ferryman.plan.picture.layout import Arrow, Laid, Polyline, Rect, Size, VerticalSegment, laid
 from ferryman.plan.picture.sketch import MISSING, Box, Edge, Sketch, sketch
 from ferryman.plan.plan import Plan
 
@@ -196,7 +196,7 @@ def _edges(edges: Sequence[Edge], place: Laid) -> Iterator[str]:
             yield _text(way.label.middle, y + h - 5, lettering.shortened(edge.label, FACT_SIGNS), "label")
 
 
-def _path(way: Way) -> str:
+def _path(way: Polyline) -> str:
     """Straight at each stop, and from one to the next in a curve that begins and ends straight."""
     stops = [VerticalSegment(s.x, s.bottom, s.top) for s in reversed(way.stops)] if way.turned else way.stops
     path = [f"M{_n(stops[0].x)},{_n(stops[0].top)}"]

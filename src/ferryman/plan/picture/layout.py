@@ -64,7 +64,7 @@ class VerticalSegment(NamedTuple):
     bottom: float
 
 
-class Way(NamedTuple):
+class Polyline(NamedTuple):
     """An edge as it was laid, from top to bottom; no stops: from a box to itself."""
 
     stops: list[VerticalSegment]
@@ -75,7 +75,7 @@ class Way(NamedTuple):
 
 class Laid(NamedTuple):
     boxes: list[Rect]
-    ways: list[Way]
+    ways: list[Polyline]
     width: float
     height: float
 
@@ -206,7 +206,7 @@ class _Sheet:
         )
         return (BELOW_LABEL if bare else BELOW) + min(40.0, widest / 12)
 
-    def _ways(self) -> list[Way]:
+    def _ways(self) -> list[Polyline]:
         out, into = self._ports(self.leaving, 1), self._ports(self.coming, -2)
         for number, chain in enumerate(self.layers.chains):
             if len(chain) == 2 and self._alone(*chain) and abs(self.x[chain[0]] - self.x[chain[1]]) < SNAP:
@@ -227,7 +227,7 @@ class _Sheet:
                 cell = self.label_cell[number]
                 x = self.x[cell] - self.width[cell] / 2
                 label = Rect(x, self.top[cell], self.width[cell], self.height[cell])
-            ways.append(Way(stops, self.layers.turned[number], label))
+            ways.append(Polyline(stops, self.layers.turned[number], label))
         return ways
 
     def _ports(self, edges: list[list[int]], neighbour: int) -> dict[tuple[int, int], float]:
