@@ -167,7 +167,7 @@ def test_a_file_that_was_there_is_not_touched(tmp_path: Path) -> None:
     (tmp_path / unlike("mine.txt")).write_text("mine too")
     refused, fine = opened(tmp_path).write([delivery("mine.txt", 1), delivery("yours.txt", 2)])
     assert (refused.kind, refused.universal, fine.kind) == ("permanent", False, "ok")
-    assert refused.why.startswith(f"{tmp_path}/mine.txt was there before")
+    assert refused.why.startswith(f"{tmp_path}/mine.txt already existed")
     assert tree(tmp_path)["mine.txt"] == b"mine"
 
 

@@ -123,7 +123,7 @@ def test_content_that_is_no_text_is_refused_by_its_id(tmp_path: Path) -> None:
     source = JsonLines(tmp_path, id="id", content="body")
 
     assert documents(source) == {}
-    assert refusals(source) == {"x": f"{tmp_path}/f, line 1: its content, at body, is no text."}
+    assert refusals(source) == {"x": f"{tmp_path}/f, line 1: its content, at body, is not text."}
 
 
 json_values = st.recursive(
