@@ -18,11 +18,12 @@ from tests.model.explore import Explorer
 from tests.model.invariants import INVARIANTS
 from tests.model.mutations import MUTATIONS, Mutation
 from tests.model.state import LEAST, ONCE, Budget, Config, Destination, State, Waiting
+from tests.support.tiers import sampled
 
 ARCHITECTURE = (Path(__file__).parents[2] / "docs" / "architecture.md").read_text("utf-8")
 
 
-@pytest.mark.parametrize("config", CONFIGURATIONS, ids=lambda config: config.name)
+@pytest.mark.parametrize("config", sampled([(config,) for config in CONFIGURATIONS], 2), ids=lambda config: config.name)
 def test_nothing_is_broken_in_any_state(config: Config, record_property: Callable[[str, object], None]) -> None:
     """All states, whatever order things happen in, whatever is killed where."""
     report = pages.explored(config)

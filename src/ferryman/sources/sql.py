@@ -304,7 +304,8 @@ def _open_sqlite(url: sa.URL) -> sa.Connection:
     path = str(url.database)
     if not path.startswith("file:") and not os.path.isfile(path):
         raise UsageError(f"{path}: there is no such file. Give an SQLite database that is there.")
-    engine = sa.create_engine(url, poolclass=sa.NullPool, connect_args={"timeout": BUSY_TIMEOUT_S})
+    patience = {} if "timeout" in url.query else {"timeout": BUSY_TIMEOUT_S}  # what the URL says wins
+    engine = sa.create_engine(url, poolclass=sa.NullPool, connect_args=patience)
 
     def settle_in(connection: sqlite3.Connection, _record: Any) -> None:
         connection.execute("PRAGMA query_only = ON")
