@@ -336,5 +336,5 @@ def test_a_plan_without_jobs(intake: Place) -> None:
     with Queue.open(f"sqlite:///{intake.folder / 'other.db'}") as queue:
         other.source("jobs", Jobs(queue)).destination("out", Null())
         intake.plan = other
-        with pytest.raises(UsageError, match=r"other.db, and sqlite:.*queue.db is served"):
+        with pytest.raises(UsageError, match=r"other.db, but sqlite:.*queue.db is served"):
             intake.serve()
