@@ -36,12 +36,24 @@ def small(version: int = 2) -> Plan:
 def test_a_new_state_is_named_with_its_neighbours(tmp_path: Path) -> None:
     """Of a plan that was renamed, or whose state is gone, everything is sent again."""
     run_plan(small(1), tmp_path)
-    assert new_state(tmp_path / "small-v2") == (
+    assert new_state(tmp_path / "small-v2", 2) == (
         f"new state: {tmp_path}/small-v2; others here: small-v1. To continue from an older version: --from-version 1. "
         "Every document is new to it, and is sent."
     )
-    assert new_state(tmp_path / "renamed-v2").startswith(f"new state: {tmp_path}/renamed-v2; others here: small-v1. E")
-    assert new_state(tmp_path / "alone" / "small-v2").startswith(f"new state: {tmp_path}/alone/small-v2. Every")
+    assert new_state(tmp_path / "renamed-v2", 2).startswith(
+        f"new state: {tmp_path}/renamed-v2; others here: small-v1. E"
+    )
+    assert new_state(tmp_path / "alone" / "small-v2", 2).startswith(f"new state: {tmp_path}/alone/small-v2. Every")
+
+
+def test_the_newest_older_version_is_offered(tmp_path: Path) -> None:
+    """By number: 10 is newer than 9; what is newer than the plan, or of another plan, is none to continue from."""
+    for name in ("small-v9", "small-v10", "small-v12", "small-v-v1", "smaller-v10", "small-vx"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "state.json").write_text("{}")
+    assert "--from-version 10." in new_state(tmp_path / "small-v11", 11)
+    assert "--from-version 9." in new_state(tmp_path / "small-v10", 10)
+    assert "--from-version" not in new_state(tmp_path / "small-v8", 8)
 
 
 def test_a_run_says_that_its_state_is_new(

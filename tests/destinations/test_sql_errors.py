@@ -13,7 +13,7 @@ import pytest
 import sqlalchemy as sa
 
 from ferryman.destinations import Outcome, Sql
-from ferryman.destinations.sql.sqlite import SQLite, faults
+from ferryman.destinations.sql.sqlite import SQLite, database, faults
 from ferryman.errors import DeliveryError, PermanentError, TransientError
 from ferryman.testing.destinations import delivery
 from tests.destinations.sql_table import CONTEXT, opened, path, query, url
@@ -50,6 +50,16 @@ def test_what_is_no_database_is_refused(path: Path) -> None:
     assert isinstance(error, PermanentError)
     assert error.universal
     assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("open_engine", [database.engine, database.reader])
+@pytest.mark.parametrize(("query", "waits_ms"), [("", 30_000), ("?timeout=1.5", 1500)])
+def test_a_timeout_in_the_url_wins(
+    path: Path, open_engine: Callable[[sa.URL], sa.Engine], query: str, waits_ms: int
+) -> None:
+    """For reading and for writing."""
+    with open_engine(sa.make_url(f"sqlite:///{path}{query}")).connect() as connection:
+        assert connection.exec_driver_sql("PRAGMA busy_timeout").scalar() == waits_ms
 
 
 def test_a_locked_database_is_waited_for_and_then_tried_later(path: Path) -> None:

@@ -11,20 +11,21 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar, Unpack
 
 import duckdb
 import pyarrow as pa
 
 from ferryman import limits
-from ferryman.account import kept_counts as counted
+from ferryman.account import kept_counts
+from ferryman.account.filters import Asked, Filter
 from ferryman.account.kept_counts import Counted
 from ferryman.account.relations import View
 from ferryman.errors import EngineError, StateDamaged, UsageError
 from ferryman.plan import Plan, SourceNode, destinations_of_sources
 from ferryman.records.family import in_family
 from ferryman.records.schemas import LEDGER_COLUMNS
-from ferryman.records.statuses import Status, shown, stored
+from ferryman.records.statuses import shown
 from ferryman.state.identity import plan_of
 from ferryman.state.layout import COUNTED, TABLES
 from ferryman.state.state import SETTLED, WAVE, State
@@ -67,7 +68,7 @@ def unread(root: Path, plan: Plan) -> dict[str, tuple[int, str]]:
 
 def waves(root: Path, limit: int = 5, plan: Plan | None = None) -> list[dict[str, Any]]:
     """The last waves, newest first: ``wave``, ``created``, ``events``, ``delivered``, ``failed``."""
-    found = _counted(root, plan) if limit <= counted.WAVES else None
+    found = _counted(root, plan) if limit <= kept_counts.WAVES else None
     return _reading(root, plan, lambda view: view.waves(limit)) if found is None else found.waves[:limit]
 
 
@@ -81,11 +82,11 @@ def keep_counted(state: State, *, anew: bool) -> None:
         return
     reached = destinations_of_sources(state.plan.nodes)
     with contextlib.suppress(StateDamaged):
-        if not anew and counted.kept(state, reached) is not None:
+        if not anew and kept_counts.kept(state, reached) is not None:
             return
     with view(state.root, state.plan) as seen:
-        status, done = seen.status(reached), seen.waves(counted.WAVES)
-    counted.keep(state, reached, status, done)
+        status, done = seen.status(reached), seen.waves(kept_counts.WAVES)
+    kept_counts.keep(state, reached, status, done)
 
 
 def miscounted(root: Path, plan: Plan) -> bool:
@@ -98,52 +99,28 @@ def miscounted(root: Path, plan: Plan) -> bool:
 
 
 def deliveries(
-    root: Path,
-    *,
-    status: str | None = None,
-    destination: str | None = None,
-    source: str | None = None,
-    family: str | None = None,
-    limit: int | None = None,
-    plan: Plan | None = None,
+    root: Path, *, limit: int | None = None, plan: Plan | None = None, **asked: Unpack[Asked]
 ) -> list[dict[str, Any]]:
     """Deliveries of current documents, each by its latest event, newest first; rows have the ledger's columns.
-
-    Args:
-        status: as shown (``failed``, ``pending`` …) or as stored (``DEAD``, ``BATCHED`` …), in any case.
-        family: only of this origin and what was made of it; or of the rows of this file.
 
     Raises:
         UsageError: there is no such status; there is no state yet.
     """
     if limit is None:
-        return list(
-            each_delivery(root, status=status, destination=destination, source=source, family=family, plan=plan)
-        )
-    statuses, operation = named_statuses(status)
-
-    def look(seen: View) -> list[dict[str, Any]]:
-        return seen.docs(statuses, destination, source, limit=limit, operation=operation, family=family)
-
-    return _reading(root, plan, look)
+        return list(each_delivery(root, plan=plan, **asked))
+    of = Filter.of(asked)
+    return _reading(root, plan, lambda seen: seen.docs(of, limit=limit))
 
 
 def each_delivery(
-    root: Path,
-    *,
-    status: str | None = None,
-    destination: str | None = None,
-    source: str | None = None,
-    family: str | None = None,
-    limit: int | None = None,
-    plan: Plan | None = None,
+    root: Path, *, limit: int | None = None, plan: Plan | None = None, **asked: Unpack[Asked]
 ) -> Iterator[dict[str, Any]]:
     """The same deliveries one after the other: of a million few are in memory at a time."""
-    statuses, operation = named_statuses(status)
+    of = Filter.of(asked)
 
     def rows() -> Iterator[dict[str, Any]]:
         with view(root, plan) as seen:
-            yield from seen.each_doc(statuses, destination, source, operation, family, limit)
+            yield from seen.each_doc(of, limit)
 
     def look() -> tuple[dict[str, Any] | None, Iterator[dict[str, Any]]]:
         found = rows()
@@ -155,29 +132,14 @@ def each_delivery(
         yield from others
 
 
-def number_of_deliveries(
-    root: Path,
-    *,
-    status: str | None = None,
-    destination: str | None = None,
-    source: str | None = None,
-    family: str | None = None,
-    plan: Plan | None = None,
-) -> int:
+def number_of_deliveries(root: Path, *, plan: Plan | None = None, **asked: Unpack[Asked]) -> int:
     """How many these are."""
-    statuses, operation = named_statuses(status)
-    return _reading(root, plan, lambda seen: seen.number_of_docs(statuses, destination, source, operation, family))
+    of = Filter.of(asked)
+    return _reading(root, plan, lambda seen: seen.number_of_docs(of))
 
 
 def reasons(
-    root: Path,
-    *,
-    status: str | None = None,
-    destination: str | None = None,
-    source: str | None = None,
-    family: str | None = None,
-    limit: int | None = None,
-    plan: Plan | None = None,
+    root: Path, *, limit: int | None = None, plan: Plan | None = None, **asked: Unpack[Asked]
 ) -> list[dict[str, Any]]:
     """Why deliveries have not arrived, the most frequent reason first: ``status`` (as shown), ``deliveries`` (how
     many), ``reason`` (of one of them) and ``example``, its document.
@@ -185,12 +147,7 @@ def reasons(
     Reasons that differ only in numbers and in what they quote are counted together. Without a ``status``: of all
     deliveries that are neither delivered nor deleted.
     """
-    statuses, operation = named_statuses(status)
-
-    def look(seen: View) -> list[dict[str, Any]]:
-        return seen.reasons(statuses, destination, source, operation, family, limit)
-
-    found = _reading(root, plan, look)
+    of = Filter.of(asked)
     return [
         {
             "status": shown(each["status"], each["operation"]),
@@ -198,7 +155,7 @@ def reasons(
             "reason": each["reason"],
             "example": each["example"],
         }
-        for each in found
+        for each in _reading(root, plan, lambda seen: seen.reasons(of, limit))
     ]
 
 
@@ -210,20 +167,6 @@ def by_node(root: Path, plan: Plan) -> dict[str, dict[str, int]]:
         word = shown(each["status"], each["operation"])
         counts[word] = counts.get(word, 0) + each["deliveries"]
     return found
-
-
-def named_statuses(status: str | None) -> tuple[frozenset[Status], str | None]:
-    """The stored statuses that are meant, none for any, and the operation where it matters.
-
-    Raises:
-        UsageError: there is no such status.
-    """
-    if status is None:
-        return frozenset(), None
-    try:
-        return stored(status)
-    except ValueError as e:
-        raise UsageError(f"status {status}: {e}.") from None
 
 
 def history(root: Path, document: str, plan: Plan | None = None) -> list[dict[str, Any]]:
@@ -344,7 +287,7 @@ def _counted(root: Path, plan: Plan | None, *, by_plan: bool = True) -> Counted 
             for table in state.tables:
                 table.verify_sizes()
             with contextlib.suppress(StateDamaged):
-                return counted.kept(state, reached)
+                return kept_counts.kept(state, reached)
             return None
 
     return retry_read(root, look)

@@ -13,8 +13,8 @@ import duckdb
 import pyarrow as pa
 
 from ferryman.account.counts import Tables, count
+from ferryman.account.filters import Filter
 from ferryman.plan import destinations_of_sources
-from ferryman.records.family import in_family
 from ferryman.records.reasons import alike_sql, reason_sql
 from ferryman.records.schemas import DOCUMENTS, LEDGER, LEDGER_COLUMNS, OUTBOX, OUTBOX_PARTITION
 from ferryman.records.statuses import SHOWN, Status, shown
@@ -144,26 +144,13 @@ class View:
         """).fetchall()
         return {source: (number, example) for source, number, example in found}
 
-    def docs(
-        self,
-        statuses: Collection[str] = (),
-        destination: str | None = None,
-        source: str | None = None,
-        document: str | None = None,
-        limit: int | None = None,
-        share: tuple[int, int] = (0, 1),
-        operation: str | None = None,
-        family: str | None = None,
-    ) -> list[dict[str, Any]]:
+    def docs(self, of: Filter, *, limit: int | None = None, share: tuple[int, int] = (0, 1)) -> list[dict[str, Any]]:
         """Deliveries by their latest event; see ``account.deliveries``.
 
         Args:
-            statuses: any of these; empty: whatever it is.
-            document: the delivery's document, or the origin of its family.
-            family: of this origin, or of the rows of this file; see ``wholeness``.
             share: (i, n): of n shares into which whole families fall, the i-th.
         """
-        where, wanted = _asked(statuses, destination, source, document, operation, family)
+        where, wanted = of.conditions()
         if share != (0, 1):
             where.append(f"hash(origin) % {share[1]} = {share[0]}")
         if limit is not None:  # the newest candidates are looked at first, and more only if need be
@@ -173,46 +160,31 @@ class View:
         self._db.execute("SET threads = 1")  # all columns of every row: the memory does not do for two
         return self.rows(_newest(where, limit, None), wanted)
 
-    def each_doc(
-        self,
-        statuses: Collection[str] = (),
-        destination: str | None = None,
-        source: str | None = None,
-        operation: str | None = None,
-        family: str | None = None,
-        limit: int | None = None,
-    ) -> Iterator[dict[str, Any]]:
+    def each_doc(self, of: Filter, limit: int | None = None) -> Iterator[dict[str, Any]]:
         """The same deliveries, few in memory at a time; until the last one nothing else may be asked."""
-        self._keep_current(_asked(statuses, destination, source, None, operation, family), _ALL)
+        self._keep_current(of, _ALL)
         order = "ORDER BY wave DESC, ordinal DESC, document"
         return self.each_row(
             f"SELECT {', '.join(_ALL)} FROM current {order} {'' if limit is None else f'LIMIT {int(limit)}'}"
         )
 
-    def number_of_docs(
-        self,
-        statuses: Collection[str] = (),
-        destination: str | None = None,
-        source: str | None = None,
-        operation: str | None = None,
-        family: str | None = None,
-    ) -> int:
+    def number_of_docs(self, of: Filter) -> int:
         """How many these are."""
-        self._keep_current(_asked(statuses, destination, source, None, operation, family), ["wave"])
+        self._keep_current(of, ["wave"])
         return self._one("SELECT count(*) FROM current")
 
-    def reasons(
-        self,
-        statuses: Collection[str] = (),
-        destination: str | None = None,
-        source: str | None = None,
-        operation: str | None = None,
-        family: str | None = None,
-        limit: int | None = None,
-    ) -> list[dict[str, Any]]:
+    def docs_at_most(self, of: Filter) -> int:
+        """So many deliveries, or fewer, does ``docs`` find: their events are counted."""
+        where, wanted = of.conditions()
+        among = f"WHERE {' AND '.join(where)}"
+        return self._one(
+            f"SELECT (SELECT count(*) FROM ledger {among}) + (SELECT count(*) FROM unsent {among})", wanted
+        )
+
+    def reasons(self, of: Filter, limit: int | None = None) -> list[dict[str, Any]]:
         """The same deliveries by status and reason; see ``account.reasons``."""
-        asked = _asked(statuses or _NOT_ARRIVED, destination, source, None, operation, family)
-        self._keep_current(asked, ["wave", "status", "operation", "document", f"{reason_sql()} AS reason"])
+        of = of._replace(statuses=of.statuses or _NOT_ARRIVED)
+        self._keep_current(of, ["wave", "status", "operation", "document", f"{reason_sql()} AS reason"])
         return self.rows(f"""
             SELECT status, operation, count(*) AS deliveries, arg_min(reason, document) AS reason,
                 min(document) AS example
@@ -222,31 +194,19 @@ class View:
 
     def by_node(self) -> list[dict[str, Any]]:
         """Deliveries that have not arrived, by status and by the step or router that their reason names."""
-        asked = _asked(_NOT_ARRIVED, None, None, None)
         names = "'^(?:dropped by |waits for |not its branch: )?(?:step|router) ([^ :,]+)'"
         node = f"regexp_extract({reason_sql()}, {names}, 1)"
-        self._keep_current(asked, ["wave", "status", "operation", f"{node} AS node"])
+        self._keep_current(Filter(_NOT_ARRIVED), ["wave", "status", "operation", f"{node} AS node"])
         return self.rows(
             "SELECT node, status, operation, count(*) AS deliveries FROM current WHERE node <> '' GROUP BY ALL"
         )
 
-    def docs_at_most(
-        self, statuses: Collection[str], destination: str | None, source: str | None, document: str | None
-    ) -> int:
-        """So many deliveries, or fewer, does ``docs`` find: their events are counted."""
-        where, wanted = _asked(statuses, destination, source, document)
-        among = f"WHERE {' AND '.join(where)}"
-        ((found,),) = self._db.execute(
-            f"SELECT (SELECT count(*) FROM ledger {among}) + (SELECT count(*) FROM unsent {among})", wanted or None
-        ).fetchall()
-        return int(found)
-
     # -- inside ------------------------------------------------------------------------------------
 
-    def _keep_current(self, asked: tuple[list[str], dict[str, str]], columns: Sequence[str]) -> None:
+    def _keep_current(self, of: Filter, columns: Sequence[str]) -> None:
         """These columns, and ``ordinal``, of the deliveries that are asked for, as the table ``current``. In steps, of
         which each has the memory for itself: of a million deliveries it does not do for all at once."""
-        where, wanted = asked
+        where, wanted = of.conditions()
         among, named = " AND ".join(where), ", ".join(columns)
         self._db.execute("SET threads = 1")
         self.keep("last", f"SELECT hash(delivery_hash) AS h, max({_AT}) AS at FROM ledger GROUP BY h")
@@ -344,26 +304,3 @@ def _newest(where: list[str], limit: int | None, window: int | None) -> str:
         WHERE l.at IS NULL OR l.at = c.wave * 4 + c.ordinal
         {ordered} {"" if limit is None else f"LIMIT {int(limit)}"}
         """
-
-
-def _asked(
-    statuses: Collection[str],
-    destination: str | None,
-    source: str | None,
-    document: str | None,
-    operation: str | None = None,
-    family: str | None = None,
-) -> tuple[list[str], dict[str, str]]:
-    """Conditions on events, and their parameters; see ``View.docs``."""
-    wanted = {k: v for k, v in (("destination", destination), ("source", source)) if v}
-    where = ["destination <> ''", *(f"{column} = ${column}" for column in wanted)]
-    if statuses:
-        where.append(f"status IN {quoted_list(sorted(statuses))}")
-    if document is not None:
-        where.append("(document = $document OR origin = $document)")
-        wanted["document"] = document
-    if family is not None:
-        where.append(in_family(family))
-    if operation is not None:
-        where.append(f"operation = '{operation}'")
-    return where, wanted

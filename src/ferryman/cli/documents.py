@@ -165,9 +165,9 @@ def _list_incomplete(
     json: bool,
 ) -> None:
     """Families that have not ended, and how to see more of one."""
-    from ferryman.account import families as wholeness
+    from ferryman.account import families
 
-    found = wholeness.incomplete(root, loaded, source, family)
+    found = families.incomplete(root, loaded, source, family)
     if json:
         json_lines(each._asdict() for each in found[:limit])
         return
@@ -182,9 +182,9 @@ def _list_incomplete(
 
 def _say_whether_whole(root: Path, family: str, loaded: Plan, plan: str, state: Path | None) -> None:
     """Has all of a family ended, and if not, how are its deliveries found?"""
-    from ferryman.account import families as wholeness
+    from ferryman.account import families
 
-    for found in wholeness.of_family(root, family, loaded):
+    for found in families.of_family(root, family, loaded):
         say(f"{found.family} of source {found.source} is {found.told()}")
         for word in ("pending", "in_doubt", "failed", "rejected"):
             if getattr(found, word):

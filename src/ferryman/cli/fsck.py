@@ -14,13 +14,13 @@ def fsck(plan: PlanSpec, state: StateDir = None, json: Json = False, verbose: Ve
     What a large state keeps for `status` is counted again. Changes nothing, starts no Spark. Names what is damaged or
     missing and what can be done. Ends with 1 if there is any.
     """
-    from ferryman.operations import fsck as operation
+    from ferryman.operations.fsck import check
     from ferryman.plan.load import load_plan, plan_file
     from ferryman.state.state import state_root
 
     loaded = load_plan(plan)
     root = state_root(loaded, state, plan_file(plan))
-    findings = operation.check(root)
+    findings = check(root)
     if json:
         json_line([{"path": str(f.path), "what": f.what, "remedy": f.remedy} for f in findings])
     else:

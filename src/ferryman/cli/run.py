@@ -195,13 +195,11 @@ def carried(
     with Interrupt() as interrupt:
         try:
             with watching(sys.stderr, verbose, *log) as observer, logging_to(observer, verbose):
-                from ferryman.operations import (
-                    run as operation,  # loads Spark: after all that can be refused without it
-                )
+                from ferryman.operations.run import run as run_plan  # loads Spark: after all that can be refused
 
                 if not has_run(root) and not options.get("from_version"):
-                    observer.message(new_state(root))
-                summary = operation.run(plan, state=root.parent, observer=interrupt.heeding(observer), **options)
+                    observer.message(new_state(root, plan.version))
+                summary = run_plan(plan, state=root.parent, observer=interrupt.heeding(observer), **options)
                 observer.finished(summary.as_dict())
         except BaseException:
             if not interrupt.asked:
@@ -214,13 +212,14 @@ def carried(
     return root, summary
 
 
-def new_state(root: Path) -> str:
+def new_state(root: Path, version: int) -> str:
     """That all is sent from scratch, and which other states there are: a plan may have been renamed."""
     others = sorted(path.parent.name for path in root.parent.glob("*/state.json"))
     here = f"; others here: {', '.join(others)}" if others else ""
-    name, _, _ = root.name.rpartition("-v")
-    older = [other for other in others if other.rpartition("-v")[0] == name]
-    migrate = f". To continue from an older version: --from-version {older[-1].rpartition('-v')[2]}" if older else ""
+    prefix = root.name.removesuffix(str(version))
+    numbers = (other.removeprefix(prefix) for other in others if other.startswith(prefix))
+    older = [int(number) for number in numbers if number.isdecimal() and int(number) < version]
+    migrate = f". To continue from an older version: --from-version {max(older)}" if older else ""
     return f"new state: {root}{here}{migrate}. Every document is new to it, and is sent."
 
 

@@ -13,9 +13,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ferryman import crash, limits
+from ferryman.account.filters import Filter
 from ferryman.account.questions import view
 from ferryman.engine.commit.commit import commit_wave
-from ferryman.engine.settle.settle import settle
+from ferryman.engine.settle.settle import in_process, settle
 from ferryman.records.events import EVENT_OF_ROW, ORDINAL_COMMAND, events, table_of
 from ferryman.records.family import FailedMember, Owed, decode_failures, encode_failures, open_deliveries
 from ferryman.records.schemas import DOCUMENTS
@@ -61,29 +62,30 @@ def _carry_out(state: State, command: Command, chosen: list[dict[str, Any]]) -> 
     document_file = _changed_documents(state, elsewhere, number, does.documents)
     crash.point("command.staged")
     commit_wave(state, number, documents=document_file, ledger=[event_file], replaced=replaced)
-    settle(state, number, lambda task, items: [task(i) for i in items])
+    settle(state, number, in_process)
     state.retire(state.outbox, [path for path, _ in replaced])
 
 
-def _statuses(command: Command) -> frozenset[str]:
-    """Of the deliveries that it concerns."""
+def _filter(command: Command) -> Filter:
+    """The deliveries that it concerns; without statuses: none."""
     concerned = command.does.concerns
-    return concerned if command.statuses is None else concerned & command.statuses
+    statuses = concerned if command.statuses is None else concerned & command.statuses
+    return Filter(statuses, command.destination, command.source, command.document)
 
 
 def _shares(state: State, command: Command) -> int:
     """Into how many waves it is cut: all that it concerns need not fit into memory."""
-    if not (statuses := _statuses(command)):
+    if not (of := _filter(command)).statuses:
         return 0
     with view(state.root, state.plan) as seen:
-        most = seen.docs_at_most(statuses, command.destination, command.source, command.document)
+        most = seen.docs_at_most(of)
     return -(-most // limits.COMMAND_DELIVERIES)
 
 
 def _chosen(state: State, command: Command, share: tuple[int, int]) -> list[dict[str, Any]]:
     """Deliveries the command concerns, a share of them: their columns."""
     with view(state.root, state.plan) as seen:
-        found = seen.docs(_statuses(command), command.destination, command.source, command.document, share=share)
+        found = seen.docs(_filter(command), share=share)
     if command.documents is not None:
         found = [d for d in found if d["origin"] in command.documents]
     if command.does.whole_documents:

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from ferryman import crash
 from ferryman.engine.commit.commit import commit_wave
-from ferryman.engine.settle.settle import settle
+from ferryman.engine.settle.settle import in_process, settle
 from ferryman.plan import changed_sources, structure
 from ferryman.records.events import EVENT_OF_ROW, ORDINAL_COMMAND, table_of
 from ferryman.records.schemas import DOCUMENTS, LEDGER, OUTBOX_KEPT
@@ -50,7 +50,7 @@ def finish(state: State) -> str:
     crash.point("version.staged")
     if parts or staged:
         commit_wave(state, number, documents=staged, ledger=parts, replaced=[(path, None) for path in paths])
-        settle(state, number, lambda task, items: [task(i) for i in items])
+        settle(state, number, in_process)
         state.retire(state.outbox, paths)
     state.remember(after)
     (state.root / MIGRATION).unlink()

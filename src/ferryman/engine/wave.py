@@ -19,8 +19,7 @@ from typing import Final
 
 from ferryman import crash, limits
 from ferryman.account.questions import left_over
-from ferryman.engine import commands, migration
-from ferryman.engine import step_retries as retries
+from ferryman.engine import commands, migration, step_retries
 from ferryman.engine.backlog import Backlog
 from ferryman.engine.commit.commit import commit_wave
 from ferryman.engine.counting import Counting
@@ -210,8 +209,8 @@ class Run:
         waiting = self._nodes.waiting(self._pending.at_steps())
         owed, only = None, None
         if only_owed:
-            owed = retries.pending_at_steps(self._state, now_us(), waiting)
-            only = retries.named(self._state, owed) if len(owed) <= limits.NAMED_DOCUMENTS else None
+            owed = step_retries.pending_at_steps(self._state, now_us(), waiting)
+            only = step_retries.named(self._state, owed) if len(owed) <= limits.NAMED_DOCUMENTS else None
         else:
             self._pending.unseen = set()
         with self._live.following() as live:

@@ -20,7 +20,7 @@ from typing import Any
 
 from ferryman import crash
 from ferryman.engine import commands
-from ferryman.engine.settle.settle import settle
+from ferryman.engine.settle.settle import in_process, settle
 from ferryman.errors import UsageError
 from ferryman.plan import Plan
 from ferryman.state.commands import waiting
@@ -54,7 +54,7 @@ def migrate(root: Path, plan: Plan, from_version: int) -> None:
         if (root / "state.json").exists():  # made by another who was faster
             return
         if old.wave > old.settled:
-            settle(old, old.wave, lambda task, items: [task(i) for i in items])
+            settle(old, old.wave, in_process)
         for command in waiting(old):
             commands.apply(old, command)
         old.check_ours()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from ferryman.account.questions import named_statuses
+from ferryman.account.filters import named_statuses
 from ferryman.engine.commands import apply
 from ferryman.errors import StateHeld, UsageError
 from ferryman.plan import Plan

@@ -49,6 +49,11 @@ class RunTasks(Protocol):
     def __call__(self, task: Callable[[_I], _A], items: Sequence[_I], /) -> list[_A]: ...
 
 
+def in_process(task: Callable[[_I], _A], items: Sequence[_I]) -> list[_A]:
+    """Without executors, for what settles little."""
+    return [task(item) for item in items]
+
+
 class Repair(NamedTuple):
     """Rows of an outbox file whose ledger events the driver must have written."""
 

@@ -111,8 +111,10 @@ class IsolatedReader:
                     calls = chain(spool.read() if told.spooled else (), told.calls)
                     go = partial(_replay, calls, self._stager)
                     self._stager.walked(i, told.walked, go, retry=told.taken is Taken.AGAIN)
+                elif told.taken is Taken.GONE:
+                    self._stager.gone(i)
                 else:
-                    (self._stager.gone if told.taken is Taken.GONE else self._stager.touched)(i)
+                    self._stager.touched(i)
                 if told.taken is not Taken.TOUCHED:
                     taken_up.append(i)
         finally:

@@ -84,8 +84,10 @@ class TaskProcessing:
                     self._heard(block.ids[i], feed.fault)
             elif go is not None:
                 stager.walked(i, feed.walk, go, retry=taken is Taken.AGAIN)
+            elif taken is Taken.GONE:
+                stager.gone(i)
             else:
-                (stager.gone if taken is Taken.GONE else stager.touched)(i)
+                stager.touched(i)
             if taken is not Taken.TOUCHED:
                 taken_up.append(i)
         stager.end()

@@ -35,8 +35,7 @@ def engine(url: sa.URL) -> sa.Engine:
     made = sa.create_engine(
         url,
         poolclass=sa.NullPool,
-        connect_args={"isolation_level": None, "check_same_thread": False}
-        | ({} if "timeout" in url.query else {"timeout": BUSY_TIMEOUT_S}),
+        connect_args={"isolation_level": None, "check_same_thread": False, **_patience(url)},
     )
     sa.event.listen(made, "connect", _settle_in)
     sa.event.listen(made, "begin", _begin)
@@ -45,9 +44,14 @@ def engine(url: sa.URL) -> sa.Engine:
 
 def reader(url: sa.URL) -> sa.Engine:
     """An engine that changes nothing, and makes no file."""
-    made = sa.create_engine(url, poolclass=sa.NullPool, connect_args={"timeout": BUSY_TIMEOUT_S})
+    made = sa.create_engine(url, poolclass=sa.NullPool, connect_args=_patience(url))
     sa.event.listen(made, "connect", lambda connection, _record: connection.execute("PRAGMA query_only = ON"))
     return made
+
+
+def _patience(url: sa.URL) -> dict[str, float]:
+    """How long others may hold the lock: what the URL says wins."""
+    return {} if "timeout" in url.query else {"timeout": BUSY_TIMEOUT_S}
 
 
 def _settle_in(connection: sqlite3.Connection, _record: Any) -> None:
