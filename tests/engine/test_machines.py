@@ -13,7 +13,7 @@ import pytest
 from ferryman.engine.wave import Summary
 from ferryman.plan import Plan
 from ferryman.sources import Csv, Doubt, Files, Listed, Source
-from ferryman.sources.choice import tree_of
+from ferryman.sources.selection import FileSelection
 from ferryman.testing.inprocess import InProcess
 from tests.support.recorder import Recorder
 from tests.support.trial import run_plan
@@ -178,7 +178,7 @@ def test_what_a_store_does_not_list_is_looked_at_again(place: Path) -> None:
 
     root = f"/machines-{place.name}"
     fsspec.filesystem("memory").pipe_file(f"{root}/full/a", b"a")
-    tree = tree_of("Files", f"memory:/{root}", "**/*", None, None, None)
+    tree = FileSelection(f"memory:/{root}", "**/*", None, None).tree("Files", None)
     assert tree.contradiction(Doubt("full", "missing")).endswith(f"full is there for {HOST}")
     assert tree.contradiction(Doubt("full", "empty")).endswith(f"full is not empty for {HOST}")
     assert tree.contradiction(Doubt("full", "there")) == ""

@@ -13,6 +13,7 @@ from ferryman.errors import UsageError
 from ferryman.sources.base import Detect
 from ferryman.sources.physical import Physical
 from ferryman.sources.records import RecordRow, Records, UnreadableRecords, bad_id
+from ferryman.sources.selection import FileSelection
 
 
 class Csv(Records):
@@ -78,17 +79,8 @@ class Csv(Records):
         detect: Detect = "content",
         max_deleted: float = limits.MAX_DELETED,
     ) -> None:
-        super().__init__(
-            root,
-            include,
-            exclude,
-            encoding=encoding,
-            max_bytes=max_bytes,
-            storage_options=storage_options,
-            prefix=prefix,
-            detect=detect,
-            max_deleted=max_deleted,
-        )
+        files = FileSelection(root, include, exclude, storage_options)
+        super().__init__(files, encoding, max_bytes, prefix=prefix, detect=detect, max_deleted=max_deleted)
         self.id = id
         self.content = content
         self.columns = None if columns is None else list(columns)

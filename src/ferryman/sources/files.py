@@ -10,13 +10,13 @@ from ferryman import limits
 from ferryman.document import Document
 from ferryman.errors import UsageError
 from ferryman.sources.about import checked_base_url, checked_names, mime_of, moment, name_of_file, web_address
-from ferryman.sources.base import Detect, Doubt, Listed, Source
-from ferryman.sources.choice import tree_of
+from ferryman.sources.base import Detect, Doubt, Listed
 from ferryman.sources.packed import read_unpacked
+from ferryman.sources.selection import FileSelection, FileSource
 from ferryman.sources.tree import Piece
 
 
-class Files(Source):
+class Files(FileSource):
     """Every file below ``root`` that the globs take, as a document: its bytes are ``raw``.
 
     ``Files("corpus")``, ``Files("src", include="**/*.py", exclude=["**/.*", "build"])``, ``Files("s3://bucket/corpus")``.
@@ -80,8 +80,6 @@ class Files(Source):
         UsageError: a glob or a limit that cannot be meant. Whether the root exists is asked later, by ``check``.
     """
 
-    encodes_ids = True
-
     def __init__(
         self,
         root: str | os.PathLike[str],
@@ -99,12 +97,8 @@ class Files(Source):
         detect: Detect = "content",
         max_deleted: float = limits.MAX_DELETED,
     ) -> None:
-        super().__init__(prefix=prefix, detect=detect, max_deleted=max_deleted)
-        if not isinstance(max_bytes, int) or max_bytes < 1:
-            raise UsageError(f"Files(max_bytes={max_bytes!r}): give a whole number of bytes, at least 1.")
-        self.include = include
-        self.exclude = exclude
-        self.max_bytes = max_bytes
+        files = FileSelection(root, include, exclude, storage_options)
+        super().__init__(files, max_bytes, max_bytes, prefix=prefix, detect=detect, max_deleted=max_deleted)
         self.base_url = checked_base_url(base_url)
         self.fields = checked_names("fields", fields)
         self.uncounted = frozenset(self.fields) - frozenset(checked_names("counted", counted))
@@ -112,18 +106,6 @@ class Files(Source):
             raise UsageError(f"Files(unsupported={unsupported!r}): give 'reject' or 'skip'.")
         self.decompress = decompress
         self.unsupported = unsupported
-        self._tree = tree_of("Files", root, include, exclude, max_bytes, storage_options)
-        self.root = self._tree.where
-
-    def place(self) -> str | None:
-        return self.root
-
-    def not_installed(self) -> str:
-        return self._tree.not_installed()
-
-    def __repr__(self) -> str:
-        left_out = "" if self.exclude is None else f", exclude={self.exclude!r}"
-        return f"Files({self.root!r}, include={self.include!r}{left_out})"
 
     def check(self) -> None:
         """
@@ -147,10 +129,6 @@ class Files(Source):
     def still_there(self, ids: Iterable[str]) -> str:
         """The first of these files that is there, by its path."""
         return self._tree.still_there(ids)
-
-    def contradiction(self, doubt: Doubt) -> str:
-        """Is a folder there that was not found, or full that was empty?"""
-        return self._tree.contradiction(doubt)
 
     def read(self, listed: Listed) -> Document:
         """The file's bytes as they are now, read once.

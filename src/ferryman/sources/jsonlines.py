@@ -14,6 +14,7 @@ from ferryman.sources.base import Detect
 from ferryman.sources.physical import Physical
 from ferryman.sources.pointer import Pointer
 from ferryman.sources.records import RecordRow, Records, bad_id
+from ferryman.sources.selection import FileSelection
 
 _KINDS: Final = {list: "an array", str: "text", bool: "a boolean", type(None): "null"}
 
@@ -69,17 +70,8 @@ class JsonLines(Records):
         detect: Detect = "content",
         max_deleted: float = limits.MAX_DELETED,
     ) -> None:
-        super().__init__(
-            root,
-            include,
-            exclude,
-            encoding=encoding,
-            max_bytes=max_bytes,
-            storage_options=storage_options,
-            prefix=prefix,
-            detect=detect,
-            max_deleted=max_deleted,
-        )
+        files = FileSelection(root, include, exclude, storage_options)
+        super().__init__(files, encoding, max_bytes, prefix=prefix, detect=detect, max_deleted=max_deleted)
         self.id = _pointer("id", id)
         self.content = _pointer("content", content)
         self.ids_in_rows = self.id is not None

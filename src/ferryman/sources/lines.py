@@ -12,6 +12,7 @@ from ferryman.errors import UsageError
 from ferryman.sources.base import Detect
 from ferryman.sources.physical import Physical
 from ferryman.sources.records import RecordRow, Records
+from ferryman.sources.selection import FileSelection
 
 LineId = Literal["line", "content"]
 Blank = Literal["skip", "keep"]
@@ -70,17 +71,8 @@ class Lines(Records):
         detect: Detect = "content",
         max_deleted: float = limits.MAX_DELETED,
     ) -> None:
-        super().__init__(
-            root,
-            include,
-            exclude,
-            encoding=encoding,
-            max_bytes=max_bytes,
-            storage_options=storage_options,
-            prefix=prefix,
-            detect=detect,
-            max_deleted=max_deleted,
-        )
+        files = FileSelection(root, include, exclude, storage_options)
+        super().__init__(files, encoding, max_bytes, prefix=prefix, detect=detect, max_deleted=max_deleted)
         for name, value, choices in (("id", id, get_args(LineId)), ("blank", blank, get_args(Blank))):
             if value not in choices:
                 raise UsageError(f"Lines({name}={value!r}): choose one of {', '.join(choices)}.")

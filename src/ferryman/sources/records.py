@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from ferryman.document import Document
-from ferryman.errors import BadDocument, TransientError, Unavailable, UsageError
+from ferryman.errors import BadDocument, TransientError, Unavailable
 from ferryman.outages import is_connection
-from ferryman.sources.base import MISSING, Detect, Doubt, Listed, Source
-from ferryman.sources.choice import tree_of
+from ferryman.sources.base import MISSING, Detect, Doubt, Listed
 from ferryman.sources.packed import unpacked
 from ferryman.sources.paths import id_of_text
 from ferryman.sources.physical import Physical, checked_encoding, physical_lines
+from ferryman.sources.selection import FileSelection, FileSource
 
 
 class RecordRow(NamedTuple):
@@ -56,7 +55,7 @@ class UnreadableRecords(Exception):
     """Why the rest of a file is not rows, beginning with the line."""
 
 
-class Records(Source):
+class Records(FileSource):
     """Base of the sources of which a file holds many documents. A subclass says what the rows of a file are.
 
     The files are listed in the driver, and each is read by a worker in one go, row by row. What stops a file from being
@@ -65,42 +64,19 @@ class Records(Source):
     whose row it is; the listing counts as incomplete then too, or its document would be taken for deleted.
     """
 
-    encodes_ids = True
-
     def __init__(
         self,
-        root: str | os.PathLike[str],
-        include: str | Sequence[str],
-        exclude: str | Sequence[str] | None,
-        *,
+        files: FileSelection,
         encoding: str,
         max_bytes: int,
-        storage_options: Mapping[str, Any] | None,
+        *,
         prefix: str,
         detect: Detect,
         max_deleted: float,
     ) -> None:
-        super().__init__(prefix=prefix, detect=detect, max_deleted=max_deleted)
-        name = type(self).__name__
-        if not isinstance(max_bytes, int) or max_bytes < 1:
-            raise UsageError(f"{name}(max_bytes={max_bytes!r}): give a whole number of bytes, at least 1.")
-        self.include = include
-        self.exclude = exclude
-        self.encoding = checked_encoding(name, encoding)
-        self.max_bytes = max_bytes
+        super().__init__(files, max_bytes, None, prefix=prefix, detect=detect, max_deleted=max_deleted)
+        self.encoding = checked_encoding(type(self).__name__, encoding)
         self.ids_in_rows = False
-        self._tree = tree_of(name, root, include, exclude, None, storage_options)
-        self.root = self._tree.where
-
-    def place(self) -> str | None:
-        return self.root
-
-    def not_installed(self) -> str:
-        return self._tree.not_installed()
-
-    def __repr__(self) -> str:
-        left_out = "" if self.exclude is None else f", exclude={self.exclude!r}"
-        return f"{type(self).__name__}({self.root!r}, include={self.include!r}{left_out})"
 
     def rows(self, lines: Iterator[Physical]) -> Iterator[RecordRow]:
         """The rows of a file.
@@ -155,10 +131,6 @@ class Records(Source):
             raise TransientError(f"{e} {_REST}") from e
         with unpacked(stream, path, file.size) as opened:
             yield from self._documents(opened, file.id, path)
-
-    def contradiction(self, doubt: Doubt) -> str:
-        """Is a file there that a worker did not find?"""
-        return self._tree.contradiction(doubt)
 
     def _documents(self, opened: Any, file: str, path: str) -> Iterator[Listed | Document]:
         nameless = 0
