@@ -84,9 +84,10 @@ def prepare(directory: Path) -> None:
 def _told(summary: Summary, root: Path, plan: Plan, seconds: float) -> int:
     """What was indexed and what was refused; the demo's exit code."""
     from ferryman import account
+    from ferryman.observe.progress import plural
 
     if summary.waves:
-        say(f"{summary.delivered} documents delivered to the index in {seconds:.0f} s.")
+        say(f"{plural(summary.delivered, 'document', 'documents')} delivered to the index in {seconds:.0f} s.")
     else:
         say("Nothing has changed since the last run: nothing was sent.")
     refused: list[dict[str, Any]] = account.deliveries(root, status="rejected", plan=plan)

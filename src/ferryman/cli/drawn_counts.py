@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from ferryman.observe.progress import counted
+from ferryman.observe.progress import counted, plural
 
 if TYPE_CHECKING:
     from ferryman.plan import Plan
@@ -27,7 +27,7 @@ def svg_with_counts(plan: Plan, root: Path, status: Mapping[str, Any]) -> str:
     ran = has_run(root)
     if ran:
         boxes |= {name: _counts(numbers) for name, numbers in account.by_node(root, plan).items()}
-    waves = "1 wave" if status["waves"] == 1 else f"{counted(status['waves'])} waves"
+    waves = plural(status["waves"], "wave", "waves")
     words = f"{waves}, {'balanced' if status['balanced'] else 'NOT BALANCED'}" if ran else "nothing has run yet"
     return picture.svg(plan, boxes, words)
 
@@ -36,7 +36,7 @@ def _of_source(numbers: Mapping[str, int]) -> BoxCounts:
     from ferryman.plan.picture import BoxCounts
 
     deleted = f", {counted(numbers['deleted'])} deleted" if numbers["deleted"] else ""
-    return BoxCounts(f"{counted(numbers['documents'])} documents{deleted}")
+    return BoxCounts(plural(numbers["documents"], "document", "documents") + deleted)
 
 
 def _counts(numbers: Mapping[str, int]) -> BoxCounts:

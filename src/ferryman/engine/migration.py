@@ -59,7 +59,9 @@ def finish(state: State) -> str:
     rows = sum(t.num_rows for t in dropped)
     ended = f"; {rows} rows for {', '.join(gone)} were dropped because it no longer has them" if rows else ""
     again = sum(part.rows for part in staged)
-    return f"{why}: {again} documents are processed again because their path has changed or they had failed{ended}"
+    what = f"{again} documents are processed again because their path has changed or they"
+    one = "1 document is processed again because its path has changed or it"
+    return f"{why}: {one if again == 1 else what} had failed{ended}"
 
 
 def _dropped(state: State, path: str, number: int, why: str) -> pa.Table:

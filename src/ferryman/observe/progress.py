@@ -26,6 +26,11 @@ def counted(number: int) -> str:
     return f"{number:,}".replace(",", " ")
 
 
+def plural(number: int, one: str, many: str) -> str:
+    """``1 delivery``, ``1 200 deliveries``."""
+    return f"{counted(number)} {one if number == 1 else many}"
+
+
 class Observer(Protocol):
     """What a run tells. Called by the driver, in this order for each wave::
 
@@ -100,41 +105,51 @@ class Silent:
 
 
 class Forwarding:
-    """Tells another observer the same; a base for those that look at something on the way."""
+    """Tells other observers the same; a base for those that look at something on the way."""
 
-    def __init__(self, observer: Observer) -> None:
-        self._observer = observer
-        self.follows = observer.follows
+    def __init__(self, *observers: Observer) -> None:
+        self._observers = observers
+        self.follows = any(each.follows for each in observers)
 
     def phase(self, wave: int, name: str) -> None:
-        self._observer.phase(wave, name)
+        for each in self._observers:
+            each.phase(wave, name)
 
     def planned(self, documents: int) -> None:
-        self._observer.planned(documents)
+        for each in self._observers:
+            each.planned(documents)
 
     def expects(self, documents: int) -> None:
-        self._observer.expects(documents)
+        for each in self._observers:
+            each.expects(documents)
 
     def outcome(self, text: str) -> None:
-        self._observer.outcome(text)
+        for each in self._observers:
+            each.outcome(text)
 
     def live(self, documents: int) -> None:
-        self._observer.live(documents)
+        for each in self._observers:
+            each.live(documents)
 
     def error(self, document: str, text: str, trace: str) -> None:
-        self._observer.error(document, text, trace)
+        for each in self._observers:
+            each.error(document, text, trace)
 
     def taken_up(self, documents: int) -> None:
-        self._observer.taken_up(documents)
+        for each in self._observers:
+            each.taken_up(documents)
 
     def settled(self, delivered: int, pending: int, failed: int) -> None:
-        self._observer.settled(delivered, pending, failed)
+        for each in self._observers:
+            each.settled(delivered, pending, failed)
 
     def message(self, text: str) -> None:
-        self._observer.message(text)
+        for each in self._observers:
+            each.message(text)
 
     def finished(self, counts: Mapping[str, int]) -> None:
-        self._observer.finished(counts)
+        for each in self._observers:
+            each.finished(counts)
 
 
 _LONG_S: Final = 10.0
@@ -144,7 +159,72 @@ _STILL_EVERY_S: Final = 30.0
 """How often a phase that takes long says how far it is."""
 
 
-class LineProgress:
+class Following:
+    """Follows a run from phase to phase; a base for those that report on it.
+
+    Attributes:
+        wave: the number of the present one.
+        name: of the present phase; "" between two.
+    """
+
+    follows = True
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.clock = clock
+        self.pace = Pace(clock)
+        self.wave = 0
+        self.name = ""
+        self._outcome = ""
+        self._began = self._said = clock()
+
+    def phase_ended(self, name: str, outcome: str, took_s: float) -> None:
+        """Outcome: in words, "" if there are none."""
+
+    def goes_on(self) -> None:
+        """A phase takes long. Called now and then."""
+
+    @property
+    def took_s(self) -> float:
+        """Of this phase, so far."""
+        return self.clock() - self._began
+
+    def phase(self, wave: int, name: str) -> None:
+        self.end_phase()
+        self.wave, self.name = wave, name
+        self._began = self._said = self.clock()
+        self.pace.phase(name)
+
+    def planned(self, documents: int) -> None:
+        self.pace.planned(documents)
+
+    def expects(self, documents: int) -> None:
+        self.pace.expects(documents)
+
+    def outcome(self, text: str) -> None:
+        self._outcome = text
+
+    def live(self, documents: int) -> None:
+        self.pace.live(documents)
+        if self.clock() - self._said >= _STILL_EVERY_S:
+            self._said = self.clock()
+            self.goes_on()
+
+    def taken_up(self, documents: int) -> None: ...
+
+    def settled(self, delivered: int, pending: int, failed: int) -> None:
+        self.end_phase()
+
+    def finished(self, counts: Mapping[str, int]) -> None:
+        self.end_phase()
+
+    def end_phase(self) -> None:
+        """Report on the present phase, if there is one."""
+        if self.name:
+            self.phase_ended(self.name, self._outcome, self.took_s)
+        self.name = self._outcome = ""
+
+
+class LineProgress(Following):
     """A line for each phase, with what it came to and how long it took; one for each settled wave and each message;
     while a phase takes long, one now and then. For pipes and log files.
 
@@ -152,39 +232,25 @@ class LineProgress:
         verbose: also when a phase begins, and the tracebacks of errors.
     """
 
-    follows = True
-
     def __init__(self, stream: TextIO, verbose: bool = False, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(clock)
         self.stream = stream
         self.verbose = verbose
-        self.wave = 0
-        self._clock = clock
-        self._pace = Pace(clock)
-        self._phase = self._outcome = ""
-        self._began = self._said = clock()
 
     def phase(self, wave: int, name: str) -> None:
-        self._end_phase()
-        self.wave, self._phase = wave, name
-        self._began = self._said = self._clock()
-        self._pace.phase(name)
+        super().phase(wave, name)
         if self.verbose:
             self.message(f"wave {wave}: {name}")
 
-    def planned(self, documents: int) -> None:
-        self._pace.planned(documents)
+    def phase_ended(self, name: str, outcome: str, took_s: float) -> None:
+        """A scan that finds nothing, again and again, says nothing."""
+        if not outcome and name == "deliver" and self.pace.done:
+            outcome = f"{counted(self.pace.done)} sent"
+        if outcome or name != "scan" or took_s >= _LONG_S:
+            self.message(f"wave {self.wave}: {name}: {outcome}{', ' if outcome else ''}{duration(took_s)}")
 
-    def expects(self, documents: int) -> None:
-        self._pace.expects(documents)
-
-    def outcome(self, text: str) -> None:
-        self._outcome = text
-
-    def live(self, documents: int) -> None:
-        self._pace.live(documents)
-        if self._clock() - self._said >= _STILL_EVERY_S:
-            self._said = self._clock()
-            self.message(f"wave {self.wave}: {self._phase}: {self._pace.told(counted)}")
+    def goes_on(self) -> None:
+        self.message(f"wave {self.wave}: {self.name}: {self.pace.told(counted)}")
 
     def error(self, document: str, text: str, trace: str) -> None:
         self.message(f"{document}: {text}")
@@ -193,10 +259,10 @@ class LineProgress:
 
     def taken_up(self, documents: int) -> None:
         if self.verbose:
-            self.message(f"wave {self.wave}: {counted(documents)} documents processed")
+            self.message(f"wave {self.wave}: {plural(documents, 'document', 'documents')} processed")
 
     def settled(self, delivered: int, pending: int, failed: int) -> None:
-        self._end_phase()
+        super().settled(delivered, pending, failed)
         self.message(
             f"wave {self.wave}: {counted(delivered)} delivered, {counted(pending)} pending, {counted(failed)} failed"
         )
@@ -205,23 +271,8 @@ class LineProgress:
         self.stream.write(one_line(text) + "\n")
         self.stream.flush()
 
-    def finished(self, counts: Mapping[str, int]) -> None:
-        """Whoever reads the result has the counts."""
-        self._end_phase()
 
-    def _end_phase(self) -> None:
-        """Say what the phase came to; a scan that finds nothing, again and again, says nothing."""
-        took_s = self._clock() - self._began
-        name, outcome = self._phase, self._outcome or (f"{counted(n)} sent" if (n := self._sent()) else "")
-        self._phase = self._outcome = ""
-        if name and (outcome or name != "scan" or took_s >= _LONG_S):
-            self.message(f"wave {self.wave}: {name}: {outcome}{', ' if outcome else ''}{duration(took_s)}")
-
-    def _sent(self) -> int:
-        return self._pace.done if self._phase == "deliver" else 0
-
-
-class Bar:
+class Bar(Following):
     """A bar with wave and phase, how far it is and what is left; documents/s, pending, failed. Messages stand above it,
     whole.
 
@@ -229,42 +280,30 @@ class Bar:
         verbose: also the tracebacks of errors.
     """
 
-    follows = True
-
     def __init__(self, progress: Progress, clock: Callable[[], float] = time.monotonic, verbose: bool = False) -> None:
+        super().__init__(clock)
         self.progress = progress
-        self.clock = clock
         self.verbose = verbose
         self.task = progress.add_task("starting", total=None, figures="")
         self.began: float | None = None
         self.total = self.delivered = self.pending = self.failed = 0
-        self._pace = Pace(clock)
-        self._wave = 0
-        self._phase = ""
 
     def phase(self, wave: int, name: str) -> None:
-        self._wave, self._phase = wave, name
-        self._pace.phase(name)
+        super().phase(wave, name)
         self.progress.update(self.task, description=f"wave {wave}: {name}")
-
-    def planned(self, documents: int) -> None:
-        self._pace.planned(documents)
-
-    def expects(self, documents: int) -> None:
-        self._pace.expects(documents)
 
     def outcome(self, text: str) -> None:
         if self.verbose:
-            self.message(f"wave {self._wave}: {self._phase}: {text}")
+            self.message(f"wave {self.wave}: {self.name}: {text}")
 
     def live(self, documents: int) -> None:
-        self._pace.live(documents)
+        self.pace.live(documents)
         if documents:
             self.progress.update(
                 self.task,
-                description=f"wave {self._wave}: {self._phase}: {self._pace.told(counted)}",
+                description=f"wave {self.wave}: {self.name}: {self.pace.told(counted)}",
                 completed=documents,
-                total=self._pace.expected or None,
+                total=self.pace.expected or None,
             )
 
     def error(self, document: str, text: str, trace: str) -> None:
@@ -286,9 +325,6 @@ class Bar:
 
     def message(self, text: str) -> None:
         self.progress.console.print(one_line(text), markup=False, highlight=False, soft_wrap=True)
-
-    def finished(self, counts: Mapping[str, int]) -> None:
-        """The result follows the bar."""
 
     def _show(self) -> None:
         done = self.delivered + self.failed

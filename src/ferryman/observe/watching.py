@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TextIO
 
-from ferryman.observe.log_file import Both, JsonLog, LogLines, open_log
-from ferryman.observe.progress import Bar, LineProgress, Observer
+from ferryman.observe.log_file import JsonLog, LogLines, open_log
+from ferryman.observe.progress import Bar, Forwarding, LineProgress, Observer
 
 
 @contextlib.contextmanager
@@ -30,7 +30,7 @@ def watching(
     with open_log(log_file) as file, _on(stream, verbose, "text") as observer:
         log: Observer = JsonLog(file) if log_format == "json" else LogLines(file, verbose)
         try:
-            yield Both(observer, log)
+            yield Forwarding(observer, log)
         except BaseException as e:
             log.message(f"error: {type(e).__name__}: {e}")
             raise
