@@ -12,8 +12,7 @@ import socket
 from collections.abc import Iterator
 from typing import Any, Final
 
-_STATUSES: Final = frozenset({429, 502, 503, 504})
-"""Too Many Requests, Bad Gateway, Service Unavailable, Gateway Timeout: the server, or what stands before it."""
+from ferryman import net
 
 _CLASSES: Final = {
     "requests": {"ConnectionError", "Timeout", "ChunkedEncodingError"},
@@ -94,7 +93,7 @@ def _has_status(error: BaseException) -> bool:
     response = _attribute(error, "response")
     found = [_attribute(error, name) for name in ("status", "code", "status_code")]
     found += [_attribute(response, "status_code"), _attribute(response, "status")]
-    return any(isinstance(status, int) and status in _STATUSES for status in found)
+    return any(isinstance(status, int) and status in net.AWAY for status in found)
 
 
 def _is_of_client(error: BaseException) -> bool:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from ferryman.net import shown
 from ferryman.service.errors import Corrupt
-from ferryman.service.manifest import checked_digest, checked_path, objects_of, rows_of, shown
+from ferryman.service.manifest import checked_digest, checked_path, objects_of, rows_of
 
 BASE = "http://host/dir/manifest.csv"
 SHA = "a" * 64

@@ -43,10 +43,3 @@ def filled(text: str, where: str) -> str:
 def names(text: str) -> list[str]:
     """The variables that a text asks for."""
     return _NAME.findall(text)
-
-
-def shown_url(url: str) -> str:
-    """A URL for a message or a target: without user, password and query. Variables stay as they are written."""
-    before, at, after = url.partition("://")
-    authority, slash, path = after.partition("/")
-    return before + at + authority.rpartition("@")[2] + slash + path.partition("#")[0].partition("?")[0]

@@ -5,26 +5,19 @@ from __future__ import annotations
 import os
 import ssl
 import time
-from base64 import b64encode
 from collections.abc import Mapping
 from contextlib import suppress
 from http.client import HTTPException, HTTPResponse, IncompleteRead
 from typing import Any, Final, NamedTuple
-from urllib.parse import unquote
 
 from urllib3.connection import HTTPConnection, HTTPSConnection
-from urllib3.exceptions import (
-    ConnectTimeoutError,
-    HTTPError,
-    NameResolutionError,
-    NewConnectionError,
-    ReadTimeoutError,
-)
-from urllib3.util import Url, parse_url
+from urllib3.exceptions import HTTPError
+from urllib3.util import Url
 
-from ferryman import limits
+from ferryman import limits, net
 from ferryman.destinations.environment import filled, names
 from ferryman.errors import Misconfigured
+from ferryman.outages import chain
 
 ANSWER_BYTES: Final = 16 * limits.MIB
 """Of an answer so much is read: an outcome each for far more deliveries than a chunk has."""
@@ -91,19 +84,18 @@ class Http:
         headers: Mapping[str, str] | None = None,
         ca: str | None = None,
     ) -> None:
-        parsed = _parsed(filled(url, shown), shown)
+        parsed, login = _parted(filled(url, shown), shown)
         self._headers = {name: filled(value, shown) for name, value in (headers or {}).items()}
         self._secrets = [value for name, value in self._headers.items() if value != (headers or {})[name]]
-        user = None if parsed.auth is None else unquote(parsed.auth)
         if isinstance(auth, str):
             self._headers["authorization"] = filled(auth, shown)
             self._secrets += self._headers["authorization"].split()[1:]
         elif auth is not None:
-            user = ":".join(filled(part, shown) for part in auth)
-        if user is not None:
-            basic = b64encode(user.encode()).decode()
-            self._headers.setdefault("authorization", f"Basic {basic}")
-            self._secrets += [basic, user.partition(":")[2]]
+            login = ":".join(filled(part, shown) for part in auth)
+        if login:
+            basic = net.basic(login)
+            self._headers.setdefault("authorization", basic)
+            self._secrets += [*basic.split()[1:], login.partition(":")[2]]
         self._secrets += [os.environ[name].strip() for name in names(url)]
         self.path = parsed.request_uri
         self.connections = 0
@@ -122,9 +114,9 @@ class Http:
             connection.connect()
         except (HTTPError, OSError) as e:
             connection.close()
-            untrusted = _caused_by(e, ssl.SSLCertVerificationError)
-            if untrusted is not None:
-                why = getattr(untrusted, "verify_message", "") or "it is not trusted"
+            untrusted = [each for each in chain(e) if isinstance(each, ssl.SSLCertVerificationError)]
+            if untrusted:
+                why = getattr(untrusted[0], "verify_message", "") or "it is not trusted"
                 raise NotSent(f"its certificate is refused: {why}. Give its authority: ca=", permanent=True) from e
             raise NotSent(_reason(e, timeout_s)) from e
         self.connections += 1
@@ -205,14 +197,12 @@ class _WholeHead(HTTPResponse):
             raise IncompleteRead(lines.last)
 
 
-def _parsed(url: str, shown: str) -> Url:
-    try:
-        parsed = parse_url(url)
-    except ValueError:
-        parsed = Url()
-    if parsed.scheme not in ("http", "https") or not parsed.host:
-        raise Misconfigured(f"{shown} is not an http or https URL. Correct it, then run again.")
-    return parsed
+def _parted(url: str, shown: str) -> tuple[Url, str]:
+    with suppress(ValueError):
+        parts, login = net.parted(url)
+        if parts.scheme in ("http", "https") and parts.host:
+            return parts, login
+    raise Misconfigured(f"{shown} is not an http or https URL. Correct it, then run again.")
 
 
 def _connection(url: Url, ca: str | None, shown: str) -> HTTPConnection:
@@ -245,23 +235,7 @@ def _only_tickets(sock: object) -> bool:
     return False
 
 
-def _caused_by(error: BaseException | None, kind: type[BaseException]) -> BaseException | None:
-    while error is not None and not isinstance(error, kind):
-        error = error.__cause__ or error.__context__
-    return error
-
-
 def _reason(error: BaseException, timeout_s: float) -> str:
-    """Why there is no answer, without the URL that urllib3's own words repeat."""
-    match error:
-        case NameResolutionError():
-            return "no host of this name is found"
-        case NewConnectionError():
-            return getattr(error.__cause__, "strerror", None) or "no connection"
-        case ConnectTimeoutError() | ReadTimeoutError() | TimeoutError():
-            return f"no answer within {timeout_s:g} s"
-        case ssl.SSLError():
-            return f"no safe connection ({error.reason or 'TLS'})"
-    cause = _caused_by(error, OSError)
-    said = getattr(cause, "strerror", None)
-    return f"{said}" if said else f"the connection broke off, or it is not HTTP ({type(error).__name__})"
+    said = (getattr(each, "strerror", None) for each in chain(error))
+    broken = f"the connection broke off, or it is not HTTP ({type(error).__name__})"
+    return net.reason(error, timeout_s) or next(filter(None, said), broken)

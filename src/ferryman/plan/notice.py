@@ -7,8 +7,7 @@ import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ferryman import limits
-from ferryman.destinations.environment import shown_url
+from ferryman import limits, net
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 
@@ -40,7 +39,7 @@ class NotifyTarget:
         """Its address as it may be shown: without passwords."""
         match self.kind:
             case "url":
-                return shown_url(self.to)
+                return net.plain(self.to)
             case "mail":
                 return self.to.partition("?")[0]
         return self.to.split()[0] if self.to.split() else self.to

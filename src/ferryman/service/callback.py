@@ -10,10 +10,13 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from ferryman import net
 from ferryman.errors import PermanentError, TransientError
+from ferryman.limits import MIB
+from ferryman.net import shown
 from ferryman.service import web
 from ferryman.service.errors import Corrupt
-from ferryman.service.manifest import checked_url, shown
+from ferryman.service.manifest import checked_url
 
 if TYPE_CHECKING:
     from urllib3 import PoolManager
@@ -63,12 +66,10 @@ class Callback:
     def _post(self, url: str, body: bytes) -> None:
         from urllib3.exceptions import HTTPError, LocationValueError
 
-        plain, headers = web.asked(url)
-        headers["content-type"] = "application/json"
+        kind = {"content-type": "application/json"}
         try:
-            answer = self._pool.request(
-                "POST", plain, body=body, headers=headers, timeout=self._timeout_s, retries=False, redirect=False
-            )
+            with net.answer(self._pool, "POST", url, kind, self._timeout_s, body) as answer:
+                answer.read(MIB)  # what else it says matters to nobody
         except LocationValueError:
             raise PermanentError(f"{shown(url)}: this is not a possible host name. Correct it.") from None
         except HTTPError as e:
@@ -76,10 +77,10 @@ class Callback:
         if 200 <= answer.status < 300:
             return
         said = f"{shown(url)}: answered {answer.status} {answer.reason or ''}".rstrip()
-        if answer.status in web.TRY_AGAIN or answer.status >= 500:
+        if net.passes(answer.status):
             raise TransientError(said)
         raise PermanentError(said)
 
     @cached_property
     def _pool(self) -> PoolManager:
-        return web.pool(4)
+        return net.pool(4)

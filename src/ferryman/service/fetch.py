@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 from urllib.parse import unquote, urljoin, urlsplit
 
-from ferryman import crash, limits
+from ferryman import crash, limits, net
 from ferryman.errors import PermanentError, TransientError
 from ferryman.limits import GIB, KIB, MIB
+from ferryman.net import shown
 from ferryman.service import web
 from ferryman.service.errors import Corrupt, Stopping
-from ferryman.service.manifest import checked_url, shown
+from ferryman.service.manifest import checked_url
 from ferryman.storage import files
 from ferryman.storage.files import disk_full
 
@@ -214,38 +215,26 @@ class Fetcher:
         from urllib3.exceptions import HTTPError, LocationValueError
 
         for _ in range(limits.FETCH_REDIRECTS + 1):
-            plain, known = web.asked(url)
-            sent = {"accept-encoding": "identity", **headers, **known}
+            sent = {"accept-encoding": "identity", **headers}
             try:
-                answer = self._pool.request(
-                    method,
-                    plain,
-                    headers=sent,
-                    timeout=self._timeout_s,
-                    retries=False,
-                    redirect=False,
-                    preload_content=False,
-                )
-                try:
+                with net.answer(self._pool, method, url, sent, self._timeout_s) as answer:
                     target = answer.get_redirect_location()
                     if not target:
                         yield answer
                         return
-                finally:
-                    answer.close()
             except LocationValueError:
                 raise PermanentError(f"{shown(url)}: this is not a possible host name. Correct it.") from None
             except HTTPError as e:
                 raise TransientError(f"{shown(url)}: {type(e).__name__}, no whole answer") from None
-            url = urljoin(url, target)
+            asked, url = url, urljoin(url, target)
             if urlsplit(url).scheme == "file":
-                raise PermanentError(f"{shown(plain)}: redirects to a file of this machine, which a server may not do.")
+                raise PermanentError(f"{shown(asked)}: redirects to a file of this machine, which a server may not do.")
             checked_url(url)
         raise PermanentError(f"{shown(url)}: is reached by more than {limits.FETCH_REDIRECTS} redirects. Correct it.")
 
     @cached_property
     def _pool(self) -> PoolManager:
-        return web.pool(16)
+        return net.pool(16)
 
 
 class _Said(NamedTuple):
@@ -287,7 +276,7 @@ def _refuse_unless_fine(url: str, answer: BaseHTTPResponse) -> None:
     if answer.status in (200, _PARTIAL):
         return
     said = f"{shown(url)}: answered {answer.status} {answer.reason or ''}".rstrip()
-    if answer.status in web.TRY_AGAIN or answer.status >= 500:
+    if net.passes(answer.status):
         raise TransientError(said)
     raise PermanentError(f"{said}. Correct the URL.")
 

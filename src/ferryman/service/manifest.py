@@ -14,6 +14,7 @@ import msgspec
 
 from ferryman.errors import plain_text
 from ferryman.limits import MIB
+from ferryman.net import shown
 from ferryman.service.errors import Corrupt
 
 MANIFEST_BYTES: Final = 256 * MIB
@@ -259,14 +260,3 @@ def checked_path(path: str) -> str:
     if any(len(part.encode()) > NAME_BYTES for part in parts):
         raise Corrupt(f"the path {path[:200]!r} has a name of more than {NAME_BYTES} bytes.")
     return "/".join(parts)
-
-
-def shown(url: str) -> str:
-    """A URL in a message: without user, password and query, which may be secrets."""
-    try:
-        parts = urlsplit(url)
-        host = parts.hostname or ""
-        where = f"{host}:{parts.port}" if parts.port else host
-    except ValueError:
-        return "(no URL)"
-    return parts._replace(netloc=where, query="", fragment="").geturl() + ("?…" if parts.query else "")

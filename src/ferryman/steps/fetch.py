@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import os
 import socket
-import ssl
 import time
-from base64 import b64encode
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
-from urllib.parse import unquote_to_bytes, urljoin
+from urllib.parse import urljoin
 
-from ferryman import limits
+from ferryman import limits, net
 from ferryman.document import Document
 from ferryman.errors import BadDocument, PermanentError, TransientError, Unavailable
 from ferryman.steps.values import one_name, refused, values
@@ -23,12 +21,6 @@ if TYPE_CHECKING:
     from urllib3 import BaseHTTPResponse, PoolManager
     from urllib3.exceptions import HTTPError
     from urllib3.util import Url
-
-_TRY_AGAIN: Final = frozenset({408, 425})
-"""Client errors that pass: Request Timeout, Too Early."""
-
-_TOO_MANY: Final = 429
-"""Too Many Requests: whatever is asked for, the host wants to be left alone."""
 
 _PIECE_BYTES: Final = 64 * limits.KIB
 
@@ -95,9 +87,9 @@ class fetch_url:
                 if not target:
                     doc.raw = self._content(answer, url, give_up)
                     return doc
-            url = self._allowed(target, f"{doc.id}: {_shown(url)} redirects to", url.url)
+            url = self._allowed(target, f"{doc.id}: {net.shown(url.url)} redirects to", url.url)
         raise PermanentError(
-            f"{_shown(url)}: its redirects={self.redirects} are used up. Correct the URL, or allow more."
+            f"{net.shown(url.url)}: its redirects={self.redirects} are used up. Correct the URL, or allow more."
         )
 
     def _allowed(self, text: str, where: str, base: str = "") -> Url:
@@ -113,10 +105,10 @@ class fetch_url:
         except ValueError:
             raise BadDocument(f"{where} text that is not a URL. Correct it.") from None
         if url.scheme not in ("http", "https") or not url.host:
-            raise BadDocument(f"{where} {_shown(url)}, which is not an http or https URL. Correct it.")
+            raise BadDocument(f"{where} {net.shown(url.url)}, which is not an http or https URL. Correct it.")
         if self.hosts and url.host not in self.hosts:
             raise BadDocument(
-                f"{where} {_shown(url)}, which is on none of the hosts {', '.join(self.hosts)}. Add it there."
+                f"{where} {net.shown(url.url)}, which is on none of the hosts {', '.join(self.hosts)}. Add it there."
             )
         return url
 
@@ -130,79 +122,45 @@ class fetch_url:
         until, why = _away.get(_host(url), (began, ""))
         if began < until:
             raise Unavailable(why, scope=_host(url))
-        headers = {"user-agent": "ferryman", "accept-encoding": "gzip"}
-        if url.auth:
-            headers["authorization"] = "Basic " + b64encode(unquote_to_bytes(url.auth)).decode()
+        timeout = Timeout(total=max(give_up - time.monotonic(), 0.001))
         try:
-            answer = _pool(os.getpid()).request(
-                "GET",
-                url._replace(auth=None, fragment=None).url,
-                headers=headers,
-                timeout=Timeout(total=max(give_up - time.monotonic(), 0.001)),
-                retries=False,
-                redirect=False,
-                preload_content=False,
-            )
-            try:
+            with net.answer(_pool(os.getpid()), "GET", url.url, {"accept-encoding": "gzip"}, timeout) as answer:
                 yield answer
-            finally:
-                answer.close()  # what was read to its end is back in the pool by now
         except LocationValueError:
-            raise BadDocument(f"{_shown(url)}: this is not a possible host name. Correct it.") from None
+            raise BadDocument(f"{net.shown(url.url)}: this is not a possible host name. Correct it.") from None
         except HTTPError as e:
-            why = f"{_shown(url)}: {self._reason(e)}"
+            broken = f"the answer broke off or is not HTTP ({type(e).__name__})"
+            why = f"{net.shown(url.url)}: {net.reason(e, self.timeout_s) or broken}"
             raise (_away_since(began, url, why) if _is_of_host(e) else TransientError(why)) from None
 
     def _content(self, answer: BaseHTTPResponse, url: Url, give_up: float) -> bytes:
         """The content, if the answer has one that may be taken."""
         if not 200 <= answer.status < 300:
-            said = f"{_shown(url)}: answered {answer.status} {answer.reason or ''}".rstrip()
-            if answer.status == _TOO_MANY:
+            said = f"{net.shown(url.url)}: answered {answer.status} {answer.reason or ''}".rstrip()
+            if answer.status == net.TOO_MANY:
                 raise _away_since(time.monotonic(), url, said)
-            if answer.status in _TRY_AGAIN or answer.status >= 500:
+            if net.passes(answer.status):
                 raise TransientError(said)
             raise PermanentError(f"{said}. Correct the URL, or drop the document.")
         content = bytearray()
         announced = answer.length_remaining or 0
         while max(announced, len(content)) <= self.max_bytes:
             if time.monotonic() > give_up:
-                raise TransientError(f"{_shown(url)}: {len(content)} bytes within {self.timeout_s:g} s, and not all.")
+                had = f"{len(content)} bytes within {self.timeout_s:g} s, and not all."
+                raise TransientError(f"{net.shown(url.url)}: {had}")
             piece = answer.read1(_PIECE_BYTES, decode_content=True)
             if not piece:
                 return bytes(content)
             content += piece
         raise PermanentError(
-            f"{_shown(url)}: has more than max_bytes={self.max_bytes}. Raise the limit, or drop the document."
+            f"{net.shown(url.url)}: has more than max_bytes={self.max_bytes}. Raise the limit, or drop the document."
         )
-
-    def _reason(self, error: HTTPError) -> str:
-        """Why there is no answer, without the URL that urllib3's own words repeat."""
-        from urllib3.exceptions import (
-            ConnectTimeoutError,
-            NameResolutionError,
-            NewConnectionError,
-            ReadTimeoutError,
-            SSLError,
-        )
-
-        match error:
-            case NameResolutionError():
-                return "no host of this name is found"
-            case NewConnectionError():
-                return getattr(error.__cause__, "strerror", None) or "no connection"
-            case ConnectTimeoutError() | ReadTimeoutError():
-                return f"no answer within {self.timeout_s:g} s"
-            case SSLError():
-                return f"no safe connection: {error}"
-        return f"the answer broke off or is not HTTP ({type(error).__name__})"
 
 
 @lru_cache(maxsize=1)
 def _pool(process: int) -> PoolManager:
     """This process's connections. A forked process must not go on with those of its parent."""
-    from urllib3 import PoolManager
-
-    return PoolManager(ssl_context=ssl.create_default_context())
+    return net.pool()
 
 
 _away: Final[dict[str, tuple[float, str]]] = {}
@@ -229,8 +187,3 @@ def _is_of_host(error: HTTPError) -> bool:
     if isinstance(error, NameResolutionError):
         return isinstance(error.__cause__, socket.gaierror) and error.__cause__.errno == socket.EAI_AGAIN
     return isinstance(error, (ConnectTimeoutError, NewConnectionError))
-
-
-def _shown(url: Url) -> str:
-    """A URL in a message: without user, password and query, which may be secrets."""
-    return url._replace(auth=None, query=None, fragment=None).url + ("?…" if url.query else "")

@@ -10,9 +10,8 @@ from urllib.parse import quote
 
 import msgspec
 
-from ferryman import limits, places
+from ferryman import limits, net, places
 from ferryman.destinations.base import Delivery, Destination, DestinationContext, Effect, Facts, Guarantee, Outcome
-from ferryman.destinations.environment import shown_url
 from ferryman.destinations.http import Answer, Auth, Http, NotSent, Unanswered
 from ferryman.destinations.opensearch import answers
 from ferryman.destinations.opensearch.body import ID_BYTES, OBJECT, REQUEST_BYTES, BulkRow, BulkWriter, pieces
@@ -116,7 +115,7 @@ class OpenSearch(Destination):
         self._writer = BulkWriter(text)
         self._once = False
         if findings := list(self._findings()):
-            raise PlanError([f"OpenSearch({shown_url(url)!r}, {index!r}): {finding}" for finding in findings])
+            raise PlanError([f"OpenSearch({net.plain(url)!r}, {index!r}): {finding}" for finding in findings])
 
     def _findings(self) -> Iterator[str]:
         if not self.url.startswith(("http://", "https://", "${")):
@@ -143,7 +142,7 @@ class OpenSearch(Destination):
         return f"OpenSearch({self.target()!r})"
 
     def target(self) -> str:
-        return f"{shown_url(self.url)}/{self.index}"
+        return f"{net.plain(self.url)}/{self.index}"
 
     def check(self) -> None:
         """Make the index, or look whether it is fit; any number of drivers may do so at once.

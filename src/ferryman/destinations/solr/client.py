@@ -8,7 +8,7 @@ from urllib.parse import quote, unquote, urlencode
 
 import msgspec
 
-from ferryman import limits
+from ferryman import limits, net
 from ferryman.destinations.http import Answer, Http, NotSent, Unanswered
 from ferryman.destinations.solr.document import Names
 from ferryman.errors import Misconfigured, PermanentError, Unavailable
@@ -37,9 +37,6 @@ _FOR_A_PERSON: Final = {
 }
 """Statuses that waiting does not fix, and what does."""
 
-_NOT_TAKEN: Final = (408, 425, 429, 503)
-
-
 _Result = TypeVar("_Result")
 
 
@@ -53,7 +50,7 @@ def told() -> Iterator[tuple[str, str]]:
     yield "500", "transient, once it stands alone"
     for status, remedy in _FOR_A_PERSON.items():
         yield str(status), f"permanent, about all: {remedy}"
-    yield ", ".join(map(str, _NOT_TAKEN)), "transient, about all"
+    yield ", ".join(map(str, net.NOT_TAKEN)), "transient, about all"
     yield "any other, no connection, no answer", "transient, about all; it may have taken effect, and is sent again"
 
 
@@ -238,7 +235,7 @@ class Collection:
         why += f" ({self._http.shown(said)})" if said else ""
         if remedy := _FOR_A_PERSON.get(answer.status):
             return Misconfigured(f"{why}. To fix it: {remedy}; then run again.")
-        return Unavailable(why) if answer.status in _NOT_TAKEN else ConnectionError(why)
+        return Unavailable(why) if answer.status in net.NOT_TAKEN else ConnectionError(why)
 
     def _about_the_collection(self, why: str) -> None:
         """Some words are no document's fault, though they come with a document's status."""

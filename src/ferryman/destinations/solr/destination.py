@@ -9,9 +9,8 @@ from typing import Any, ClassVar, Final, NamedTuple
 
 import msgspec
 
-from ferryman import limits
+from ferryman import limits, net
 from ferryman.destinations.base import Delivery, Destination, DestinationContext, Effect, Facts, Outcome
-from ferryman.destinations.environment import shown_url
 from ferryman.destinations.http import Auth, Http
 from ferryman.destinations.payload import shown_id
 from ferryman.destinations.solr.client import CONFLICT, Collection, Reply, StoredVersion, told
@@ -110,7 +109,7 @@ class Solr(Destination):
         self.compares_sequences = versions is not None  # type: ignore[misc]
         self._http: Http | None = None
         if findings := list(self._findings()):
-            raise PlanError([f"Solr({shown_url(url)!r}): {finding}" for finding in findings])
+            raise PlanError([f"Solr({net.plain(url)!r}): {finding}" for finding in findings])
 
     def _findings(self) -> Iterator[str]:
         if not self.url.startswith(("http://", "https://", "${")) or "?" in self.url:
@@ -126,7 +125,7 @@ class Solr(Destination):
         return {name: value for name, value in self.__dict__.items() if name != "_collection"} | {"_http": None}
 
     def target(self) -> str:
-        return shown_url(self.url)
+        return net.plain(self.url)
 
     def check(self) -> None:
         """Is the collection there, with the fields and the chain that are needed? Changes nothing.

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator, Mapping
-from email.utils import parsedate_to_datetime
+from collections.abc import Iterator
 from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 
+from ferryman import net
 from ferryman.destinations.base import Delivery, Outcome
 
 
@@ -42,11 +41,7 @@ _FAILED: Final = StatusMeaning("unsure", False, "check the receiver's log")
 _GATEWAY: Final = StatusMeaning("unsure", True, "check that the receiver behind the gateway runs")
 
 STATUSES: Final[dict[int, StatusMeaning]] = {
-    # "later" only where the status itself says that the request was not handled (RFC 9110, RFC 6585, RFC 8470)
-    408: _LATER,
-    425: _LATER,
-    429: _LATER,
-    503: _LATER,
+    **dict.fromkeys(net.NOT_TAKEN, _LATER),
     401: _CREDENTIALS,
     402: _CREDENTIALS,
     403: _CREDENTIALS,
@@ -96,18 +91,6 @@ def told() -> Iterator[tuple[str, str]]:
         yield f"{', '.join(statuses)}", f"{kinds[meant.kind]}{about}: {meant.remedy}"
     yield "no connection, or no TLS", "transient, about all; sent again under any guarantee"
     yield "broken off after it was sent, or no answer in time", "unknown under at-most-once, else sent again"
-
-
-def retry_after_s(headers: Mapping[str, str], now: float | None = None) -> float | None:
-    """Seconds that an answer asks to wait (a number, or a date); None if it does not say."""
-    said = headers.get("retry-after", "").strip()
-    if said.isdecimal():
-        return float(said[:9])
-    try:
-        at = parsedate_to_datetime(said).timestamp()
-    except (ValueError, OverflowError):
-        return None
-    return max(0.0, at - (time.time() if now is None else now))
 
 
 class Said(msgspec.Struct):

@@ -10,12 +10,11 @@ from typing import Any, ClassVar, Final
 
 import msgspec
 
-from ferryman import limits
+from ferryman import limits, net
 from ferryman.destinations.base import Delivery, Destination, DestinationContext, Effect, Facts, Guarantee, Outcome
-from ferryman.destinations.environment import shown_url
 from ferryman.destinations.http import ANSWER_BYTES, Answer, Http, NotSent, Unanswered
 from ferryman.destinations.payload import payloads
-from ferryman.destinations.webhook.answers import StatusMeaning, meaning, outcomes, retry_after_s, told
+from ferryman.destinations.webhook.answers import StatusMeaning, meaning, outcomes, told
 from ferryman.destinations.webhook.signing import signature_headers, signing_key
 from ferryman.errors import Misconfigured, PermanentError, PlanError, Unavailable
 
@@ -115,7 +114,7 @@ class Webhook(Destination):
         self._http: Http | None = None
         self._next_s = 0.0
         if findings := list(self._findings()):
-            raise PlanError([f"Webhook({shown_url(url)!r}): {finding}" for finding in findings])
+            raise PlanError([f"Webhook({net.plain(url)!r}): {finding}" for finding in findings])
 
     def _findings(self) -> Iterator[str]:
         if not self.url.startswith(("http://", "https://", "${")):
@@ -136,7 +135,7 @@ class Webhook(Destination):
         return self.__dict__ | {"_http": None, "_key": None}
 
     def target(self) -> str:
-        return shown_url(self.url)
+        return net.plain(self.url)
 
     def check(self) -> None:
         """Is there somebody to talk to? Sends nothing.
@@ -198,7 +197,7 @@ class Webhook(Destination):
             if answer.fine:
                 return outcomes(answer.body, sent)
             meant = meaning(answer.status)
-            wait_s = retry_after_s(answer.headers) if meant.kind == "later" else None
+            wait_s = net.retry_after_s(answer.headers) if meant.kind == "later" else None
             # Time for the wait, for the next turn and for another request, else it is the destination's circuit's work.
             if wait_s is None or time.monotonic() + wait_s + self._turn_s() + self.timeout_s > give_up:
                 return self._refused(answer, meant, wait_s, len(sent))
