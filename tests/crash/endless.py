@@ -59,9 +59,6 @@ class Enough(Exception):
 class Log(scenario.Log):
     """Refuses some, and is away now and then."""
 
-    def __init__(self, root: Path) -> None:
-        super().__init__(root / "delivered.jsonl")
-
     def write(self, chunk: list[Delivery]) -> list[Outcome]:
         if (Path(self.path).parent / "destination-is-away").exists():
             return [Outcome.unavailable("it is away")] * len(chunk)

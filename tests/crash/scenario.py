@@ -8,7 +8,6 @@ second attempt.
 from __future__ import annotations
 
 import collections
-import fcntl
 import json
 import os
 import signal
@@ -16,11 +15,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from ferryman.destinations.base import Delivery, Destination, DestinationContext, Effect, Guarantee, Outcome
+from ferryman.destinations.base import Delivery, Guarantee, Outcome
 from ferryman.document import Document
 from ferryman.plan import Plan
 from ferryman.sources import Files
 from tests.crash.names import BAD, REFUSED, SECOND
+from tests.crash.shapes.shape import Shelf
 
 GUARANTEES = [g.value for g in Guarantee]
 BATCH = 3
@@ -29,41 +29,15 @@ IN_WRITE = "in-write"
 file that says so."""
 
 
-class Log(Destination):
-    """Appends a line a delivery to a file, durably visible to all processes. Transactional where it is asked to be:
-    a line is effect and hash in one, and a hash that is there is not written again."""
+class Log(Shelf):
+    """One document it refuses, one it takes at the second attempt only; before it writes it may stop its process."""
 
-    effect = Effect.IDEMPOTENT
-    transactional = True
-
-    def __init__(self, path: Path) -> None:
-        self.path = str(path)
-
-    def open(self, context: DestinationContext) -> None:
-        self._exactly_once = context.guarantee is Guarantee.EXACTLY_ONCE
+    def __init__(self, root: Path) -> None:
+        super().__init__(root, "delivered", {REFUSED: "refuse", SECOND: "first"})
 
     def write(self, chunk: list[Delivery]) -> list[Outcome]:
         stop_if_asked(Path(self.path).parent)
-        with open(self.path, "a+") as log:
-            fcntl.flock(log, fcntl.LOCK_EX)
-            log.seek(0)
-            there = {json.loads(line)["hash"] for line in log} if self._exactly_once else set()
-            outcomes, lines = [], []
-            for d in chunk:
-                if d.id == REFUSED and d.operation == "upsert":
-                    outcomes.append(Outcome.permanent("refused on principle"))
-                elif d.id == SECOND and d.attempt < 2:
-                    outcomes.append(Outcome.transient("not the first time"))
-                else:
-                    outcomes.append(Outcome.ok())
-                    if d.hash not in there:
-                        lines.append(
-                            json.dumps(
-                                {"op": d.operation, "id": d.id, "text": d.text(), "hash": d.hash, "seq": d.sequence}
-                            )
-                        )
-            os.write(log.fileno(), "".join(line + "\n" for line in lines).encode())
-        return outcomes
+        return super().write(chunk)
 
 
 def stop_if_asked(root: Path) -> None:
@@ -81,7 +55,7 @@ def words(doc: Document) -> Document:
 
 def make_plan(root: Path, guarantee: str) -> Plan:
     plan = Plan("crash", version=1)
-    log = Log(root / "delivered.jsonl")
+    log = Log(root)
     files = plan.source("files", Files(str(root / "corpus")))
     plan.notify(f"tee -a {root / 'told.jsonl'}")
     files.step("words", words).destination("log", log, guarantee=guarantee, batch=BATCH, backoff=0, attempts=3)

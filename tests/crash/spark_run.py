@@ -26,8 +26,8 @@ CONF = {"spark.driver.memory": "512m"}
 class Slow(scenario.Log):
     """Takes its time before each chunk: there is always one in flight."""
 
-    def __init__(self, path: Path, seconds: float) -> None:
-        super().__init__(path)
+    def __init__(self, root: Path, seconds: float) -> None:
+        super().__init__(root)
         self._seconds = seconds
 
     def write(self, chunk: list[Delivery]) -> list[Outcome]:
@@ -39,7 +39,7 @@ def slow_plan(root: Path, guarantee: str) -> Plan:
     plan = Plan("crash", version=1)
     files = plan.source("files", Files(str(root / "corpus")))
     files.step("words", scenario.words).destination(
-        "log", Slow(root / "delivered.jsonl", 0.25), guarantee=guarantee, batch=scenario.BATCH, backoff=0
+        "log", Slow(root, 0.25), guarantee=guarantee, batch=scenario.BATCH, backoff=0
     )
     return plan
 
