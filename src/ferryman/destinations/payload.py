@@ -8,7 +8,6 @@ from typing import Any
 import msgspec
 
 from ferryman.destinations.base import Delivery, Outcome
-from ferryman.document import encode_fields
 from ferryman.errors import BadDocument
 
 _encode = msgspec.json.Encoder().encode
@@ -32,7 +31,7 @@ def payload(delivery: Delivery) -> bytes:
         "source": delivery.source,
         "version": delivery.version,
         "route": delivery.route,
-        "fields": msgspec.Raw(delivery._fields_json or encode_fields(delivery.fields)),
+        "fields": msgspec.Raw(delivery._fields_json),
         "text": None,
     }
     if delivery.raw is not None:

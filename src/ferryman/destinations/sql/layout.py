@@ -10,7 +10,6 @@ import sqlalchemy as sa
 
 from ferryman.destinations.base import Delivery
 from ferryman.destinations.sql.dialect import Dialect
-from ferryman.document import encode_fields
 from ferryman.errors import Misconfigured
 
 Mode = Literal["upsert", "append"]
@@ -108,7 +107,7 @@ class Layout:
                 d.hash,
                 _json(d.route).decode() if d.route else "[]",
                 None if d.raw is None else d.text(),
-                (d._fields_json or encode_fields(d.fields)).decode(),
+                d._fields_json.decode(),
             )
             for d in chunk
         )

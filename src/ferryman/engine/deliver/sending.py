@@ -51,7 +51,7 @@ _SENT: Final = (
     "route",
     "attempt",
 )
-"""Columns that a delivery is made of, in the order of ``Delivery.of``."""
+"""Columns that a delivery is made of, in the order of its own fields."""
 
 
 class FileDelivery:
@@ -219,7 +219,7 @@ class FileDelivery:
         columns["row"] = (self.rows[start:end] + self.file.key).tolist()
         columns["attempt"] = [attempt + 1 for attempt in columns["attempt"]]
         columns["route"] = [tuple(route.split("/")) if route else () for route in columns["route"]]
-        return list(map(Delivery.of, *columns.values()))
+        return list(map(Delivery, *columns.values()))
 
     def _note(self, rows: Rows, start: int, end: int, outcomes: list[Outcome] | None) -> None:
         """What came of a chunk, before the next is sent: a kill leaves one chunk a lane of which nothing is known."""
