@@ -11,6 +11,7 @@ from typing import Any
 from ferryman.engine import migration
 from ferryman.engine.runner.base import Runner
 from ferryman.errors import EngineError, FerrymanError
+from ferryman.observe import Observer
 from ferryman.plan import Plan
 from ferryman.state.state import State, state_root
 from ferryman.storage.files import disk_full
@@ -24,6 +25,8 @@ def drive(
     master: str = "local[*]",
     conf: Mapping[str, str] = MappingProxyType({}),
     accept_changes: bool = False,
+    *,
+    observer: Observer,
 ) -> Iterator[tuple[State, Runner]]:
     """Be the driver of a plan's state, with a Spark session, for a while. Arguments and errors as for ``run``."""
     plan.freeze()
@@ -31,7 +34,7 @@ def drive(
         State.take(state_root(plan, state), plan) as taken,
         plain_errors(taken),
         check_plan_changes(taken, accept_changes),
-        session_for(plan, spark, master, conf) as runner,
+        session_for(plan, spark, master, conf, observer) as runner,
     ):
         yield taken, runner
 
@@ -52,7 +55,7 @@ def check_plan_changes(state: State, accept_changes: bool) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def session_for(plan: Plan, spark: Any, master: str, conf: Mapping[str, str]) -> Iterator[Runner]:
+def session_for(plan: Plan, spark: Any, master: str, conf: Mapping[str, str], observer: Observer) -> Iterator[Runner]:
     """A runner on the given session, on the program's own, or on a new one, which is stopped at the end."""
     from ferryman.engine.runner.spark import SparkRunner, running, start  # Spark is loaded once the state is sound
 
@@ -60,6 +63,7 @@ def session_for(plan: Plan, spark: Any, master: str, conf: Mapping[str, str]) ->
     if theirs is not None:
         yield SparkRunner(theirs)
         return
+    observer.message("starting Spark")  # which takes seconds, and says nothing meanwhile
     started = start(master, conf, f"ferryman {plan.key}")
     try:
         yield SparkRunner(started)

@@ -61,11 +61,12 @@ def run(
     if from_version is not None:
         plan.freeze()
         migrate(state_root(plan, state), plan, from_version)
-    with drive(plan, state, spark, master, conf or {}, accept_changes) as (taken, runner):
+    observer = observer or Silent()
+    with drive(plan, state, spark, master, conf or {}, accept_changes, observer=observer) as (taken, runner):
         return Run(
             taken,
             runner,
-            observer or Silent(),
+            observer,
             wait=wait,
             allow_deletes=allow_deletes,
             notify=targets,

@@ -290,5 +290,5 @@ def on_spark(
     """The driver of a plan's state, on a Spark session of its own."""
     from ferryman.engine.driver import drive
 
-    with drive(plan, state, None, master, conf, accept_changes) as driver:
+    with drive(plan, state, None, master, conf, accept_changes, observer=Silent()) as driver:
         yield driver
