@@ -79,7 +79,7 @@ def _work(root: Path, plan: Plan, place: Path, count: int, what: str) -> Callabl
     def scan(state: State) -> None:
         folder = Path(tempfile.mkdtemp(dir=place))
         listing = synthetic.listing_of(folder, count, versions(count))
-        verdict = judge([listing], state.documents, state.outbox, folder, now_us=0)
+        verdict = judge([listing], state, folder, now_us=0)
         assert not verdict.slices, "nothing has changed"
 
     def drop(state: State) -> None:

@@ -13,6 +13,8 @@ from ferryman import limits
 from ferryman.engine.scan.changes import SourceComparison
 from ferryman.engine.scan.detect import judge
 from ferryman.errors import TransientError
+from ferryman.plan import Plan
+from ferryman.state.state import State
 from tests.support.trial import Trial, Watch
 
 
@@ -36,14 +38,21 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(limits, name, 4)
 
 
+def state_of(place: Path, count: int, **known: Any) -> State:
+    """A state that knows so many documents."""
+    state = State(place, Plan("sizes", version=1))
+    state.documents = synthetic.documents_table(place / "documents", count, **known)
+    state.outbox = synthetic.empty_outbox(place / "outbox")
+    return state
+
+
 def judged(place: Path, count: int, listed: int, first: int = 0, **known: Any) -> list[dict[str, Any]]:
     """The rows that a scan takes up of ``count`` documents, listed in this revision."""
-    documents = synthetic.documents_table(place / "documents", count, **known)
-    outbox = synthetic.empty_outbox(place / "outbox")
+    state = state_of(place, count, **known)
     scan = place / "scan"
     scan.mkdir()
     listing = synthetic.listing_of(scan, count, listed, first=first)
-    verdict = judge([listing], documents, outbox, scan, now_us=0, allow_deletes=True)
+    verdict = judge([listing], state, scan, now_us=0, allow_deletes=True)
     tables = (rows for piece in verdict.slices for task in piece.tasks for rows in task.tables())
     return [row for table in tables for row in table.select(["id", "reason", "given", "known_revision"]).to_pylist()]
 
@@ -147,11 +156,9 @@ def test_what_is_known_stays_readable_for_all_waves_of_a_scan(place: Path, monke
 def test_every_document_counts_whatever_its_name(place: Path) -> None:
     """One in a hundred of many that are named alike vanishes, and each of those is found."""
     count = 60_000
-    documents = synthetic.documents_table(place / "documents", count)
+    state = state_of(place, count)
     (place / "scan").mkdir()
     listing = synthetic.listing_of(place / "scan", count, 1, only=lambda n: n % 100 != 0)
-    verdict = judge(
-        [listing], documents, synthetic.empty_outbox(place / "outbox"), place / "scan", now_us=0, allow_deletes=True
-    )
+    verdict = judge([listing], state, place / "scan", now_us=0, allow_deletes=True)
     gone = [id for s in verdict.slices for task in s.tasks for t in task.tables() for id in t["id"].to_pylist()]
     assert sorted(gone) == sorted(id for n, id in enumerate(synthetic.ids(0, count)) if n % 100 == 0)

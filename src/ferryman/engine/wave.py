@@ -43,7 +43,7 @@ from ferryman.engine.unlisted import Unlisted
 from ferryman.errors import WorkerDied
 from ferryman.notify import Reporter, Stopped
 from ferryman.observe.progress import Observer
-from ferryman.plan import NotifyTarget, conflicting_sources
+from ferryman.plan import NotifyTarget
 from ferryman.records.due import now_us
 from ferryman.state.commands import waiting
 from ferryman.state.maintenance import maintain, sweep
@@ -77,7 +77,6 @@ class Run:
     ) -> None:
         self._state = state
         self._plan = state.plan
-        self._longest_s = state.plan.longest_backoff_s
         self._runner = runner
         self._patient = IsolatingRunner(runner)
         self._observer = observer
@@ -219,12 +218,9 @@ class Run:
         crash.point("scan.listed")
         verdict: ChangeSet = judge(
             listings,
-            self._state.documents,
-            self._state.outbox,
+            self._state,
             folder,
             now_us=now_us(),
-            longest_s=self._longest_s,
-            conflicting_sources=conflicting_sources(self._plan.nodes),
             only_owed=only_owed,
             waiting=waiting,
             allow_deletes=self._allow_deletes,

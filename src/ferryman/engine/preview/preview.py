@@ -32,7 +32,7 @@ from ferryman.engine.scan.reason import Reason
 from ferryman.engine.transform.task import Transform
 from ferryman.errors import EngineError, PlanChanged, UsageError, WorkerDied
 from ferryman.observe.progress import Observer, Silent
-from ferryman.plan import DestinationNode, Plan, changes, conflicting_sources, structure
+from ferryman.plan import DestinationNode, Plan, changes, structure
 from ferryman.records.due import now_us
 from ferryman.records.events import EVENT_OF_ROW
 from ferryman.records.statuses import Status
@@ -247,21 +247,11 @@ class Previewing:
         state = State(self._root, self._plan)
         with named_damage(state, folder):
             seen = Seen.of(state)
-            known = seen.state.documents
-            verdict = judge(
-                listings,
-                known,
-                seen.state.outbox,
-                folder,
-                now_us=self._now_us,
-                longest_s=self._plan.longest_backoff_s,
-                conflicting_sources=conflicting_sources(self._plan.nodes),
-                slots=self._runner.slots,
-            )
+            verdict = judge(listings, state, folder, now_us=self._now_us, slots=self._runner.slots)
             picked = None
             if document is not None:
                 cuts = [cut for piece in verdict.slices for cut in piece.tasks]
-                picked = pick(document, cuts, listings, known.paths(), folder)
+                picked = pick(document, cuts, listings, state.documents.paths(), folder)
         return Detected(seen, verdict, picked)
 
     def _tell_of_scan(self, found: Preview, judged: Detected) -> None:

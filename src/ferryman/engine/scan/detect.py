@@ -8,9 +8,8 @@ touched; documents whose content was not read while listing are marked ``look``:
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection
 from pathlib import Path
-from types import MappingProxyType
 from typing import NamedTuple
 
 from ferryman import limits
@@ -19,9 +18,10 @@ from ferryman.engine.scan.changes import SourceComparison, due_now
 from ferryman.engine.scan.guard import Allowed, hold_back
 from ferryman.engine.scan.known import kept
 from ferryman.engine.scan.listing import Listing
+from ferryman.plan import conflicting_sources
 from ferryman.records.schemas import DOCUMENTS
+from ferryman.state.state import State
 from ferryman.storage.query import connect, register
-from ferryman.storage.tables import Table
 
 
 class ChangeSet(NamedTuple):
@@ -37,40 +37,38 @@ class ChangeSet(NamedTuple):
 
 def judge(
     listings: list[Listing],
-    documents: Table,
-    outbox: Table,
+    state: State,
     folder: Path,
     *,
     now_us: int,
-    longest_s: float = limits.BACKOFF_MAX_S,
-    conflicting_sources: Mapping[str, Sequence[str]] = MappingProxyType({}),
     only_owed: bool = False,
     waiting: Collection[str] = (),
     allow_deletes: Allowed = False,
     slots: int = 2,
     wave_bytes: int = limits.WAVE_BYTES,
 ) -> ChangeSet:
-    """Judge the listings of all sources, then cut.
+    """Judge the listings of all sources, then cut. The same for a run and for a preview.
 
     Args:
-        conflicting_sources: source -> others that may bring documents of the same ids to the same target.
+        state: what is known; it is only read.
         only_owed: process only what a failed step or an operator is waiting for; nothing is judged as gone.
         waiting: what documents are ``held`` by that are not due now, whatever their time says.
         allow_deletes: see ``guard.Allowed``.
         slots: tasks that run at once; a small scan is cut so that all have work.
     """
     notes = [_incomplete(x, why) for x in listings for why in x.failures]
-    files = kept(documents.paths(), folder / "known")
+    files = kept(state.documents.paths(), folder / "known")
+    conflicts = conflicting_sources(state.plan.nodes)
+    due = due_now(now_us, state.plan.longest_backoff_s, waiting)
     with connect(folder) as db:
         register(db, "documents", [Path(file) for file in files], DOCUMENTS)
         judges: dict[str, SourceComparison] = {}
         for listing in listings:
             name = listing.source.name
-            others = {other: judges.get(other) for other in conflicting_sources.get(name, ())}
+            others = {other: judges.get(other) for other in conflicts.get(name, ())}
             place = Path(tempfile.mkdtemp(dir=folder))
-            due = due_now(now_us, longest_s, waiting)
             judges[name] = SourceComparison(
-                db, place, listing, documents, files, outbox, due, now_us, only_owed, others
+                db, place, listing, state.documents, files, state.outbox, due, now_us, only_owed, others
             )
         for j in judges.values():
             if j.duplicates:
