@@ -8,7 +8,6 @@ import time
 from base64 import b64encode
 from collections.abc import Mapping
 from contextlib import closing
-from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
 
@@ -48,7 +47,7 @@ def parted(url: str) -> tuple[Url, str]:
     """Parts of a URL without user, password and fragment, as urllib3 will ask for it; and ``user:password``, or "".
 
     Raises:
-        ValueError: it is no URL.
+        ValueError: it is not a URL.
     """
     from urllib3.util import parse_url
 
@@ -92,6 +91,8 @@ def answer(
 
 def retry_after_s(headers: Mapping[str, str], now: float | None = None) -> float | None:
     """Seconds that an answer asks to wait (a number, or a date); None if it does not say."""
+    from email.utils import parsedate_to_datetime
+
     said = headers.get("retry-after", "").strip()
     if said.isdecimal():
         return float(said[:9])

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from ferryman import limits
 from ferryman.service import container
 from ferryman.service.errors import Corrupt
 
@@ -49,6 +50,14 @@ def test_zip_and_tar(tmp_path: Path) -> None:
         assert files_in(tmp_path / "out") == dict(members)
 
 
+def test_a_tar_that_ends_with_a_zip(tmp_path: Path) -> None:
+    """It is a tar, though zipfile takes it for that zip; all of its files come out."""
+    inner = zipped(tmp_path / "inner.zip", ("deep.txt", b"deep")).read_bytes()
+    members = [("a.txt", b"one"), ("inner.zip", inner)]
+    container.unpack(tarred(tmp_path / "x.tar", *members, mode="w"), tmp_path / "out")
+    assert files_in(tmp_path / "out") == dict(members)
+
+
 def link(name: str, to: str) -> tarfile.TarInfo:
     found = tarfile.TarInfo(name)
     found.type, found.linkname = tarfile.SYMTYPE, to
@@ -82,6 +91,37 @@ def test_bombs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         container.unpack(bomb, tmp_path / "in", unpacked_bytes=1000)
     with pytest.raises(Corrupt, match="too many members"):
         container.unpack(zipped(tmp_path / "x.zip", ("a", b"1"), ("b", b"2")), tmp_path / "in", members=1)
+
+
+def test_headers_of_a_tar_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are held in memory, and may be a bomb as any member."""
+    monkeypatch.setattr(container, "FREE_BYTES", 1 << 20)
+    info = tarfile.TarInfo("a")
+    info.pax_headers = {"comment": "0" * (8 << 20)}
+    with tarfile.open(tmp_path / "x.tgz", "w:gz", format=tarfile.PAX_FORMAT) as out:
+        out.addfile(info)
+    with pytest.raises(Corrupt, match="as a decompression bomb does"):
+        container.unpack(tmp_path / "x.tgz", tmp_path / "in")
+
+
+def test_an_xz_cannot_ask_for_any_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it says that it needs is looked at first."""
+    packed = tarred(tmp_path / "x.txz", ("a", b"text"), mode="w:xz")
+    monkeypatch.setattr(limits, "PACKED_MEMORY_BYTES", limits.MIB)
+    with pytest.raises(Corrupt, match="neither zip nor tar"):
+        container.unpack(packed, tmp_path / "in")
+
+
+def test_members_that_lie_over_each_other(tmp_path: Path) -> None:
+    """A zip may list one piece of itself many times: a bomb that needs no ratio."""
+    raw = zipped(tmp_path / "x.zip", ("a", bytes(range(256)) * 4)).read_bytes()
+    at = raw.index(b"PK\1\2")
+    head, end = raw[at : raw.index(b"PK\5\6")], bytearray(raw[raw.index(b"PK\5\6") :])
+    end[8:10] = end[10:12] = (9).to_bytes(2, "little")
+    end[12:16] = (9 * len(head)).to_bytes(4, "little")
+    (tmp_path / "x.zip").write_bytes(raw[:at] + head * 9 + end)
+    with pytest.raises(Corrupt, match="lie over each other"):
+        container.unpack(tmp_path / "x.zip", tmp_path / "in")
 
 
 def test_broken(tmp_path: Path) -> None:

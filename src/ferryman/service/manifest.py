@@ -12,6 +12,7 @@ from urllib.parse import unquote, urljoin, urlsplit
 
 import msgspec
 
+from ferryman.archives.members import climbs
 from ferryman.errors import plain_text
 from ferryman.limits import MIB
 from ferryman.net import shown
@@ -251,10 +252,9 @@ def checked_path(path: str) -> str:
     Raises:
         Corrupt: it climbs out, or no file can have it.
     """
-    parts = path.replace("\\", "/").split("/")
-    if parts[0] == "" or re.match("[A-Za-z]:", path) or ".." in parts:
+    if climbs(path):
         raise Corrupt(f"the path {path[:200]!r} leads out of the object. Give paths below one folder.")
-    parts = [part for part in parts if part not in ("", ".")]
+    parts = [part for part in path.replace("\\", "/").split("/") if part not in ("", ".")]
     if not parts or len(path) > PATH_CHARS or _NOT_IN_NAMES.search(path):
         raise Corrupt(f"the path {path[:200]!r} cannot be a file's.")
     if any(len(part.encode()) > NAME_BYTES for part in parts):

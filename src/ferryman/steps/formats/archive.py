@@ -1,160 +1,92 @@
-"""Archives: zip and tar, the latter also compressed. Never more is unpacked than was asked for."""
+"""Archives in memory: a document of each member, or why there is none."""
 
 from __future__ import annotations
 
-import bz2
-import gzip
 import io
-import lzma
-import re
-import tarfile
-import zipfile
-import zlib
-from collections.abc import Callable, Iterator
-from typing import IO, Any, Final, NamedTuple
+from collections.abc import Iterator
+from typing import Final
 
+from ferryman import limits
+from ferryman.archives import members as archives
+from ferryman.archives.members import BROKEN, Budget, Flaw, Member, TooMuch
+from ferryman.document import Document
+from ferryman.errors import BadDocument, DeliveryError, describe
 from ferryman.steps.formats import kinds
 
-Take = Callable[[int, int], None]
-"""(members, bytes): counts what is about to be unpacked, and raises where it is too much."""
+_WHY: Final = {
+    Flaw.OUTSIDE: "has a path that leads out of the archive. Pack it again with paths below one folder",
+    Flaw.ENCRYPTED: "is encrypted. Pack it without a password",
+    Flaw.SPARSE: "is a file with holes, which may be of any size. Pack it without --sparse",
+}
 
+_OVER: Final = (
+    "has more than max_members={} members",
+    "unpacks to more than max_bytes={}",
+    "unpacks to more than max_ratio={:g} times its size, as a decompression bomb does",
+)
 
-class Member(NamedTuple):
-    """A file in an archive."""
-
-    path: str
-    raw: bytes
-    refused: str = ""
-    """Why it may not or cannot be unpacked, and what to do."""
-
-
-_DRIVE: Final = re.compile(r"[A-Za-z]:")
-_CLIMBS: Final = "has a path that leads out of the archive. Pack it again with paths below one folder"
-_ENCRYPTED: Final = "is encrypted. Pack it without a password"
-_NO_FILE: Final = "is {}, not a file. Pack the file itself"
-_BROKEN: Final = "is broken: {}. Pack it again"
-
-_TAR_BYTES: Final = 512
-"""The first block of a tar says that it is one."""
+_SHOWN: Final = 200
+"""Characters of a library's own words in a message, which is a line."""
 
 
 def is_archive(raw: bytes) -> bool:
-    """Is it one that ``members`` unpacks?"""
-    return kinds.kind_of(raw) == kinds.ZIP if raw.startswith(b"PK") else _is_tar(raw)
+    """Is it one to be unpacked? An office document is none, though it is a zip inside."""
+    return kinds.kind_of(raw) == kinds.ZIP if raw.startswith(b"PK") else archives.is_archive(io.BytesIO(raw))
 
 
-def members(raw: bytes, take: Take) -> Iterator[Member]:
-    """Files of an archive in their order; of folders nothing.
+def children(
+    doc: Document, raw: bytes, max_members: int, max_bytes: int, max_ratio: float, depth: int
+) -> list[Document]:
+    """Children of an archive, and theirs.
 
     Raises:
-        Unreadable: ``take`` says so.
+        BadDocument: it is broken, or goes over a limit.
     """
-    yield from _of_zip(raw, take) if raw.startswith(b"PK") else _of_tar(raw, take)
+    budget = Budget(len(raw), max_members, max_bytes, max_ratio, limits.UNPACK_FREE_BYTES, _OVER)
+    return list(_unpacked(doc, raw, budget, depth))
 
 
-def _of_zip(raw: bytes, take: Take) -> Iterator[Member]:
-    archive = zipfile.ZipFile(io.BytesIO(raw))
-    infos = [info for info in archive.infolist() if not info.is_dir()]
-    take(len(infos), sum(info.file_size for info in infos))  # before the first one is unpacked
-    for info in infos:
-        path = info.filename
-        unix = info.external_attr >> 16 & 0o170000
-        if why := _climbs(path):
-            yield Member(path, b"", why)
-        elif info.flag_bits & 1:
-            yield Member(path, b"", _ENCRYPTED)
-        elif unix == 0o120000:
-            yield Member(path, b"", _NO_FILE.format("a link"))
-        else:
-            try:
-                yield Member(path, archive.read(info))  # it reads no more than was declared
-            except (zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, OSError, ValueError) as e:
-                yield Member(path, b"", _BROKEN.format(e))
-            except NotImplementedError as e:
-                yield Member(
-                    path, b"", f"is compressed in a way that is not known here ({e}). Pack it again as deflate"
-                )
-
-
-def _of_tar(raw: bytes, take: Take) -> Iterator[Member]:
-    with _opened(raw, take) as stream, tarfile.open(fileobj=stream, mode="r|", errorlevel=1) as archive:
-        for info in archive:
-            if info.isdir():
-                continue
-            take(1, 0)  # its bytes are counted where they are read
-            if why := _climbs(info.name):
-                yield Member(info.name, b"", why)
-            elif not info.isreg():
-                kind = "a link" if info.issym() or info.islnk() else "a device"
-                yield Member(info.name, b"", _NO_FILE.format(kind))
-            elif info.issparse():
-                yield Member(info.name, b"", "is a file with holes, which may be of any size. Pack it without --sparse")
-            else:
-                file = archive.extractfile(info)
-                content = file.read() if file is not None else b""
-                if len(content) < info.size:
-                    raise tarfile.ReadError(f"ends in the middle of {info.name!r}")
-                yield Member(info.name, content)
-
-
-def _climbs(path: str) -> str:
-    """Why a path is not a place below a folder; "" if it is one."""
-    parts = path.replace("\\", "/").split("/")
-    if not parts[0] or _DRIVE.match(path) or ".." in parts or "\0" in path:
-        return _CLIMBS
-    return ""
-
-
-def _is_tar(raw: bytes) -> bool:
-    """Also a compressed one: its first block is unpacked, and no more."""
+def _unpacked(doc: Document, raw: bytes, budget: Budget, depth: int) -> Iterator[Document]:
     try:
-        with _opened(raw, lambda members, size: None) as stream:
-            head = stream.read(_TAR_BYTES)
-        tarfile.TarInfo.frombuf(head, tarfile.ENCODING, "surrogateescape")
-    except (tarfile.TarError, OSError, EOFError, lzma.LZMAError, zlib.error, ValueError):
-        return False
-    return True
+        found = {each.path: _taken(each, raw) for each in archives.members(io.BytesIO(raw), budget)}
+    except (DeliveryError, MemoryError):  # the step's time is up; the machine is too small
+        raise
+    except TooMuch as e:
+        raise BadDocument(f"{doc.id}: it {e}. Raise the limit if you trust it, or unpack it yourself.") from None
+    except Exception as e:
+        why = " ".join(describe(e).split())[:_SHOWN]
+        raise BadDocument(f"{doc.id}: the archive is broken: {why}. Pack it again.") from None
+    for path, content in found.items():
+        yield from _made(doc, path, content, budget, depth)
 
 
-def _zstd(packed: IO[bytes]) -> Any:
-    import pyarrow as pa
-
-    return pa.CompressedInputStream(pa.PythonFile(packed, mode="r"), "zstd")
-
-
-_PACKERS: Final[tuple[tuple[bytes, Callable[[IO[bytes]], Any]], ...]] = (
-    (b"\x1f\x8b", lambda packed: gzip.GzipFile(fileobj=packed)),
-    (b"BZh", bz2.BZ2File),
-    (b"\xfd7zXZ\0", lzma.LZMAFile),
-    (b"\x28\xb5\x2f\xfd", _zstd),
-)
-"""First bytes -> how to unpack what follows."""
-
-
-def _opened(raw: bytes, take: Take) -> Any:
-    """The unpacked bytes as a stream that counts them."""
-    packed = io.BytesIO(raw)
-    for magic, unpacker in _PACKERS:
-        if raw.startswith(magic):
-            return _Counted(unpacker(packed), take)
-    return packed
+def _made(doc: Document, path: str, content: bytes | str, budget: Budget, depth: int) -> Iterator[Document]:
+    child = doc.child(path)
+    if isinstance(content, str):
+        child.refused = f"{doc.id}: member {path!r} {content}."
+    elif depth > 1 and is_archive(content):
+        try:
+            yield from list(_unpacked(child, content, budget, depth - 1))
+            return
+        except BadDocument as e:
+            if budget.is_spent:
+                raise
+            child.refused = str(e)
+    else:
+        child.raw = content
+    yield child
 
 
-class _Counted(io.RawIOBase):
-    """A stream of which every byte is counted as it is unpacked."""
-
-    def __init__(self, stream: IO[bytes], take: Take) -> None:
-        self._stream = stream
-        self._take = take
-
-    def readable(self) -> bool:
-        return True
-
-    def read(self, size: int = -1) -> bytes:
-        content = bytes(self._stream.read(size))
-        self._take(0, len(content))
+def _taken(member: Member, archive: bytes) -> bytes | str:
+    """A member's content, or why it does not come out and what to do. What is broken in a tar breaks what follows."""
+    if member.flaw:
+        return _WHY.get(member.flaw, f"is {member.flaw}, not a file. Pack the file itself")
+    try:
+        content: bytes = member.open().read()
         return content
-
-    def close(self) -> None:
-        self._stream.close()
-        super().close()
+    except NotImplementedError as e:
+        return f"is compressed in a way that is not known here ({e}). Pack it again as deflate"
+    except BROKEN as e:
+        if not archive.startswith(b"PK"):
+            raise
+        return f"is broken: {e}. Pack it again"
