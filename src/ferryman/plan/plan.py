@@ -228,7 +228,7 @@ class Plan:
 
     def _repr_svg_(self) -> str:
         """What a notebook shows: the plan's picture."""
-        from ferryman.plan.picture import svg  # it draws plans, so it imports this module
+        from ferryman.plan.picture import svg  # it would make each start slower
 
         return svg(self)
 

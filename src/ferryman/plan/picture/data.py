@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+from ferryman.plan.fingerprint import fingerprint
+from ferryman.plan.picture.sketch import Pictured
 from ferryman.plan.picture.words import options, type_name
-from ferryman.plan.plan import Plan
 
 
-def as_json(plan: Plan) -> dict[str, Any]:
+def as_json(plan: Pictured) -> dict[str, Any]:
     """``{"plan", "version", "fingerprint", "nodes": [{"name", "kind", "after", "type", …}]}``, in order of making."""
     return {
         "plan": plan.name,
         "version": plan.version,
-        "fingerprint": plan.fingerprint,
+        "fingerprint": fingerprint(plan.nodes),
         "nodes": [
             {"name": n.name, "kind": n.kind, "after": list(n.after), "type": type_name(n), **options(n)}
             for n in plan.nodes

@@ -15,8 +15,7 @@ from xml.sax.saxutils import escape
 
 from ferryman.plan.picture import lettering
 from ferryman.plan.picture.layout import Arrow, Laid, Polyline, Rect, Size, VerticalSegment, laid
-from ferryman.plan.picture.sketch import MISSING, Box, Edge, Sketch, sketch
-from ferryman.plan.plan import Plan
+from ferryman.plan.picture.sketch import MISSING, Box, Edge, Pictured, Sketch, sketch
 
 MARGIN = 24.0
 HEAD = 64.0
@@ -70,7 +69,7 @@ class BoxCounts(NamedTuple):
     bad: str = ""
 
 
-def svg(plan: Plan, counts: Mapping[str, BoxCounts] = MappingProxyType({}), subtitle: str = "") -> str:
+def svg(plan: Pictured, counts: Mapping[str, BoxCounts] = MappingProxyType({}), subtitle: str = "") -> str:
     """The picture's text. The same plan gives the same bytes.
 
     Args:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from ferryman.plan.picture.sketch import MISSING, Box, sketch
-from ferryman.plan.plan import Plan
+from ferryman.plan.picture.sketch import MISSING, Box, Pictured, sketch
 
 SHAPES = {  # what stands left and right of a label
     "source": ("([", "])"),
@@ -27,7 +26,7 @@ LOOKS = {  # fill and text are both given, so that dark windows cannot pair one 
 }
 
 
-def mermaid(plan: Plan) -> str:
+def mermaid(plan: Pictured) -> str:
     """The flowchart's text, for a block that begins with three backticks and ``mermaid``.
 
     Dashed edges leave routers that choose: a document takes one of them.
@@ -35,7 +34,7 @@ def mermaid(plan: Plan) -> str:
     return "\n".join(_lines(plan))
 
 
-def _lines(plan: Plan) -> Iterator[str]:
+def _lines(plan: Pictured) -> Iterator[str]:
     boxes, edges = sketch(plan.nodes)
     yield "flowchart TD"
     yield f"    %% plan {_escaped(str(plan.name))}, version {_escaped(str(plan.version))}"

@@ -7,7 +7,7 @@ edge for every name in an ``after``. Where several nodes have one name, edges le
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from ferryman.destinations.base import Effect
 from ferryman.plan.nodes import Node, RouterNode
@@ -16,6 +16,16 @@ from ferryman.routers.base import Router
 
 MISSING = "missing"
 """Kind and look of a name that is followed and not in the plan."""
+
+
+class Pictured(Protocol):
+    """What a picture shows: a ``Plan``, which this package does not import, for a plan can draw itself."""
+
+    name: str
+    version: int
+
+    @property
+    def nodes(self) -> Sequence[Node]: ...
 
 
 class Box(NamedTuple):

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 from ferryman.plan.graph import successors
 from ferryman.plan.nodes import Node, SourceNode
+from ferryman.plan.picture.sketch import Pictured
 from ferryman.plan.picture.words import branch_label, what
-from ferryman.plan.plan import Plan
 
 
-def text(plan: Plan) -> str:
+def text(plan: Pictured) -> str:
     """A tree that begins at each source; a node that several nodes lead to is drawn once and then referred to.
 
     A plan that ``check`` would refuse is drawn too: what no source leads to stands at the end.
@@ -22,7 +22,7 @@ def text(plan: Plan) -> str:
     return "\n".join([f"plan {plan.name}, version {plan.version}", "", *lines])
 
 
-def _rows(plan: Plan) -> Iterator[tuple[str, str, str]]:
+def _rows(plan: Pictured) -> Iterator[tuple[str, str, str]]:
     """(drawn label, kind, what it is) for each line."""
     drawn: set[int] = set()
     for node in plan.nodes:
@@ -33,7 +33,7 @@ def _rows(plan: Plan) -> Iterator[tuple[str, str, str]]:
             yield node.name, node.kind, f"{what(node)}; after {', '.join(node.after) or 'nothing'}"
 
 
-def _below(source: Node, plan: Plan, drawn: set[int]) -> Iterator[tuple[str, str, str]]:
+def _below(source: Node, plan: Pictured, drawn: set[int]) -> Iterator[tuple[str, str, str]]:
     """A source and what follows it. A loop, not a recursion: a path may be longer than Python's stack is deep."""
     following = successors(plan.nodes)
     known = {n.name for n in plan.nodes}
