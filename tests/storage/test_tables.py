@@ -16,6 +16,8 @@ from deltalake import DeltaTable, write_deltalake
 from deltalake.exceptions import DeltaError
 
 from ferryman.errors import EngineError, StateDamaged, StateLost
+from ferryman.storage import handles
+from ferryman.storage.handles import Handle
 from ferryman.storage.parquet import write_part
 from ferryman.storage.tables import Table
 from tests.storage.conftest import APPLICATION, SCHEMA, add, make_table
@@ -144,8 +146,10 @@ def test_a_full_disk_is_no_other_driver(table: Table, monkeypatch: pytest.Monkey
 
         create_checkpoint = create_write_transaction
 
-    monkeypatch.setattr(table, "_handle", lambda version=None: Full(str(table.folder)))
-    for action in (lambda: add(table, 1), table.checkpoint):
+    monkeypatch.setattr(handles, "DeltaTable", Full)
+    full = open_table(table)
+    full._fence = (APPLICATION, 1)
+    for action in (lambda: add(full, 1), full.checkpoint):
         with pytest.raises(
             EngineError, match="failed: Generic LocalFileSystem error ↳ No space left on device"
         ) as error:
@@ -218,15 +222,15 @@ def test_a_commit_of_the_same_epoch_by_another_handle_stops_us(table: Table) -> 
 
 def between(table: Table, what: Callable[[], object]) -> None:
     """Let something happen between the load of the handle that our next commit uses, and the commit."""
-    real = table._handle
+    real = table._to_commit
 
-    def handle(version: int | None = None) -> DeltaTable:
-        table._handle = real  # type: ignore[method-assign]
-        loaded = real(version)
+    def to_commit() -> Handle:
+        table._to_commit = real  # type: ignore[method-assign]
+        handle = real()
         what()
-        return loaded
+        return handle
 
-    table._handle = handle  # type: ignore[method-assign]
+    table._to_commit = to_commit  # type: ignore[method-assign]
 
 
 def foreign_epoch(table: Table) -> None:

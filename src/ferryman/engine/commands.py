@@ -24,9 +24,9 @@ from ferryman.records.statuses import Status
 from ferryman.state.commands import Command, DocumentsEffect, OutboxEffect
 from ferryman.state.outbox import OutboxWriter, row_groups
 from ferryman.state.state import State
+from ferryman.storage.handles import DataFile
 from ferryman.storage.parquet import Part, read_part, write_part
 from ferryman.storage.query import connect, register
-from ferryman.storage.tables import DataFile
 
 
 def apply(state: State, command: Command) -> int:

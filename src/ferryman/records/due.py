@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import time
 
-from ferryman.storage.tables import DataFile
+from ferryman.storage.handles import DataFile
 
 
 def wait_s(due_us: int, now_us: int, longest_s: float) -> float:

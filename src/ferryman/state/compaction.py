@@ -21,9 +21,10 @@ from ferryman.state.outbox import due_stats
 from ferryman.state.small_files import fitting, gathered
 from ferryman.state.state import KEPT, State
 from ferryman.storage.groups import RowGroups
+from ferryman.storage.handles import DataFile
 from ferryman.storage.parquet import Part, PartWriter, content_size
 from ferryman.storage.query import connect, verify
-from ferryman.storage.tables import DataFile, Table
+from ferryman.storage.tables import Table
 
 _CHECK = {"check": (f"md5_number_lower({DOCUMENT})", pa.uint64())}
 """A second hash: what is dropped is gone, so two documents must not be taken for one."""

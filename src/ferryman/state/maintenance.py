@@ -19,7 +19,8 @@ from ferryman.state.merging import merge_outbox_files, outbox_merges
 from ferryman.state.small_files import small_batches
 from ferryman.state.state import KEPT, State
 from ferryman.storage.files import fsync_folder, remove_temporary
-from ferryman.storage.tables import DataFile, Table
+from ferryman.storage.handles import DataFile
+from ferryman.storage.tables import Table
 
 
 def maintain(state: State) -> list[str]:

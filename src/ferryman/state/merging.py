@@ -15,9 +15,9 @@ import pyarrow.compute as pc
 from ferryman.state.outbox import OutboxWriter, row_groups, split_family
 from ferryman.state.small_files import gathered, small_batches
 from ferryman.state.state import State
+from ferryman.storage.handles import DataFile
 from ferryman.storage.parquet import Part, read_part
 from ferryman.storage.query import connect, register
-from ferryman.storage.tables import DataFile
 
 
 def outbox_merges(state: State) -> list[list[DataFile]]:

@@ -11,8 +11,8 @@ import pyarrow.compute as pc
 
 from ferryman.records.schemas import OUTBOX_FILE
 from ferryman.storage.groups import RowGroups
+from ferryman.storage.handles import DataFile
 from ferryman.storage.parquet import Part, PartWriter
-from ferryman.storage.tables import DataFile
 
 _TOLD: Final = ("due", "origin")
 """Columns of which a file's statistics say the least and the greatest value."""

@@ -9,8 +9,8 @@ from typing import Final
 import pyarrow as pa
 
 from ferryman import limits
+from ferryman.storage.handles import DataFile
 from ferryman.storage.parquet import content_size
-from ferryman.storage.tables import DataFile
 
 _SMALL: Final = 4
 """A file is small if its content is less than this part of ``PART_BYTES``."""

@@ -21,9 +21,10 @@ from ferryman.state.identity import IDENTITY, identity_of, new_identity
 from ferryman.state.journal import Journal
 from ferryman.state.layout import FOLDERS, MIGRATED, MIGRATION, PLAN, READERS, strange
 from ferryman.storage import files
+from ferryman.storage.handles import DataFile
 from ferryman.storage.lock import Lock, Readers
 from ferryman.storage.parquet import Part, verify
-from ferryman.storage.tables import DataFile, Table, taken_over
+from ferryman.storage.tables import Table, taken_over
 
 WAVE: Final = "ferryman.wave"
 """Application id: number of the last committed wave (on the outbox)."""

@@ -2,7 +2,8 @@
 
 Measured with delta-rs 1.6.6, and the reason for the care taken here: a handle refuses to commit only if, after it was
 loaded, a foreign commit carried the same application id; a freshly loaded one would commit any number again; nothing
-is synced. So ``commit`` loads a handle, checks version and epoch on this very handle, commits with it, and syncs.
+is synced. So ``commit`` brings its handle to the newest version, checks version and epoch on this very handle, commits
+with it, and syncs.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import pyarrow as pa
@@ -23,6 +24,7 @@ from deltalake.transaction import AddAction, RemoveAction
 from ferryman import crash
 from ferryman.errors import EngineError, StateDamaged, StateLost
 from ferryman.storage.files import TEMPORARY, changed_before, fsync_folder, make_folder
+from ferryman.storage.handles import DataFile, Handle, newest, newest_to_read
 from ferryman.storage.log import Log
 from ferryman.storage.parquet import Part, epoch_of
 
@@ -32,17 +34,6 @@ _CONFIGURATION: dict[str, str | None] = {
     "delta.logRetentionDuration": "interval 0 days",
 }
 _HOOKS = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
-
-
-class DataFile(NamedTuple):
-    """A live file of a table."""
-
-    path: str
-    """Its name in the table's folder."""
-    size: int
-    rows: int
-    partition: dict[str, str]
-    stats: dict[str, Any]
 
 
 class Table:
@@ -59,6 +50,7 @@ class Table:
         self.transactions: dict[str, int] = {}
         self._fence: tuple[str, int] | None = None
         self._retired: list[Path] = []
+        self._handle: Handle | None = None
 
     @property
     def epoch(self) -> int:
@@ -89,11 +81,11 @@ class Table:
             StateDamaged: the log cannot be read. (To a reader beside a driver that trims it, it may look so.)
         """
         torn = self.log.torn()
-        handle = self._handle(None if torn is None else torn - 1)
         with self._readable():  # a handle reads the older part of the log only when it is asked
-            self.version = handle.version()
-            self.transactions = {a: handle.transaction_version(a) or 0 for a in applications}
-            self.files = {f.path: f for f in _live(handle)}
+            handle = newest_to_read(self.folder) if torn is None else Handle(self.folder, torn - 1)
+            self.version = handle.version
+            self.transactions = {a: handle.transaction(a) for a in applications}
+            self.files = handle.files()
 
     def fence(self, application: str, epoch: int) -> None:
         """From now on every commit carries this epoch, and finds it there or stops. The first one announces it."""
@@ -112,7 +104,8 @@ class Table:
     ) -> None:
         """One atomic, durable, marked change of the table.
 
-        1. load a handle, check on it that version and epoch are ours, and that the files to add are there
+        1. bring the handle to the newest version, check on it that version and epoch are ours, and that the files to
+           add are there
         2. commit with this handle
         3. sync log file and folder
         4. mark
@@ -143,9 +136,9 @@ class Table:
     ) -> None:
         assert self._fence is not None, "a table is fenced before it is written"
         application, epoch = self._fence
-        handle = self._handle()  # 1
-        held = handle.transaction_version(application) or 0
-        if handle.version() != self.version or (held >= epoch if announcing else held != epoch):
+        handle = self._to_commit()  # 1
+        held = handle.transaction(application)
+        if handle.version != self.version or (held >= epoch if announcing else held != epoch):
             raise taken_over(self.folder, held, epoch)
         self.check_written(adds)
         actions: list[AddAction | RemoveAction] = [
@@ -170,7 +163,7 @@ class Table:
             app_transactions=[Transaction(name, number) for name, number in marks.items()],
         )
         try:
-            handle.create_write_transaction(  # 2
+            handle.table.create_write_transaction(  # 2
                 actions,
                 "append",
                 self.schema,
@@ -213,11 +206,11 @@ class Table:
 
     def checkpoint(self) -> None:
         """Fold the log into one file and trim it, so that loading stays cheap over any number of commits."""
-        handle = self._handle()
-        if handle.version() != self.version:
+        handle = self._to_commit()
+        if handle.version != self.version:
             raise StateLost(f"{self.folder}: another driver committed while this one held the state: this one stops.")
         try:
-            handle.create_checkpoint()
+            handle.table.create_checkpoint()
         except (DeltaError, OSError) as e:
             raise EngineError(f"{self.folder}: the checkpoint failed: {_one_line(e)}") from e
         crash.point("checkpoint.made")
@@ -274,9 +267,11 @@ class Table:
         """A written part as a file to add."""
         return DataFile(part.path, part.size, part.rows, dict(partition or {}), part.stats or {})
 
-    def _handle(self, version: int | None = None) -> DeltaTable:
+    def _to_commit(self) -> Handle:
+        """A handle at the newest version that nobody else has."""
         with self._readable():
-            return DeltaTable(str(self.folder), version=version)
+            self._handle = newest(self.folder, self._handle)
+        return self._handle
 
     @contextlib.contextmanager
     def _readable(self) -> Iterator[None]:
@@ -306,15 +301,3 @@ def taken_over(place: Path, held: int, ours: int) -> StateLost:
 def _one_line(error: Exception) -> str:
     """What delta-rs says, without its colours and line breaks."""
     return " ".join(re.sub(r"\x1b\[\d+m", "", str(error)).split())
-
-
-def _live(handle: DeltaTable) -> Iterable[DataFile]:
-    actions = pa.table(handle.get_add_actions(flatten=True))
-    for row in actions.to_pylist():
-        partition = {k.removeprefix("partition."): str(v) for k, v in row.items() if k.startswith("partition.")}
-        stats: dict[str, Any] = {}
-        for kind, key in (("min.", "minValues"), ("max.", "maxValues"), ("null_count.", "nullCount")):
-            values = {k.removeprefix(kind): v for k, v in row.items() if k.startswith(kind) and v is not None}
-            if values:
-                stats[key] = values
-        yield DataFile(row["path"], row["size_bytes"], row["num_records"] or 0, partition, stats)

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from ferryman import crash
 from ferryman.state.state import SEQUENCE, WAVE, State
 from ferryman.storage.files import fsync_folder
+from ferryman.storage.handles import DataFile
 from ferryman.storage.parquet import Part
-from ferryman.storage.tables import DataFile
 
 
 def commit_wave(

@@ -20,7 +20,7 @@ from ferryman.plan import DestinationNode
 from ferryman.records.due import wait_of_file_s
 from ferryman.state.outbox import first_sequence, pending_rows, split_family
 from ferryman.state.state import State
-from ferryman.storage.tables import DataFile
+from ferryman.storage.handles import DataFile
 
 
 class Dispatcher:

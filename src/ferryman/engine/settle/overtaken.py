@@ -12,8 +12,8 @@ from ferryman.records.schemas import LEDGER, OUTBOX
 from ferryman.records.statuses import Status
 from ferryman.state.state import State
 from ferryman.storage import parquet
+from ferryman.storage.handles import DataFile
 from ferryman.storage.query import connect
-from ferryman.storage.tables import DataFile
 
 _NEWER = """
     SELECT DISTINCT a."row" FROM again a JOIN {events} e ON a.source = e.source AND a.document = e.document

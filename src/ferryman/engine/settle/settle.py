@@ -36,8 +36,8 @@ from ferryman.state.journal import Journal
 from ferryman.state.outbox import OutboxWriter, row_groups
 from ferryman.state.state import SETTLED, State
 from ferryman.storage.files import fsync_folder
+from ferryman.storage.handles import DataFile
 from ferryman.storage.parquet import Part, read_part, write_part
-from ferryman.storage.tables import DataFile
 
 _I = TypeVar("_I")
 _A = TypeVar("_A")

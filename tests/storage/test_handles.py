@@ -1,0 +1,114 @@
+"""A handle that is kept answers as one that is opened anew."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
+
+from ferryman.storage.handles import KEPT, Handle, newest, newest_to_read
+
+
+def commit(folder: Path, number: int) -> None:
+    mark = CommitProperties(app_transactions=[Transaction("us", number)])
+    write_deltalake(str(folder), pa.table({"number": [number]}), mode="append", commit_properties=mark)
+
+
+def told(handle: Handle) -> tuple[int, int, set[str]]:
+    return handle.version, handle.transaction("us"), set(handle.files())
+
+
+@pytest.fixture(params=[newest_to_read, None], ids=["to read", "to commit"])
+def opened(request: pytest.FixtureRequest) -> Callable[[Path], Handle]:
+    if request.param is not None:
+        return newest_to_read
+    kept: dict[Path, Handle] = {}
+
+    def to_commit(folder: Path) -> Handle:
+        kept[folder] = newest(folder, kept.get(folder))
+        return kept[folder]
+
+    return to_commit
+
+
+def test_it_is_moved_on(tmp_path: Path, opened: Callable[[Path], Handle]) -> None:
+    commit(tmp_path, 1)
+    first = opened(tmp_path)
+    assert told(first) == told(Handle(tmp_path))
+    for number in (2, 3):
+        commit(tmp_path, number)
+        assert opened(tmp_path) is first
+        assert told(first) == told(Handle(tmp_path)) == (number - 1, number, set(first.files()))
+    assert len(first.files()) == 3
+
+
+def test_it_is_opened_anew_where_another_table_was_put(tmp_path: Path, opened: Callable[[Path], Handle]) -> None:
+    """A copy of an older state, or a longer log of another one."""
+    table, copy = tmp_path / "table", tmp_path / "copy"
+    commit(table, 1)
+    shutil.copytree(table, copy)
+    commit(table, 2)
+    before = opened(table)
+    shutil.rmtree(table)
+    shutil.copytree(copy, table)
+    assert told(opened(table)) == told(Handle(table)) == (0, 1, set(before.files()) & set(Handle(table).files()))
+
+    shutil.rmtree(table)
+    for number in (7, 8, 9):
+        commit(table, number)
+    assert told(opened(table)) == told(Handle(table))
+    assert opened(table).transaction("us") == 9
+
+
+def test_it_is_opened_anew_where_the_log_was_trimmed(tmp_path: Path, opened: Callable[[Path], Handle]) -> None:
+    commit(tmp_path, 1)
+    before = opened(tmp_path)
+    for number in (2, 3):
+        commit(tmp_path, number)
+    DeltaTable(str(tmp_path)).create_checkpoint()
+    for entry in ("00000000000000000000.json", "00000000000000000001.json"):
+        (tmp_path / "_delta_log" / entry).unlink()
+    assert opened(tmp_path) is not before
+    assert told(opened(tmp_path)) == told(Handle(tmp_path))
+
+
+def test_two_that_commit_do_not_share_one(tmp_path: Path) -> None:
+    """Else the commit of one would move on the handle on which the other has checked that it is alone."""
+    commit(tmp_path, 1)
+    ours = newest(tmp_path)
+    assert newest(tmp_path) is not ours
+    assert newest_to_read(tmp_path) is not ours
+    commit(tmp_path, 2)
+    newest_to_read(tmp_path)
+    assert told(ours)[:2] == (0, 1)
+
+
+def test_threads_do_not_share_one(tmp_path: Path) -> None:
+    commit(tmp_path, 1)
+    found: list[Handle] = []
+    thread = threading.Thread(target=lambda: found.append(newest_to_read(tmp_path)))
+    thread.start()
+    thread.join()
+    assert newest_to_read(tmp_path) is newest_to_read(tmp_path)
+    assert found != [newest_to_read(tmp_path)]
+
+
+def test_few_are_kept(tmp_path: Path) -> None:
+    folders = [tmp_path / str(number) for number in range(KEPT + 1)]
+    for folder in folders:
+        commit(folder, 1)
+    handles = [newest_to_read(folder) for folder in folders]
+    assert newest_to_read(folders[-1]) is handles[-1]
+    assert newest_to_read(folders[0]) is not handles[0]
+
+
+def test_what_is_asked_of_it_can_be_changed(tmp_path: Path) -> None:
+    """The answer is the caller's own."""
+    commit(tmp_path, 1)
+    newest_to_read(tmp_path).files().clear()
+    assert len(newest_to_read(tmp_path).files()) == 1
