@@ -37,7 +37,7 @@ def processes(mark: str) -> list[int]:
 
 
 def wait_for(condition: object, what: str) -> None:
-    until = time.monotonic() + 120
+    until = time.monotonic() + 600
     while not condition():  # type: ignore[operator]
         assert time.monotonic() < until, what
         time.sleep(0.05)
@@ -88,7 +88,7 @@ def test_no_process_is_left(tmp_path: Path, number: signal.Signals) -> None:
     with running(tmp_path, PLAN) as (mark, run):
         wait_for(lambda: len(processes(mark)) > 1, "Spark was not started")
         run.send_signal(number)
-        assert run.wait(timeout=120) == 130
+        assert run.wait(timeout=600) == 130
         wait_for(lambda: not processes(mark), "a process is left")
 
 
@@ -100,5 +100,5 @@ def test_no_process_is_left_of_a_step_that_hangs(tmp_path: Path, times: int) -> 
         wait_for((tmp_path / "reached").exists, "the step was not reached")
         for _ in range(times):
             run.send_signal(signal.SIGTERM)
-        assert run.wait(timeout=120) == 130
+        assert run.wait(timeout=600) == 130
         wait_for(lambda: not processes(mark), "a process is left")

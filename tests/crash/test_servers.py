@@ -30,7 +30,7 @@ POSSIBLE = [
 SHORT = [point for point in POSSIBLE if POINTS[point] == EXECUTOR or point.startswith(("commit.", "deliver."))]
 """Those beside which a destination is written to. All servers are tried where they are sent to, one in all of them."""
 
-FIRST = next(iter(TARGETS))
+FIRST = "postgres"
 
 
 def _in_every_run(name: str, point: str) -> bool:

@@ -76,6 +76,7 @@ def test_a_delivery_that_comes_again_changes_nothing(index: SearchIndex) -> None
     assert {id: d["_ferryman"]["sequence"] for id, d in index.documents().items()} == {"a": 9}
 
 
+@pytest.mark.slow
 def test_how_long_a_delete_is_remembered(index: SearchIndex, opensearch: OpenSearchServer) -> None:
     """Over a flush and over a kill; not over ``gc_deletes``, nor over an orderly restart: so the reference says."""
 

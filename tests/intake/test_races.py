@@ -10,15 +10,17 @@ import pytest
 from ferryman.intake import Queue
 from tests.intake.conftest import SESSION_S, Opening, layout, started
 from tests.intake.processes import Consumer
+from tests.support.tiers import sampled
 
-JOBS, CONSUMERS = 2000, 8
+CONSUMERS = 8
 
 
 @pytest.mark.rule("intake.once")
-def test_eight_consumers_acquire_two_thousand_jobs(url: str, queue: Queue, opening: Opening) -> None:
+@pytest.mark.parametrize("jobs", sampled([500, 2000], 2))
+def test_eight_consumers_acquire_many_jobs(url: str, queue: Queue, opening: Opening, jobs: int) -> None:
     """Nobody one twice, none lost, each the most urgent first, then the oldest."""
     batch = queue.load_batch(started(queue, jobs=0))
-    for number in range(JOBS):
+    for number in range(jobs):
         batch.create_job({"n": number}, priority=(number * 7) % 12)
     order = {job: place for place, job in enumerate(queue.list_jobs("Pending"))}
 

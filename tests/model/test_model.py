@@ -20,10 +20,14 @@ from tests.model.mutations import MUTATIONS, Mutation
 from tests.model.state import LEAST, ONCE, Budget, Config, Destination, State, Waiting
 from tests.support.tiers import sampled
 
+EVERY = 4
+"""One configuration of so many is explored each time."""
 ARCHITECTURE = (Path(__file__).parents[2] / "docs" / "architecture.md").read_text("utf-8")
 
 
-@pytest.mark.parametrize("config", sampled([(config,) for config in CONFIGURATIONS], 2), ids=lambda config: config.name)
+@pytest.mark.parametrize(
+    "config", sampled([(config,) for config in CONFIGURATIONS], EVERY), ids=lambda config: config.name
+)
 def test_nothing_is_broken_in_any_state(config: Config, record_property: Callable[[str, object], None]) -> None:
     """All states, whatever order things happen in, whatever is killed where."""
     report = pages.explored(config)
@@ -105,10 +109,14 @@ def test_the_largest_worlds_are_explored() -> None:
 
 
 def test_every_action_is_taken() -> None:
-    """No step of the model is only written down."""
-    taken = frozenset().union(*(pages.explored(config).actions for config in CONFIGURATIONS))
+    """No step of the model is only written down. Those that are explored each time are looked through first."""
+    wanted = ACTIONS.keys() - {"crash.all"}  # which the explorer does in every state
+    for n in sorted(range(len(CONFIGURATIONS)), key=lambda n: n % EVERY):
+        wanted -= pages.explored(CONFIGURATIONS[n]).actions
+        if not wanted:
+            break
 
-    assert taken == ACTIONS.keys() - {"crash.all"}, "crash.all is what the explorer does in every state"
+    assert not wanted
 
 
 def test_every_crash_point_is_modelled_or_said_not_to_be() -> None:

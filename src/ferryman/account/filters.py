@@ -10,7 +10,7 @@ from ferryman.records.statuses import Status, stored
 from ferryman.storage.query import quoted_list
 
 
-class Asked(TypedDict, total=False):
+class FilterOptions(TypedDict, total=False):
     """What users narrow deliveries down by; nothing: all of them."""
 
     status: str | None
@@ -34,7 +34,7 @@ class Filter(NamedTuple):
     operation: str | None = None
 
     @staticmethod
-    def of(asked: Asked) -> Filter:
+    def of(asked: FilterOptions) -> Filter:
         """
         Raises:
             UsageError: there is no such status.

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from ferryman import limits
 from ferryman.account import kept_counts
-from ferryman.account.filters import Asked, Filter
+from ferryman.account.filters import Filter, FilterOptions
 from ferryman.account.kept_counts import Counted
 from ferryman.account.relations import View
 from ferryman.errors import EngineError, StateDamaged, UsageError
@@ -99,7 +99,7 @@ def miscounted(root: Path, plan: Plan) -> bool:
 
 
 def deliveries(
-    root: Path, *, limit: int | None = None, plan: Plan | None = None, **asked: Unpack[Asked]
+    root: Path, *, limit: int | None = None, plan: Plan | None = None, **asked: Unpack[FilterOptions]
 ) -> list[dict[str, Any]]:
     """Deliveries of current documents, each by its latest event, newest first; rows have the ledger's columns.
 
@@ -113,7 +113,7 @@ def deliveries(
 
 
 def each_delivery(
-    root: Path, *, limit: int | None = None, plan: Plan | None = None, **asked: Unpack[Asked]
+    root: Path, *, limit: int | None = None, plan: Plan | None = None, **asked: Unpack[FilterOptions]
 ) -> Iterator[dict[str, Any]]:
     """The same deliveries one after the other: of a million few are in memory at a time."""
     of = Filter.of(asked)
@@ -132,14 +132,14 @@ def each_delivery(
         yield from others
 
 
-def number_of_deliveries(root: Path, *, plan: Plan | None = None, **asked: Unpack[Asked]) -> int:
+def number_of_deliveries(root: Path, *, plan: Plan | None = None, **asked: Unpack[FilterOptions]) -> int:
     """How many these are."""
     of = Filter.of(asked)
     return _reading(root, plan, lambda seen: seen.number_of_docs(of))
 
 
 def reasons(
-    root: Path, *, limit: int | None = None, plan: Plan | None = None, **asked: Unpack[Asked]
+    root: Path, *, limit: int | None = None, plan: Plan | None = None, **asked: Unpack[FilterOptions]
 ) -> list[dict[str, Any]]:
     """Why deliveries have not arrived, the most frequent reason first: ``status`` (as shown), ``deliveries`` (how
     many), ``reason`` (of one of them) and ``example``, its document.
