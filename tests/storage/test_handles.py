@@ -1,4 +1,4 @@
-"""A handle that is kept answers as one that is opened anew."""
+"""A handle that is kept answers as one that was just opened."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
-from ferryman.storage.handles import KEPT, Handle, newest, newest_to_read
+from ferryman.storage.handles import KEPT, OpenTable, newest, newest_to_read
 
 
 def commit(folder: Path, number: int) -> None:
@@ -19,35 +19,35 @@ def commit(folder: Path, number: int) -> None:
     write_deltalake(str(folder), pa.table({"number": [number]}), mode="append", commit_properties=mark)
 
 
-def told(handle: Handle) -> tuple[int, int, set[str]]:
+def told(handle: OpenTable) -> tuple[int, int, set[str]]:
     return handle.version, handle.transaction("us"), set(handle.files())
 
 
 @pytest.fixture(params=[newest_to_read, None], ids=["to read", "to commit"])
-def opened(request: pytest.FixtureRequest) -> Callable[[Path], Handle]:
+def opened(request: pytest.FixtureRequest) -> Callable[[Path], OpenTable]:
     if request.param is not None:
         return newest_to_read
-    kept: dict[Path, Handle] = {}
+    kept: dict[Path, OpenTable] = {}
 
-    def to_commit(folder: Path) -> Handle:
+    def to_commit(folder: Path) -> OpenTable:
         kept[folder] = newest(folder, kept.get(folder))
         return kept[folder]
 
     return to_commit
 
 
-def test_it_is_moved_on(tmp_path: Path, opened: Callable[[Path], Handle]) -> None:
+def test_it_is_moved_on(tmp_path: Path, opened: Callable[[Path], OpenTable]) -> None:
     commit(tmp_path, 1)
     first = opened(tmp_path)
-    assert told(first) == told(Handle(tmp_path))
+    assert told(first) == told(OpenTable(tmp_path))
     for number in (2, 3):
         commit(tmp_path, number)
         assert opened(tmp_path) is first
-        assert told(first) == told(Handle(tmp_path)) == (number - 1, number, set(first.files()))
+        assert told(first) == told(OpenTable(tmp_path)) == (number - 1, number, set(first.files()))
     assert len(first.files()) == 3
 
 
-def test_it_is_opened_anew_where_another_table_was_put(tmp_path: Path, opened: Callable[[Path], Handle]) -> None:
+def test_it_is_opened_again_where_another_table_was_put(tmp_path: Path, opened: Callable[[Path], OpenTable]) -> None:
     """A copy of an older state, or a longer log of another one."""
     table, copy = tmp_path / "table", tmp_path / "copy"
     commit(table, 1)
@@ -56,16 +56,16 @@ def test_it_is_opened_anew_where_another_table_was_put(tmp_path: Path, opened: C
     before = opened(table)
     shutil.rmtree(table)
     shutil.copytree(copy, table)
-    assert told(opened(table)) == told(Handle(table)) == (0, 1, set(before.files()) & set(Handle(table).files()))
+    assert told(opened(table)) == told(OpenTable(table)) == (0, 1, set(before.files()) & set(OpenTable(table).files()))
 
     shutil.rmtree(table)
     for number in (7, 8, 9):
         commit(table, number)
-    assert told(opened(table)) == told(Handle(table))
+    assert told(opened(table)) == told(OpenTable(table))
     assert opened(table).transaction("us") == 9
 
 
-def test_it_is_opened_anew_where_the_log_was_trimmed(tmp_path: Path, opened: Callable[[Path], Handle]) -> None:
+def test_it_is_opened_again_where_the_log_was_trimmed(tmp_path: Path, opened: Callable[[Path], OpenTable]) -> None:
     commit(tmp_path, 1)
     before = opened(tmp_path)
     for number in (2, 3):
@@ -74,7 +74,7 @@ def test_it_is_opened_anew_where_the_log_was_trimmed(tmp_path: Path, opened: Cal
     for entry in ("00000000000000000000.json", "00000000000000000001.json"):
         (tmp_path / "_delta_log" / entry).unlink()
     assert opened(tmp_path) is not before
-    assert told(opened(tmp_path)) == told(Handle(tmp_path))
+    assert told(opened(tmp_path)) == told(OpenTable(tmp_path))
 
 
 def test_two_that_commit_do_not_share_one(tmp_path: Path) -> None:
@@ -90,7 +90,7 @@ def test_two_that_commit_do_not_share_one(tmp_path: Path) -> None:
 
 def test_threads_do_not_share_one(tmp_path: Path) -> None:
     commit(tmp_path, 1)
-    found: list[Handle] = []
+    found: list[OpenTable] = []
     thread = threading.Thread(target=lambda: found.append(newest_to_read(tmp_path)))
     thread.start()
     thread.join()

@@ -17,7 +17,7 @@ from deltalake.exceptions import DeltaError
 
 from ferryman.errors import EngineError, StateDamaged, StateLost
 from ferryman.storage import handles
-from ferryman.storage.handles import Handle
+from ferryman.storage.handles import OpenTable
 from ferryman.storage.parquet import write_part
 from ferryman.storage.tables import Table
 from tests.storage.conftest import APPLICATION, SCHEMA, add, make_table
@@ -224,7 +224,7 @@ def between(table: Table, what: Callable[[], object]) -> None:
     """Let something happen between the load of the handle that our next commit uses, and the commit."""
     real = table._to_commit
 
-    def to_commit() -> Handle:
+    def to_commit() -> OpenTable:
         table._to_commit = real  # type: ignore[method-assign]
         handle = real()
         what()

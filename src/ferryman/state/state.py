@@ -245,9 +245,8 @@ class State:
 
     def staged(self, table: Table) -> list[DataFile]:
         """Files that are not in this table yet, though a commit or a worker's result has named them for it."""
-        if self.outbox.transactions[WAVE] <= table.transactions[SETTLED]:
+        if (wave := self.wave) <= table.transactions[SETTLED]:
             return []
-        wave = self.outbox.transactions[WAVE]
         commit = self.outbox.log.find("wave", wave)
         parts = [Part(*p) for p in commit.get(table.name, ())]
         if table is self.ledger:

@@ -1,4 +1,4 @@
-"""Open Delta tables. A handle is kept and moved on to the newest version: to open one anew takes ten times as long."""
+"""Open Delta tables, kept and brought to the newest version: opening one takes ten times as long."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class DataFile(NamedTuple):
     stats: dict[str, Any]
 
 
-class Handle:
+class OpenTable:
     """A table as of one version; what has been asked of it once is known until it is moved on."""
 
     def __init__(self, folder: Path, version: int | None = None) -> None:
@@ -67,7 +67,7 @@ class Handle:
         self._transactions = {}
 
 
-def newest(folder: Path, handle: Handle | None = None) -> Handle:
+def newest(folder: Path, handle: OpenTable | None = None) -> OpenTable:
     """The table in its newest version.
 
     Args:
@@ -77,24 +77,24 @@ def newest(folder: Path, handle: Handle | None = None) -> Handle:
         DeltaError, FileNotFoundError: the log cannot be read.
     """
     if handle is None or not handle.holds:
-        return Handle(folder)
+        return OpenTable(folder)
     handle.move_on()
     return handle
 
 
-class _Kept(threading.local):
+class _OfThread(threading.local):
     """Of this thread: a handle that is moved on by one thread would be read at two versions by another."""
 
     def __init__(self) -> None:
-        self.handles: OrderedDict[Path, Handle] = OrderedDict()
+        self.handles: OrderedDict[Path, OpenTable] = OrderedDict()
 
 
-_kept = _Kept()
+_of_thread = _OfThread()
 
 
-def newest_to_read(folder: Path) -> Handle:
+def newest_to_read(folder: Path) -> OpenTable:
     """The same, for those who read only: whoever commits must have a handle that nobody else moves on."""
-    kept = _kept.handles
+    kept = _of_thread.handles
     kept[folder] = newest(folder, kept.pop(folder, None))
     while len(kept) > KEPT:
         kept.popitem(last=False)

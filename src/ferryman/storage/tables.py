@@ -24,7 +24,7 @@ from deltalake.transaction import AddAction, RemoveAction
 from ferryman import crash
 from ferryman.errors import EngineError, StateDamaged, StateLost
 from ferryman.storage.files import TEMPORARY, changed_before, fsync_folder, make_folder
-from ferryman.storage.handles import DataFile, Handle, newest, newest_to_read
+from ferryman.storage.handles import DataFile, OpenTable, newest, newest_to_read
 from ferryman.storage.log import Log
 from ferryman.storage.parquet import Part, epoch_of
 
@@ -50,7 +50,7 @@ class Table:
         self.transactions: dict[str, int] = {}
         self._fence: tuple[str, int] | None = None
         self._retired: list[Path] = []
-        self._handle: Handle | None = None
+        self._handle: OpenTable | None = None
 
     @property
     def epoch(self) -> int:
@@ -82,7 +82,7 @@ class Table:
         """
         torn = self.log.torn()
         with self._readable():  # a handle reads the older part of the log only when it is asked
-            handle = newest_to_read(self.folder) if torn is None else Handle(self.folder, torn - 1)
+            handle = newest_to_read(self.folder) if torn is None else OpenTable(self.folder, torn - 1)
             self.version = handle.version
             self.transactions = {a: handle.transaction(a) for a in applications}
             self.files = handle.files()
@@ -267,7 +267,7 @@ class Table:
         """A written part as a file to add."""
         return DataFile(part.path, part.size, part.rows, dict(partition or {}), part.stats or {})
 
-    def _to_commit(self) -> Handle:
+    def _to_commit(self) -> OpenTable:
         """A handle at the newest version that nobody else has."""
         with self._readable():
             self._handle = newest(self.folder, self._handle)
