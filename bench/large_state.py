@@ -19,7 +19,7 @@ from bench.harness import ROOT, Row, Sizes, anew, say, timed
 from bench.memory import Watch
 from ferryman import Plan, account
 from ferryman.destinations import Null
-from ferryman.engine.scan.detect import judge
+from ferryman.engine.scan.detect import detect_changes
 from ferryman.sources import Memory
 from ferryman.state.maintenance import maintain
 from ferryman.state.state import State, state_root
@@ -31,7 +31,7 @@ MAKE: Final = "makes it"
 STATUS: Final = "`status`, kept"
 DROP: Final = "outdated rows are dropped"
 KEEP: Final = "what is counted is kept"
-QUESTIONS: Final = ("`status`, counted", DROP, KEEP, STATUS, "a scan, judged")
+QUESTIONS: Final = ("`status`, counted", DROP, KEEP, STATUS, "a scan, compared")
 
 MOST_TWICE: Final = 2_000_000
 """More documents are made in one version: it takes a quarter of a minute a million, and there is nothing outdated."""
@@ -79,8 +79,8 @@ def _work(root: Path, plan: Plan, place: Path, count: int, what: str) -> Callabl
     def scan(state: State) -> None:
         folder = Path(tempfile.mkdtemp(dir=place))
         listing = synthetic.listing_of(folder, count, versions(count))
-        verdict = judge([listing], state, folder, now_us=0)
-        assert not verdict.slices, "nothing has changed"
+        changes = detect_changes([listing], state, folder, now_us=0)
+        assert not changes.slices, "nothing has changed"
 
     def drop(state: State) -> None:
         while sum(f.rows for f in state.documents.files.values()) > count:

@@ -43,9 +43,9 @@ PACKED_MEMORY_BYTES: Final = 256 * MIB
 COMPARED_ROWS: Final = 1_000_000
 """Rows of hashes, 50 bytes each, that a scan compares at once, to find which documents it has to look at."""
 
-JUDGED_ROWS: Final = 32_768
-JUDGED_BYTES: Final = 8 * MIB
-"""Rows, and bytes, of listing and ``documents`` that are judged at once: a join takes some four times as much, and has
+JOINED_ROWS: Final = 32_768
+JOINED_BYTES: Final = 8 * MIB
+"""Rows, and bytes, of listing and ``documents`` that are joined at once: a join takes some four times as much, and has
 ``QUERY_MEMORY``."""
 
 CUT_ROWS: Final = 262_144

@@ -150,7 +150,7 @@ def test_preview_of_nothing_says_so(previewed: SimpleNamespace, capsys: pytest.C
 
 
 def test_every_reason_has_words() -> None:
-    """Those of the judge but ``look``, which is read; and two of documents that are asked for."""
+    """Those of a scan but ``look``, which is read; and two of documents that are asked for."""
     from ferryman.cli.preview import REASONS
 
     assert set(REASONS) == {*map(str, Reason)} - {Reason.LOOK} | {"unchanged", "later"}

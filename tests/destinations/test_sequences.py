@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ferryman.destinations import Delivery, Outcome
-from ferryman.destinations.sequences import LastDelivery, judge
+from ferryman.destinations.sequences import LastDelivery, compare
 from ferryman.testing.destinations import delete, delivery
 
 deliveries = st.builds(
@@ -35,24 +35,24 @@ def one_by_one(
 
 @given(chunks, chunks)
 def test_a_chunk_is_as_good_as_its_deliveries_one_by_one(before: list[Delivery], chunk: list[Delivery]) -> None:
-    """Judging a chunk at once gives the outcomes and the end that its deliveries would have one at a time."""
+    """Comparing a chunk at once gives the outcomes and the end that its deliveries would have one at a time."""
     _, known = one_by_one(before, {})
-    outcomes, winners = judge(chunk, known)
+    outcomes, winners = compare(chunk, known)
     expected, end = one_by_one(chunk, known)
     assert dict(enumerate(outcomes)) == expected
     assert known | {id: LastDelivery(d.sequence, d.hash) for id, d in winners.items()} == end
 
 
 @given(chunks)
-def test_judging_again_finds_nothing_new(chunk: list[Delivery]) -> None:
+def test_comparing_again_finds_nothing_new(chunk: list[Delivery]) -> None:
     """What has just been written has no winners when it comes again."""
-    _, winners = judge(chunk, {})
+    _, winners = compare(chunk, {})
     known = {id: LastDelivery(d.sequence, d.hash) for id, d in winners.items()}
-    assert judge(list(winners.values()), known) == ([Outcome.ok()] * len(winners), {})
+    assert compare(list(winners.values()), known) == ([Outcome.ok()] * len(winners), {})
 
 
 def test_what_is_known_is_not_changed() -> None:
-    """``judge`` is a pure function."""
+    """``compare`` is a pure function."""
     known = {"a": LastDelivery(1, "x")}
-    judge([delivery("a", 2)], known)
+    compare([delivery("a", 2)], known)
     assert known == {"a": LastDelivery(1, "x")}

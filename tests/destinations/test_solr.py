@@ -183,7 +183,7 @@ def test_it_can_be_found_soon(solr: SolrServer, plays: str) -> None:
 def test_somebody_who_is_faster_is_seen(
     solr: SolrServer, plays: str, guarded: str, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    """What changes between the look and the write is judged again: what is newer stays, and is not overwritten."""
+    """What changes between the look and the write is compared again: what is newer stays, and is not overwritten."""
     url = plays if kind == "plain" else guarded
     options = {} if kind == "plain" else {"versions": solr.delete_parameter}
     look = Collection.known

@@ -212,7 +212,7 @@ def folder(trial: Trial) -> Path:
     return folder
 
 
-def test_what_must_be_read_to_be_judged_is_read(trial: Trial, folder: Path) -> None:
+def test_what_must_be_read_to_be_compared_is_read(trial: Trial, folder: Path) -> None:
     """A preview goes on until it has found enough that has changed, and counts what it has not read."""
     (folder / "250.txt").write_text("changed")
     (folder / "270.txt").write_text("changed")

@@ -1,4 +1,4 @@
-"""Scans of any size: judged a part at a time, whatever the query engine's memory does for."""
+"""Scans of any size: compared a part at a time, whatever the query engine's memory does for."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bench import synthetic
 
 from ferryman import limits
 from ferryman.engine.scan.changes import SourceComparison
-from ferryman.engine.scan.detect import judge
+from ferryman.engine.scan.detect import detect_changes
 from ferryman.errors import TransientError
 from ferryman.plan import Plan
 from ferryman.state.state import State
@@ -25,16 +25,16 @@ def place(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A fifth of what queries have, and as much less judged at once."""
+    """A fifth of what queries have, and as much less joined at once."""
     monkeypatch.setattr(limits, "QUERY_MEMORY", "24MB")
-    monkeypatch.setattr(limits, "JUDGED_ROWS", 4096)
-    monkeypatch.setattr(limits, "JUDGED_BYTES", limits.MIB)
+    monkeypatch.setattr(limits, "JOINED_ROWS", 4096)
+    monkeypatch.setattr(limits, "JOINED_BYTES", limits.MIB)
 
 
 @pytest.fixture
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every limit so low that a few documents meet all of them."""
-    for name in ("COMPARED_ROWS", "JUDGED_ROWS", "CUT_ROWS"):
+    for name in ("COMPARED_ROWS", "JOINED_ROWS", "CUT_ROWS"):
         monkeypatch.setattr(limits, name, 4)
 
 
@@ -46,14 +46,14 @@ def state_of(place: Path, count: int, **known: Any) -> State:
     return state
 
 
-def judged(place: Path, count: int, listed: int, first: int = 0, **known: Any) -> list[dict[str, Any]]:
+def detected(place: Path, count: int, listed: int, first: int = 0, **known: Any) -> list[dict[str, Any]]:
     """The rows that a scan takes up of ``count`` documents, listed in this revision."""
     state = state_of(place, count, **known)
     scan = place / "scan"
     scan.mkdir()
     listing = synthetic.listing_of(scan, count, listed, first=first)
-    verdict = judge([listing], state, scan, now_us=0, allow_deletes=True)
-    tables = (rows for piece in verdict.slices for task in piece.tasks for rows in task.tables())
+    changes = detect_changes([listing], state, scan, now_us=0, allow_deletes=True)
+    tables = (rows for piece in changes.slices for task in piece.tasks for rows in task.tables())
     return [row for table in tables for row in table.select(["id", "reason", "given", "known_revision"]).to_pylist()]
 
 
@@ -68,11 +68,11 @@ def judged(place: Path, count: int, listed: int, first: int = 0, **known: Any) -
         ({"revisions": 2}, 3, "changed"),
     ],
 )
-def test_documents_are_judged_whatever_their_number(
+def test_documents_are_compared_whatever_their_number(
     place: Path, known: dict[str, Any], listed: int, reason: str
 ) -> None:
     """All of them, in the source's order, with what is known of each."""
-    rows = judged(place, 20_000, listed, **known)
+    rows = detected(place, 20_000, listed, **known)
     assert [row["id"] for row in rows] == synthetic.ids(0, 20_000)
     assert {row["reason"] for row in rows} == {reason}
     assert {row["known_revision"] for row in rows} == {known.get("revisions", 1)}
@@ -82,28 +82,28 @@ def test_documents_are_judged_whatever_their_number(
 @pytest.mark.usefixtures("little_memory")
 def test_a_second_version_that_is_unchanged_is_left_alone(place: Path) -> None:
     """Older rows of it may still be there."""
-    assert judged(place, 20_000, 2, revisions=2) == []
+    assert detected(place, 20_000, 2, revisions=2) == []
 
 
 @pytest.mark.usefixtures("little_memory")
 def test_what_vanished_is_found_among_many(place: Path) -> None:
     """And nothing else is."""
-    rows = judged(place, 20_000, 1, first=7_000)
+    rows = detected(place, 20_000, 1, first=7_000)
     assert {row["reason"] for row in rows} == {"gone"}
     assert sorted(row["id"] for row in rows) == sorted(synthetic.ids(0, 7_000))
 
 
 def test_a_part_that_does_not_fit_is_halved(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As often as it takes."""
-    of_part = SourceComparison._verdict
+    of_part = SourceComparison._joined
 
     def short_of_memory(self: SourceComparison, part: dict[str, Any]) -> Any:
         if part["known"].num_rows > 10:
             raise duckdb.OutOfMemoryException("no room")
         return of_part(self, part)
 
-    monkeypatch.setattr(SourceComparison, "_verdict", short_of_memory)
-    assert [row["id"] for row in judged(place, 500, 2)] == synthetic.ids(0, 500)
+    monkeypatch.setattr(SourceComparison, "_joined", short_of_memory)
+    assert [row["id"] for row in detected(place, 500, 2)] == synthetic.ids(0, 500)
 
 
 def changes(trial: Trial) -> list[Any]:
@@ -133,7 +133,7 @@ def changes(trial: Trial) -> list[Any]:
 def test_parts_change_nothing(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """New, changed, vanished, listed twice, waiting: the same in the same order."""
     once = changes(Trial(place / "once"))
-    for name in ("COMPARED_ROWS", "JUDGED_ROWS", "CUT_ROWS"):
+    for name in ("COMPARED_ROWS", "JOINED_ROWS", "CUT_ROWS"):
         monkeypatch.setattr(limits, name, 4)
     assert changes(Trial(place / "parts")) == once
 
@@ -159,6 +159,6 @@ def test_every_document_counts_whatever_its_name(place: Path) -> None:
     state = state_of(place, count)
     (place / "scan").mkdir()
     listing = synthetic.listing_of(place / "scan", count, 1, only=lambda n: n % 100 != 0)
-    verdict = judge([listing], state, place / "scan", now_us=0, allow_deletes=True)
-    gone = [id for s in verdict.slices for task in s.tasks for t in task.tables() for id in t["id"].to_pylist()]
+    changes = detect_changes([listing], state, place / "scan", now_us=0, allow_deletes=True)
+    gone = [id for s in changes.slices for task in s.tasks for t in task.tables() for id in t["id"].to_pylist()]
     assert sorted(gone) == sorted(id for n, id in enumerate(synthetic.ids(0, count)) if n % 100 == 0)

@@ -53,7 +53,7 @@ def test_globs_choose_the_files(tmp_path: Path) -> None:
 
 
 def test_a_folder_named_like_a_file_is_walked(tmp_path: Path) -> None:
-    """A folder is never a document, and what is in it is judged by its own name."""
+    """A folder is never a document, and what is in it is tested by its own name."""
     tree(tmp_path, "x.py/y.py", "x.py/z.txt", "empty.py/")
 
     assert list(scan(Files(tmp_path, "**/*.py"))) == ["x.py/y.py"]

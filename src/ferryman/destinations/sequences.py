@@ -15,7 +15,7 @@ class LastDelivery(NamedTuple):
     hash: str
 
 
-def judge(chunk: Sequence[Delivery], known: dict[str, LastDelivery]) -> tuple[list[Outcome], dict[str, Delivery]]:
+def compare(chunk: Sequence[Delivery], known: dict[str, LastDelivery]) -> tuple[list[Outcome], dict[str, Delivery]]:
     """Outcomes in the chunk's order, and for each id the delivery that must be in force after the chunk, if it is new.
 
     ``known`` holds what the destination has of these ids; it is not changed. The result is the same as if the

@@ -2,7 +2,7 @@
 
 A wave, numbered as in the architecture:
 
-1. **scan**: executors list, the driver judges, once for a whole listing, and cuts it into waves
+1. **scan**: executors list, the driver detects changes, once for a whole listing, and cuts it into waves
 2. **transform**: executors run the steps and stage files that nobody can see
 3. **commit**: one transaction on the outbox names them all
 4. **deliver**: executors send committed rows and journal what comes of it
@@ -31,7 +31,7 @@ from ferryman.engine.outcomes import describe_listing, describe_staged
 from ferryman.engine.pending import PendingWork
 from ferryman.engine.runner.base import IsolatingRunner, PickledPlan, Runner, run_isolating
 from ferryman.engine.scan.batches import WaveBatch
-from ferryman.engine.scan.detect import ChangeSet, judge
+from ferryman.engine.scan.detect import ChangeSet, detect_changes
 from ferryman.engine.scan.guard import Allowed
 from ferryman.engine.scan.listing import list_sources
 from ferryman.engine.settle.settle import late_answers, settle
@@ -178,30 +178,31 @@ class Run:
     # -- a scan ----------------------------------------------------------------------------------
 
     def _scan(self, *, only_owed: bool = False) -> bool:
-        """List, judge, and carry each slice through a wave; False if a listing was incomplete, or there is no room."""
+        """List, detect changes, and carry each batch through a wave; False if a listing was incomplete, or there was no
+        room."""
         self._take_commands()
         self._stopped_short &= only_owed
         self._nodes.look_around(self._patient)
         complete, least = None, 1
         while complete is None and self._has_room():
-            complete = self._carry(self._judged(only_owed), least)
+            complete = self._carry(self._changes(only_owed), least)
             least *= 2  # so that it comes to an end however often somebody has something to say
         self._told_short &= self._stopped_short
         shutil.rmtree(self._state.staging / _SCAN, ignore_errors=True)
         return bool(complete)
 
-    def _carry(self, verdict: ChangeSet, least: int) -> bool | None:
+    def _carry(self, changes: ChangeSet, least: int) -> bool | None:
         """Was the listing complete, and carried to its end? None: list again. After ``least`` waves operator commands
         are applied between two: it changes what the listing was compared with."""
-        for done, piece in enumerate(verdict.slices):
+        for done, piece in enumerate(changes.slices):
             if done >= least and self._take_commands():
                 return None
             if not self._has_room():
                 return False  # what was listed is listed again later, as after a kill
             self._wave(piece)
-        return verdict.complete and not self._stopped_short
+        return changes.complete and not self._stopped_short
 
-    def _judged(self, only_owed: bool) -> ChangeSet:
+    def _changes(self, only_owed: bool) -> ChangeSet:
         """A new listing, compared with what is known."""
         self._observer.phase(self._state.wave + 1, "scan")
         folder = self._state.scratch(_SCAN)
@@ -216,7 +217,7 @@ class Run:
             listings = list_sources(self._plan, self._shipped, folder, self._patient, only, live)
         self._pending.unseen |= self._nodes.hear_listings(listings)
         crash.point("scan.listed")
-        verdict: ChangeSet = judge(
+        changes: ChangeSet = detect_changes(
             listings,
             self._state,
             folder,
@@ -228,17 +229,17 @@ class Run:
             wave_bytes=self._wave_bytes,
         )
         crash.point("scan.judged")
-        if rows := sum(batch.rows for batch in verdict.slices):
-            self._observer.outcome(describe_listing(listings, verdict.slices))
+        if rows := sum(batch.rows for batch in changes.slices):
+            self._observer.outcome(describe_listing(listings, changes.slices))
             self._observer.planned(rows)
-        self._held = bool(verdict.too_many) or (self._held and only_owed)
-        for note in (*verdict.notes, *verdict.too_many):
+        self._held = bool(changes.too_many) or (self._held and only_owed)
+        for note in (*changes.notes, *changes.too_many):
             self._tell_once(note)  # a scan for what is pending meets the same again
-        if owed is not None and not verdict.slices:
+        if owed is not None and not changes.slices:
             self._unlisted.add(owed)
-            for note in self._unlisted.describe(only or {}) if verdict.complete else ():
+            for note in self._unlisted.describe(only or {}) if changes.complete else ():
                 self._tell_once(note)
-        return verdict
+        return changes
 
     def _has_room(self) -> bool:
         """May more documents be read? If too much is pending, what can be sent is sent first."""

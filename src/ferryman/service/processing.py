@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ferryman.state.state import State
 
 WAVE_JOBS: Final = 1000
-"""Jobs that share a turn: enough to make its few commits cheap for each, few enough to judge in a second."""
+"""Jobs that share a turn: enough to make its few commits cheap for each, few enough to decide on in a second."""
 
 TOLD: Final = 5
 """Documents that a failed job names, with the reason of each; `ferryman deliveries` has them all."""
@@ -55,7 +55,7 @@ class Processing:
        second waits until the first is done, or its files would take turns with the first one's. What failed before of
        the same files is to be tried again.
     2. A turn: the jobs' files are listed, and go through waves as any documents.
-    3. Each job is judged by the ledger: are all its documents, as they were downloaded, settled?
+    3. The outcome of each job is read from the ledger: are all its documents, as they were downloaded, settled?
     4. Those that are move on, or fail with the reasons; the others stay held, and what they owe is sent when due.
 
     Killed anywhere, the jobs are found in Processing again, and what is settled is not done again: its files'
@@ -95,7 +95,7 @@ class Processing:
         return bool(self._held or self._waiting)
 
     def turn(self) -> bool:
-        """Acquire, run, judge. False: there was nothing to do now.
+        """Acquire, run, decide. False: there was nothing to do now.
 
         Raises:
             QueueLost: what is held may be lost; go on.
@@ -117,7 +117,7 @@ class Processing:
         if complete:
             self._listed |= new
         crash.point("job.waved")
-        self._judge()
+        self._decide()
         return True
 
     def wait(self, timeout_s: float) -> None:
@@ -165,7 +165,7 @@ class Processing:
         notes: dict[str, Path] = {}
         brought: dict[str, dict[str, tuple[Listed, str]]] = {name: {} for name in self._sources}
         for job in new:
-            with suppress(NodeInvalid):  # such a job fails when it is judged
+            with suppress(NodeInvalid):  # such a job fails when its outcome is decided
                 note = Path(piece_of(job).list).parent / f"retry-{job.retry_count}"
                 if not note.exists():
                     notes[job.id] = note
@@ -185,7 +185,7 @@ class Processing:
 
     # --- 3, 4 ---------------------------------------------------------------------------------------------------------
 
-    def _judge(self) -> None:
+    def _decide(self) -> None:
         """Move on every job that is settled."""
         expected: dict[str, Expected] = {}
         for job in list(self._held.values()):
@@ -203,9 +203,9 @@ class Processing:
             for name in self._sources
         }
         for job_id, by_source in expected.items():
-            verdict = _verdict(by_source, found)
-            if verdict is not None:
-                self._move(self._held[job_id], verdict)
+            outcome = _outcome(by_source, found)
+            if outcome is not None:
+                self._move(self._held[job_id], outcome)
             elif not _is_known(by_source, found):
                 self._listed.discard(job_id)
                 self._scan_at = self._clock() + LOST_AGAIN_S
@@ -275,7 +275,7 @@ def _is_known(expected: Expected, found: Found) -> bool:
     )
 
 
-def _verdict(expected: Expected, found: Found) -> list[str] | None:
+def _outcome(expected: Expected, found: Found) -> list[str] | None:
     """Why a job has failed; [] if it is delivered; None while something is pending, or not known yet."""
     if not _is_known(expected, found):
         return None

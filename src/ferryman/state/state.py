@@ -275,7 +275,7 @@ class State:
         return f"ferryman.plan.{self.plan.key}"
 
     def scratch(self, name: str) -> Path:
-        """An empty folder for what need not survive: listings, their judgement."""
+        """An empty folder for what need not survive: listings, what they were compared with."""
         folder = self.staging / name
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)

@@ -15,7 +15,7 @@ from ferryman.destinations.directory.names import NAME_BYTES, PATH_BYTES
 from ferryman.destinations.directory.writer import DOCUMENTS, INDEX, Body, Shelf
 from ferryman.destinations.folder import explained
 from ferryman.destinations.payload import payload, shown_id
-from ferryman.destinations.sequences import judge
+from ferryman.destinations.sequences import compare
 from ferryman.destinations.sql.sqlite import SQLite, database
 from ferryman.document import encode_fields
 from ferryman.errors import BadDocument, Misconfigured, PlanError
@@ -141,12 +141,12 @@ class Directory(Destination):
                 del bodies[position]
             deliveries = {position: chunk[position] for position in bodies}
             with connection.begin():
-                judged, winners = judge(list(deliveries.values()), shelf.known({d.id for d in deliveries.values()}))
+                compared, winners = compare(list(deliveries.values()), shelf.known({d.id for d in deliveries.values()}))
                 body_of = {delivery.hash: bodies[position] for position, delivery in deliveries.items()}
                 won = [(delivery, body_of[delivery.hash]) for delivery in winners.values()]
                 shelf.put({delivery.id: body for delivery, body in won})  # 2, 3
                 shelf.note(won)  # 4
-        outcomes |= dict(zip(deliveries, judged, strict=True))
+        outcomes |= dict(zip(deliveries, compared, strict=True))
         return [outcomes[position] for position in range(len(chunk))]
 
     def _bodies(self, chunk: list[Delivery], outcomes: dict[int, Outcome]) -> Iterator[tuple[int, Body]]:

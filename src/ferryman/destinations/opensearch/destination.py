@@ -221,10 +221,10 @@ class OpenSearch(Destination):
         except Unanswered as e:
             return self._unknown(piece, outcomes, ConnectionError(f"{self.target()}: it was sent, but {e}"))
         if answer.status == 200:
-            return self._judge(piece, outcomes, answer)
+            return self._read_answer(piece, outcomes, answer)
         return self._refused(piece, outcomes, answer, give_up)
 
-    def _judge(self, piece: list[BulkRow], outcomes: list[Outcome | None], answer: Answer) -> Outcome | None:
+    def _read_answer(self, piece: list[BulkRow], outcomes: list[Outcome | None], answer: Answer) -> Outcome | None:
         try:
             items = answers.items(answer.body)
         except ValueError:  # broken off in its headers, or from somebody else: then `check` says so

@@ -40,8 +40,8 @@ class Solr(Destination):
 
     **Without** ``versions`` it is at-least-once: what a kill leaves in doubt is sent again, and changes nothing. Before
     each write the collection is asked what it has (a real-time get, committed or not), and the write names that state
-    (``_version_``): somebody who was faster is seen, and it is judged again. So an older version never replaces a newer
-    one. **The limit**: Solr forgets what is deleted. A writer that was killed can, in the second after, bring back a
+    (``_version_``): if another writer was faster, it is compared again. So an older version never replaces a newer one.
+    **The limit**: Solr forgets what is deleted. A writer that was killed can, in the second after, bring back a
     document that its successor has deleted; it stays until it is deleted again.
 
     **With** ``versions`` it is exactly-once. The collection's update chain must have a
@@ -224,11 +224,11 @@ class _Writing:
         self._until = time.monotonic() + WRITE_S
 
     def settle(self, rows: list[UpdateRow]) -> None:
-        """1. What has the collection? 2. Judge. 3. Send what is newer, naming what was seen. 4. What is not confirmed
+        """1. What has the collection? 2. Compare. 3. Send what is newer, naming what was seen. 4. What is not confirmed
         was seen by somebody else too: again from 1."""
         for _ in range(ROUNDS):
             known = self._collection.known(row.delivery.id for row in rows)  # 1
-            rows = [row for row in rows if not self._judged(row, known.get(row.delivery.id))]  # 2
+            rows = [row for row in rows if not self._is_settled(row, known.get(row.delivery.id))]  # 2
             rows = self._upserts([r for r in rows if r.body], known) + self._deletes(
                 [r for r in rows if not r.body], known
             )  # 3
@@ -237,7 +237,7 @@ class _Writing:
         for row in rows:
             self._outcomes[row.position] = Outcome.transient("other writers change this document at the same time")
 
-    def _judged(self, row: UpdateRow, known: StoredVersion | None) -> bool:
+    def _is_settled(self, row: UpdateRow, known: StoredVersion | None) -> bool:
         """Needs this row not be sent?"""
         if known is None:
             if row.body or self._versions is not None:

@@ -72,7 +72,7 @@ class Dispatcher:
         for (node, _), (reports, failure) in zip(work, outcomes, strict=True):
             if failure:
                 failures.append(f"destination {node.name}: {failure}")
-            self._judge(node.name, reports)
+            self._note_trouble(node.name, reports)
         return failures
 
     def messages(self) -> Iterator[str]:
@@ -169,7 +169,7 @@ class Dispatcher:
         except EngineError as e:
             return [], str(e)
 
-    def _judge(self, destination: str, reports: list[LaneReport]) -> None:
+    def _note_trouble(self, destination: str, reports: list[LaneReport]) -> None:
         bad = next((r for r in reports if r.trouble), None)
         if bad is not None:
             # Other lanes of a stage that Spark has ended may be in a call: none outlasts the time that it has.

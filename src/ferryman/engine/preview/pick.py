@@ -1,4 +1,4 @@
-"""One document out of a judged scan, whether or not the scan takes it up."""
+"""One document out of a compared listing, whether or not the scan takes it up."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Picked(NamedTuple):
     """A document's row of each source that has it, as cuts of one row."""
 
     id: str
-    judged: list[TaskSplit]
+    cuts: list[TaskSplit]
     """As the scan takes it up, if it does once it has read it."""
     anyway: dict[str, tuple[str, TaskSplit]]
     """Source -> (why the scan does not take it up, a cut that takes it up all the same): "unchanged", or "later", when
@@ -49,7 +49,7 @@ def pick(
             mine = rows.filter(pc.equal(rows["id"], id))
             if mine.num_rows:
                 found[cut.source] = mine, cut.number
-    judged = [_cut(source, rows, number, folder / f"picked-{source}") for source, (rows, number) in found.items()]
+    cuts = [_cut(source, rows, number, folder / f"picked-{source}") for source, (rows, number) in found.items()]
     anyway = {}
     files = kept(documents, folder / "known")
     with connect(folder) as db:
@@ -62,7 +62,7 @@ def pick(
             rows = _with(rows, reason=Reason.RETRY if retry else Reason.FORCED, **known)
             cut = _cut(name, rows, 0, folder / f"anyway-{name}")
             anyway[name] = ("later" if retry else "unchanged", cut)
-    return Picked(id, judged, anyway)
+    return Picked(id, cuts, anyway)
 
 
 def _listed(id: str, listing: Listing) -> pa.Table | None:

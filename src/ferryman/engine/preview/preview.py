@@ -1,6 +1,6 @@
 """Preview: what the next run would do with some documents. Scan and transform, and nothing after them.
 
-Documents are listed, judged and transformed as a run would do it, but all that is written goes to a scratch folder,
+Documents are listed, detected and transformed as a run would do it, but all that is written goes to a scratch folder,
 which is removed at the end. The state is only read: no lock is taken, no epoch announced, nothing repaired. No
 destination is called.
 """
@@ -26,7 +26,7 @@ from ferryman.engine.preview.pick import Picked, pick
 from ferryman.engine.preview.sample import Draw, Sample, Sampled, draw, reasons
 from ferryman.engine.runner.base import IsolatingRunner, PickledPlan, Runner, run_isolating
 from ferryman.engine.scan.batches import TaskSplit
-from ferryman.engine.scan.detect import ChangeSet, judge
+from ferryman.engine.scan.detect import ChangeSet, detect_changes
 from ferryman.engine.scan.listing import Listing, list_sources
 from ferryman.engine.scan.reason import Reason
 from ferryman.engine.transform.task import Transform
@@ -187,7 +187,7 @@ class Detected(NamedTuple):
     """What the next run would process."""
 
     seen: Seen
-    verdict: ChangeSet
+    changes: ChangeSet
     picked: Picked | None
 
 
@@ -219,17 +219,17 @@ class Previewing:
         return found
 
     def _fill(self, found: Preview, listings: list[Listing], limit: int, document: str | None) -> None:
-        judged = retry_read(self._root, lambda: self._judge(listings, document))
-        cuts = [cut for piece in judged.verdict.slices for cut in piece.tasks]
-        self._tell_of_scan(found, judged)
-        self._observer.phase(judged.seen.wave + 1, "transform")
-        task = self._task(judged.seen.wave + 1)
-        if judged.picked is None:
+        detected = retry_read(self._root, lambda: self._detect(listings, document))
+        cuts = [cut for piece in detected.changes.slices for cut in piece.tasks]
+        self._tell_of_scan(found, detected)
+        self._observer.phase(detected.seen.wave + 1, "transform")
+        task = self._task(detected.seen.wave + 1)
+        if detected.picked is None:
             draws, rest = draw(cuts, limit, lambda items: self._sample(found, task, items), self._runner.slots)
             left = reasons(rest)
         else:
-            draws = self._one(found, task, judged.picked)
-            left = reasons(cuts) - reasons(judged.picked.judged)
+            draws = self._one(found, task, detected.picked)
+            left = reasons(cuts) - reasons(detected.picked.cuts)
         found.unread = left.pop(Reason.LOOK, 0)
         found.more = dict(left)
         nodes = Nodes(self._plan, lambda _: None, time.monotonic)
@@ -241,28 +241,28 @@ class Previewing:
 
     # -- scan --------------------------------------------------------------------------------------
 
-    def _judge(self, listings: list[Listing], document: str | None) -> Detected:
+    def _detect(self, listings: list[Listing], document: str | None) -> Detected:
         """One look at the state."""
         folder = Path(tempfile.mkdtemp(dir=self._folder))
         state = State(self._root, self._plan)
         with named_damage(state, folder):
             seen = Seen.of(state)
-            verdict = judge(listings, state, folder, now_us=self._now_us, slots=self._runner.slots)
+            changes = detect_changes(listings, state, folder, now_us=self._now_us, slots=self._runner.slots)
             picked = None
             if document is not None:
-                cuts = [cut for piece in verdict.slices for cut in piece.tasks]
+                cuts = [cut for piece in changes.slices for cut in piece.tasks]
                 picked = pick(document, cuts, listings, state.documents.paths(), folder)
-        return Detected(seen, verdict, picked)
+        return Detected(seen, changes, picked)
 
-    def _tell_of_scan(self, found: Preview, judged: Detected) -> None:
+    def _tell_of_scan(self, found: Preview, detected: Detected) -> None:
         for node in self._plan.nodes:
             if isinstance(node, DestinationNode):
-                found.destinations[node.name] = Expected(waiting=judged.seen.waiting.get(node.name, 0))
-        found.complete = judged.verdict.complete
-        seen, plan = judged.seen, self._plan
+                found.destinations[node.name] = Expected(waiting=detected.seen.waiting.get(node.name, 0))
+        found.complete = detected.changes.complete
+        seen, plan = detected.seen, self._plan
         if seen.differences and not migration.is_pending(seen.state):
             found.stopped.append(str(PlanChanged(plan.name, plan.version, seen.differences)))
-        for note in (*judged.verdict.notes, *judged.verdict.too_many):
+        for note in (*detected.changes.notes, *detected.changes.too_many):
             self._tell(found, note)
         for why in found.stopped:
             self._tell(found, f"A run would stop: {why} What follows is what it would do otherwise.")
@@ -272,11 +272,11 @@ class Previewing:
                 "The run first migrates the state of an older version. What it processes again for that is "
                 "not shown here.",
             )
-        if judged.seen.commands:
-            what = "request is waiting" if judged.seen.commands == 1 else "requests are waiting"
+        if detected.seen.commands:
+            what = "request is waiting" if detected.seen.commands == 1 else "requests are waiting"
             self._tell(
                 found,
-                f"{judged.seen.commands} {what} (`retry`, `resolve`): the run applies them first. What becomes "
+                f"{detected.seen.commands} {what} (`retry`, `resolve`): the run applies them first. What becomes "
                 "due by that is not shown here.",
             )
 
@@ -298,8 +298,8 @@ class Previewing:
 
     def _one(self, found: Preview, task: Transform, picked: Picked) -> list[Draw]:
         """The document from each source that has it."""
-        sampled = self._sample(found, task, [(cut, 1) for cut in picked.judged])
-        pairs = zip(picked.judged, sampled, strict=True)
+        sampled = self._sample(found, task, [(cut, 1) for cut in picked.cuts])
+        pairs = zip(picked.cuts, sampled, strict=True)
         draws = [Draw(cut.source, one.drawn, one.staged) for cut, one in pairs if one.drawn]
         taken_up = {each.source for each in draws}
         left = [(source, *row) for source, row in picked.anyway.items() if source not in taken_up]

@@ -50,17 +50,18 @@ class Sample:
         cut, most = item
         drawn: list[Drawn] = []
         passed = 0
-        with TaskProcessing(self.transform, cut) as uptake:
+        with TaskProcessing(self.transform, cut) as processing:
             for rows in cut.tables():
                 at = 0
                 while at < rows.num_rows and len(drawn) < most:
                     block = Block(rows.slice(at, min(most - len(drawn), _BLOCK)))
-                    drawn += [Drawn(passed + at + i, block.ids[i], _reason(block, i)) for i in uptake.take_up(block)]
+                    taken = processing.take_up(block)
+                    drawn += [Drawn(passed + at + i, block.ids[i], _reason(block, i)) for i in taken]
                     at += len(block)
                 passed += at
                 if len(drawn) >= most:
                     break
-        return Sampled(drawn, passed, uptake.finish())
+        return Sampled(drawn, passed, processing.finish())
 
 
 class Draw(NamedTuple):

@@ -53,7 +53,7 @@ def run_isolating(
     """``runner.run``; if a worker dies, each task again for itself, so that only its own may fail.
 
     Args:
-        careful: the same task in another way, for an item of which the worker dies again.
+        isolated: the same task in another way, for an item of which the worker dies again.
         died: told of the first death.
 
     Raises:

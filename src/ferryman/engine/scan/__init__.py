@@ -1,1 +1,1 @@
-"""1. Scan: executors list, the driver judges and cuts."""
+"""1. Scan: executors list, the driver comparisons and cuts."""

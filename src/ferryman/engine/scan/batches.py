@@ -1,6 +1,6 @@
 """Scan, third part: what is processed is cut into tasks and waves.
 
-Rows that were judged one by one are written to files of their own. Where all of a source is new there is nothing to
+Rows that were compared one by one are written to files of their own. Where all of a source is new there is nothing to
 say of a single row, and the tasks take the listing's files as they are.
 """
 
@@ -21,7 +21,7 @@ from ferryman.engine.scan.reason import Reason
 from ferryman.records.events import table_of
 from ferryman.storage.groups import RowGroups
 
-JUDGED: Final = pa.schema(
+COMPARED: Final = pa.schema(
     [
         pa.field("part", pa.string()),
         pa.field("row", pa.int64()),
@@ -47,7 +47,7 @@ JUDGED: Final = pa.schema(
 
 SLICE: Final = pa.schema(
     [
-        *(f for f in JUDGED if f.name not in KNOWN),
+        *(f for f in COMPARED if f.name not in KNOWN),
         pa.field("known_file", pa.string()),
         pa.field("known_row", pa.int64()),
         pa.field("known_size", pa.int64()),
@@ -58,7 +58,7 @@ SLICE: Final = pa.schema(
 """The same as it lies in a slice's file: where the row in ``documents`` is, and its bytes, instead of what it says."""
 
 LISTED: Final = ["row", "id", "size", "fingerprint", "location", "refused", "version"]
-"""Columns that a judged row has from its listing."""
+"""Columns that a compared row has from its listing."""
 
 
 _Numbers = np.ndarray[Any, Any]
@@ -77,7 +77,7 @@ class TaskSplit(NamedTuple):
 
     source: str
     pieces: list[RowRange]
-    judged: bool
+    compared: bool
     """Pieces of a slice's file; else of the listing itself, where all is new."""
     number: int = 0
     """Of this task in its wave."""
@@ -99,25 +99,25 @@ class TaskSplit(NamedTuple):
     def reasons(self) -> Counter[str]:
         """How many rows are processed for which reason."""
         found: Counter[str] = Counter()
-        if not self.judged:
+        if not self.compared:
             found[Reason.NEW] = self.rows
-        for path, first, end in self.pieces if self.judged else ():
+        for path, first, end in self.pieces if self.compared else ():
             with RowGroups(path, ["reason"]) as file:
                 for rows in file.between(first, end):
                     found.update(rows["reason"].to_pylist())
         return found
 
     def tables(self) -> Iterator[pa.Table]:
-        """The rows in JUDGED's columns, a row group or less at a time."""
+        """The rows in COMPARED's columns, a row group or less at a time."""
         for rows in self.slices():
-            yield joined(rows, JUDGED)
+            yield joined(rows, COMPARED)
 
     def slices(self) -> Iterator[pa.Table]:
         """The same rows in SLICE's columns."""
         for path, first, end in self.pieces:
-            with RowGroups(path, SLICE.names if self.judged else LISTED) as file:
+            with RowGroups(path, SLICE.names if self.compared else LISTED) as file:
                 for rows in file.between(first, end):
-                    yield rows if self.judged else _all_new(path, rows)
+                    yield rows if self.compared else _all_new(path, rows)
 
 
 class WaveBatch(NamedTuple):
@@ -135,7 +135,7 @@ class Splitter:
     """Cuts rows into tasks and waves, in the order in which they come.
 
     Args:
-        folder: where judged rows are written.
+        folder: where compared rows are written.
         slots: tasks that run at once; a small scan is cut so that all have work, and end at about the same time.
         rows, size: how much there is at most, in all.
     """
@@ -154,10 +154,10 @@ class Splitter:
         self._written = 0
         self._source = ""
         self._pending: list[Any] = []
-        """Pieces of listing files, or tables of judged rows: the next task."""
+        """Pieces of listing files, or tables of compared rows: the next task."""
         self._pending_rows = self._pending_bytes = self._pending_known = 0
 
-    def add_judged(self, source: str, rows: pa.Table) -> None:
+    def add_compared(self, source: str, rows: pa.Table) -> None:
         """Rows in SLICE's columns."""
         self._add(
             source, rows["size"].to_numpy(), rows["known_size"].to_numpy(), lambda *at: rows.slice(at[0], at[1] - at[0])
@@ -205,9 +205,9 @@ class Splitter:
             return
         if self._tasks and self._bytes + self._pending_bytes > self._wave_bytes:
             self._end_wave()
-        judged = not isinstance(self._pending[0], RowRange)
-        pieces = [self._write(self._pending)] if judged else self._pending
-        self._tasks.append(TaskSplit(self._source, pieces, judged, len(self._tasks)))
+        compared = not isinstance(self._pending[0], RowRange)
+        pieces = [self._write(self._pending)] if compared else self._pending
+        self._tasks.append(TaskSplit(self._source, pieces, compared, len(self._tasks)))
         self._bytes += self._pending_bytes
         self._pending = []
         self._pending_rows = self._pending_bytes = self._pending_known = 0

@@ -40,7 +40,7 @@ class Candidates(Marks):
     Attributes:
         known: documents of the source that were there when it was last listed.
         any_known: was anything ever known of it?
-        special: ids that are listed twice, or taken by a rival; as hashes.
+        special: ids that are listed twice, or taken by a conflicting source; as hashes.
         rows: rows of listing and ``documents`` that are suspect, about.
     """
 
@@ -58,7 +58,7 @@ class Queries:
     Args:
         listed: ``h`` of the id, ``v`` of the version, ``f`` of the fingerprint, a row each.
         known: the same of ``documents``, with ``wave`` and ``flags``.
-        taken: ``h`` of ids that are taken by a rival; None: there is none.
+        taken: ``h`` of ids that are taken by a conflicting source; None: there is none.
     """
 
     def __init__(self, db: duckdb.DuckDBPyConnection, listed: str, known: str, taken: str | None) -> None:

@@ -1,4 +1,4 @@
-"""The verdict on one source: which of its documents are processed, and why; which are deleted at the source."""
+"""The changes of one source: which of its documents are processed, and why; which are deleted at the source."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ _Part = dict[str, pa.Table]
 
 
 class SourceComparison:
-    """Judges one source, in three steps, each a part of the rows at a time.
+    """Compares one source with `documents`, in three steps, each a part of the rows at a time.
 
     1. By hashes: of which ids do listing and ``documents`` not say the same? Nothing more happens where all is new.
     2. These by the whole rules, in parts by hash of the id.
@@ -103,7 +103,7 @@ class SourceComparison:
         files: of ``documents``, in its order, as they can be read by tasks.
         due: is a failed step of ``k`` due, as SQL; see ``due_now``.
         now_us: a document that a step wants again by now is processed.
-        rivals: sources that may bring the same ids to the same destination, with those that are listed before it.
+        conflicting_sources: that may bring the same ids to the same destination, with those that are listed before it.
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class SourceComparison:
         self._outbox = outbox
         self._only_owed = only_owed
         self._with_gone = self._source.lists_all and not only_owed and not listing.failures
-        self._rivals = conflicting_sources
+        self._others = conflicting_sources
         self.paths = [p.path for p in listing.parts if p.rows]
         self._starts = np.cumsum([0, *(p.rows for p in listing.parts if p.rows)])
         self._rows = int(self._starts[-1])
@@ -158,7 +158,7 @@ class SourceComparison:
             self._gone_parts = min(len(files), 256) or 1
             self._gone = Spread(folder, "gone", _VERDICT, self._gone_parts)
             if self._suspects.rows:
-                self._judge(documents)
+                self._compare(documents)
             self._taken_up.close()
             self._gone.close()
 
@@ -167,7 +167,7 @@ class SourceComparison:
         if not self._all_new:
             for part in range(2 * self._rows // self._range + 1):
                 for rows in self._order.taken_up(self._taken_up.read(part)):
-                    cutter.add_judged(self.name, rows)
+                    cutter.add_compared(self.name, rows)
         elif not self._only_owed:
             for path in self.paths:
                 cutter.add_listed(self.name, path)
@@ -190,7 +190,7 @@ class SourceComparison:
         """Those of the missing documents that are deleted."""
         for batch in map(released, self.missing()):
             if batch.num_rows:
-                cutter.add_judged(self.name, self._order.gone(pa.Table.from_batches([batch])))
+                cutter.add_compared(self.name, self._order.gone(pa.Table.from_batches([batch])))
 
     # -- 1: by hashes ------------------------------------------------------------------------------
 
@@ -207,11 +207,11 @@ class SourceComparison:
             f"CASE WHEN forced OR due IS NOT NULL THEN {WAITING} ELSE 0 END"
         )
         taken = None
-        if self._rivals:
-            names = quoted_list(self._rivals)
+        if self._others:
+            names = quoted_list(self._others)
             given = f"source IN (SELECT unnest({names})) AND operation = 'upsert' AND given <> ''"
             theirs = [f"SELECT document AS h FROM documents WHERE {given}"]
-            theirs += [f"SELECT id AS h FROM {_rows_of(r.paths)}" for r in self._rivals.values() if r and r.paths]
+            theirs += [f"SELECT id AS h FROM {_rows_of(r.paths)}" for r in self._others.values() if r and r.paths]
             taken = " UNION ALL ".join(theirs)
         listed = "SELECT 0::UBIGINT AS h, h AS v, h AS f WHERE false"
         if self.paths:
@@ -224,12 +224,12 @@ class SourceComparison:
 
     # -- 2: by the whole rules ---------------------------------------------------------------------
 
-    def _judge(self, documents: Table) -> None:
+    def _compare(self, documents: Table) -> None:
         """Everything that is suspect, dealt out by hash, a part at a time."""
         rows = self._rows + sum(f.rows for f in documents.files.values())
         share = min(1.0, self._suspects.rows / max(1, rows))
         size = share * (sum(map(unpacked_bytes, self.paths)) + sum(unpacked_bytes(f, _NARROW) for f in self._files))
-        parts = partitions_for(self._suspects.rows, int(size), limits.JUDGED_ROWS, limits.JUDGED_BYTES)
+        parts = partitions_for(self._suspects.rows, int(size), limits.JOINED_ROWS, limits.JOINED_BYTES)
         streams = {
             "listed": (_LISTED, self._listed()),
             "known": (_KNOWN, self._known()),
@@ -238,7 +238,7 @@ class SourceComparison:
         }
         spreads = {name: self._dealt(name, schema, batches, parts) for name, (schema, batches) in streams.items()}
         for part in range(parts):
-            self._judge_part({name: spread.read(part) for name, spread in spreads.items()}, 0)
+            self._compare_part({name: spread.read(part) for name, spread in spreads.items()}, 0)
         self.examples = sorted(self.examples)[:3]
 
     def _dealt(self, name: str, schema: pa.Schema, batches: Iterator[pa.RecordBatch], parts: int) -> Spread:
@@ -256,8 +256,8 @@ class SourceComparison:
             yield from stream(self._db, f"SELECT {columns} FROM {_rows_of([path])}", _LISTED)
 
     def _known(self) -> Iterator[pa.RecordBatch]:
-        sources = quoted_list([self.name, *self._rivals])
-        is_given = "given <> ''" if self._rivals else "false"
+        sources = quoted_list([self.name, *self._others])
+        is_given = "given <> ''" if self._others else "false"
         for number, path in enumerate(self._files):
             yield from stream(
                 self._db,
@@ -271,35 +271,35 @@ class SourceComparison:
             )
 
     def _taken(self) -> Iterator[pa.RecordBatch]:
-        for rival in self._rivals.values():
-            if rival is not None and rival.paths:
-                yield from stream(self._db, f"SELECT id, id FROM {_rows_of(rival.paths)}", _TAKEN)
+        for other in self._others.values():
+            if other is not None and other.paths:
+                yield from stream(self._db, f"SELECT id, id FROM {_rows_of(other.paths)}", _TAKEN)
 
-    def _judge_part(self, part: _Part, depth: int) -> None:
+    def _compare_part(self, part: _Part, depth: int) -> None:
         """Halve it while it is too large, or the query engine has too little memory for it."""
         rows, size = (sum(getattr(t, of) for t in part.values()) for of in ("num_rows", "nbytes"))
-        if depth < _DEPTH and (rows > 2 * limits.JUDGED_ROWS or size > 2 * limits.JUDGED_BYTES):
-            self._judge_halves(part, depth)
+        if depth < _DEPTH and (rows > 2 * limits.JOINED_ROWS or size > 2 * limits.JOINED_BYTES):
+            self._compare_halves(part, depth)
             return
         try:
-            verdict = self._verdict(part)
+            joined = self._joined(part)
         except duckdb.OutOfMemoryException:
             if depth >= _DEPTH:
                 raise
-            self._judge_halves(part, depth)
+            self._compare_halves(part, depth)
             return
-        self._note(verdict)
+        self._note(joined)
 
-    def _judge_halves(self, part: _Part, depth: int) -> None:
+    def _compare_halves(self, part: _Part, depth: int) -> None:
         for half in range(2):
-            self._judge_part({name: half_of(table, depth, half) for name, table in part.items()}, depth + 1)
+            self._compare_part({name: half_of(table, depth, half) for name, table in part.items()}, depth + 1)
 
-    def _verdict(self, part: _Part) -> pa.Table:
+    def _joined(self, part: _Part) -> pa.Table:
         """What is processed or gone of a part of the ids, in the columns of ``_VERDICT``."""
         for name, table in part.items():
             self._db.register(name, table)
         try:
-            found = self._db.sql(self._judged()).to_arrow_table()
+            found = self._db.sql(self._comparison()).to_arrow_table()
             waiting = unconfirmed_of(self._db, found) if part["unconfirmed"].num_rows else None
             if self._suspects.special:
                 self._count_duplicates(part["listed"])
@@ -319,15 +319,15 @@ class SourceComparison:
         self.duplicates += sum(count - 1 for _, count in twice)
         self.examples = sorted([*self.examples, *(id for id, _ in twice)])[:3]
 
-    def _judged(self) -> str:
+    def _comparison(self) -> str:
         """The documents that are processed or gone, as a query.
 
-        An id that a rival has given its destination, or lists before us, is refused, unless it is ours. It is looked at
-        in every scan, like what cannot be read: once the rival was deleted it is processed.
+        An id that a conflicting source has brought to the destination, or lists before us, is refused, unless it is
+        ours. Every scan looks at it again, like at what cannot be read: once the other one is deleted it is processed.
         """
         join = "FULL JOIN" if self._with_gone else "LEFT JOIN"
         clash = "false"
-        if self._rivals:
+        if self._others:
             given = "operation = 'upsert' AND is_given"
             theirs = f"SELECT document FROM last WHERE source <> {quoted(self.name)} AND {given}"
             clash = (
@@ -370,15 +370,15 @@ class SourceComparison:
             f"ELSE '{Reason.LOOK}' END"
         )
 
-    def _note(self, verdict: pa.Table) -> None:
+    def _note(self, joined: pa.Table) -> None:
         """Put what is processed where its place in the listing is; what is refused for a clash comes last."""
-        is_gone = pc.equal(verdict["reason"], Reason.GONE)
-        gone = verdict.filter(is_gone).combine_chunks()
+        is_gone = pc.equal(joined["reason"], Reason.GONE)
+        gone = joined.filter(is_gone).combine_chunks()
         self.gone += gone.num_rows
         for batch in gone.to_batches():
             files = batch.column("file").to_numpy(zero_copy_only=False).astype(np.int64)
             self._gone.add(batch, files * self._gone_parts // len(self._files))
-        for batch in verdict.filter(pc.invert(is_gone)).combine_chunks().to_batches():
+        for batch in joined.filter(pc.invert(is_gone)).combine_chunks().to_batches():
             place, clash = (batch.column(name).to_numpy(zero_copy_only=False) for name in ("place", "clash"))
             self._taken_up.add(batch, (place.astype(np.int64) + self._rows * clash) // self._range)
 

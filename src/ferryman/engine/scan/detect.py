@@ -1,4 +1,4 @@
-"""Scan, second half: the driver judges a finished listing once, then cuts it into waves.
+"""Scan, second half: the driver comparisons a finished listing once, then cuts it into waves.
 
 What is new, changed, pending (a failed step is due) or gone is decided by a join of the listing with the ``documents``
 table, a part of the ids at a time: whatever there is of them, no more is in memory than a few parts. Contents are not
@@ -25,7 +25,7 @@ from ferryman.storage.query import connect, register
 
 
 class ChangeSet(NamedTuple):
-    """A judged listing."""
+    """What has changed by a listing, cut into waves."""
 
     slices: list[WaveBatch]
     notes: list[str]
@@ -35,7 +35,7 @@ class ChangeSet(NamedTuple):
     """Why deletes wait for an operator: messages that name ``--allow-deletes``."""
 
 
-def judge(
+def detect_changes(
     listings: list[Listing],
     state: State,
     folder: Path,
@@ -47,11 +47,11 @@ def judge(
     slots: int = 2,
     wave_bytes: int = limits.WAVE_BYTES,
 ) -> ChangeSet:
-    """Judge the listings of all sources, then cut. The same for a run and for a preview.
+    """Detect the changes of all sources by their listings, then cut. The same for a run and for a preview.
 
     Args:
         state: what is known; it is only read.
-        only_owed: process only what a failed step or an operator is waiting for; nothing is judged as gone.
+        only_owed: process only what a failed step or an operator is waiting for; nothing counts as deleted.
         waiting: what documents are ``held`` by that are not due now, whatever their time says.
         allow_deletes: see ``guard.Allowed``.
         slots: tasks that run at once; a small scan is cut so that all have work.
@@ -62,26 +62,26 @@ def judge(
     due = due_now(now_us, state.plan.longest_backoff_s, waiting)
     with connect(folder) as db:
         register(db, "documents", [Path(file) for file in files], DOCUMENTS)
-        judges: dict[str, SourceComparison] = {}
+        comparisons: dict[str, SourceComparison] = {}
         for listing in listings:
             name = listing.source.name
-            others = {other: judges.get(other) for other in conflicts.get(name, ())}
+            others = {other: comparisons.get(other) for other in conflicts.get(name, ())}
             place = Path(tempfile.mkdtemp(dir=folder))
-            judges[name] = SourceComparison(
+            comparisons[name] = SourceComparison(
                 db, place, listing, state.documents, files, state.outbox, due, now_us, only_owed, others
             )
-        for j in judges.values():
-            if j.duplicates:
+        for c in comparisons.values():
+            if c.duplicates:
                 notes.append(
-                    f"source {j.name}: {j.duplicates} duplicate ids, the last of each is kept: {', '.join(j.examples)}"
+                    f"source {c.name}: {c.duplicates} duplicate ids, the last of each is kept: {', '.join(c.examples)}"
                 )
         cutter = Splitter(folder, slots, sum(x.rows for x in listings), sum(x.bytes for x in listings), wave_bytes)
-        for j in judges.values():
-            j.cut_taken_up(cutter)
-        held = [hold_back(judges[x.source.name], x, allow_deletes) for x in listings]
+        for comparison in comparisons.values():
+            comparison.cut_taken_up(cutter)
+        held = [hold_back(comparisons[x.source.name], x, allow_deletes) for x in listings]
         notes += [_incomplete(x, h.contradicted) for x, h in zip(listings, held, strict=True) if h.contradicted]
-        for j, h in zip(judges.values(), held, strict=True):  # last: what replaces them elsewhere is delivered first
-            j.cut_gone(cutter, h.released)
+        for comparison, h in zip(comparisons.values(), held, strict=True):
+            comparison.cut_gone(cutter, h.released)  # last: what replaces them elsewhere is delivered first
         complete = not any(x.failures for x in listings) and not any(h.contradicted for h in held)
         return ChangeSet(cutter.finish(), notes, complete, [why for h in held for why in h.too_many])
 

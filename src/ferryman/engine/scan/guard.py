@@ -54,30 +54,30 @@ class HeldDeletes:
         return rows.filter(pc.invert(pc.is_in(folders, pa.array(sorted(self._folders), pa.string()))))
 
 
-def hold_back(judge: SourceComparison, listing: Listing, allowed: Allowed) -> HeldDeletes:
-    """What must not be deleted of what the judge found missing."""
+def hold_back(comparison: SourceComparison, listing: Listing, allowed: Allowed) -> HeldDeletes:
+    """What must not be deleted of what the comparison found missing."""
     source: Source = listing.source.source
-    if not judge.gone:
+    if not comparison.gone:
         return HeldDeletes()
-    contradicted = _contradiction(judge, source, listing)
+    contradicted = _contradiction(comparison, source, listing)
     if contradicted or allowed is True:
         return HeldDeletes(contradicted)
     trim = len(source.prefix)
     words = frozenset(word.rstrip("/") for word in allowed) if allowed else frozenset()
     names = words | {word.removeprefix(source.prefix) for word in words}
-    gone = _counts((batch.column("id") for batch in judge.missing()), trim)
+    gone = _counts((batch.column("id") for batch in comparison.missing()), trim)
     spoken_for = sum(gone[name] for name in names)
     share = source.max_deleted
-    if judge.gone - spoken_for > share * judge.known:
-        why = too_many(judge.name, "", judge.gone, judge.known, share, "")
+    if comparison.gone - spoken_for > share * comparison.known:
+        why = too_many(comparison.name, "", comparison.gone, comparison.known, share, "")
         return HeldDeletes(too_many=[why], _all=True, _allowed=names & gone.keys(), _trim=trim)
     held = HeldDeletes(_trim=trim)
-    known = _known(judge, gone, trim) if share < 1 else Counter[str]()
+    known = _known(comparison, gone, trim) if share < 1 else Counter[str]()
     for folder in sorted(known.keys() - names):
         if known[folder] >= limits.GUARDED_DOCUMENTS and gone[folder] > share * known[folder]:
             held._folders.add(folder)
             told = source.prefix + folder
-            held.too_many.append(too_many(judge.name, told, gone[folder], known[folder], share, f"={told}"))
+            held.too_many.append(too_many(comparison.name, told, gone[folder], known[folder], share, f"={told}"))
     return held
 
 
@@ -90,9 +90,9 @@ def too_many(source: str, folder: str, gone: int, known: int, share: float, opti
     )
 
 
-def _contradiction(judge: SourceComparison, source: Source, listing: Listing) -> str:
+def _contradiction(comparison: SourceComparison, source: Source, listing: Listing) -> str:
     """What is there for this machine though it was not listed; "" if nothing is."""
-    there = source.still_there(_some(judge, source))
+    there = source.still_there(_some(comparison, source))
     if not there:
         return ""
     hosts = sorted({part.host for part in listing.parts if part.host})
@@ -100,11 +100,11 @@ def _contradiction(judge: SourceComparison, source: Source, listing: Listing) ->
     return f"{there}, but not in the listing{listed}. Every machine must see the same there: mount it on all of them."
 
 
-def _some(judge: SourceComparison, source: Source) -> Iterator[str]:
+def _some(comparison: SourceComparison, source: Source) -> Iterator[str]:
     """Missing documents by their own ids: a few of each folder."""
     looked_at: Counter[str] = Counter()
     left = limits.LOOKED_AT_AGAIN
-    for batch in judge.missing():
+    for batch in comparison.missing():
         for id in batch.column("id").to_pylist():
             own = source.own_id(id)
             folder = own.rpartition("/")[0]
@@ -116,20 +116,20 @@ def _some(judge: SourceComparison, source: Source) -> Iterator[str]:
                     return
 
 
-def _known(judge: SourceComparison, gone: Counter[str], trim: int) -> Counter[str]:
+def _known(comparison: SourceComparison, gone: Counter[str], trim: int) -> Counter[str]:
     """How many documents there were in each folder that may be too empty now.
 
     Those that are missing, and those that are listed and not new.
     """
-    least = judge.max_deleted * limits.GUARDED_DOCUMENTS
+    least = comparison.max_deleted * limits.GUARDED_DOCUMENTS
     folders = [name for name, count in gone.items() if count > least]
     if not folders:
         return Counter()
     listed: Counter[str] = Counter()
-    for path in judge.paths:
+    for path in comparison.paths:
         with RowGroups(path, ["id"]) as file:
             listed += _counts((rows["id"] for rows in file.all()), trim, folders)
-    new = _counts((batch.column("id") for batch in judge.taken_up(Reason.NEW)), trim, folders)
+    new = _counts((batch.column("id") for batch in comparison.taken_up(Reason.NEW)), trim, folders)
     return Counter({name: gone[name] + max(0, listed[name] - new[name]) for name in folders})
 
 

@@ -1,6 +1,6 @@
 """What ``documents`` says of a document that is processed: read where it lies, by file and row, by the task itself.
 
-A family of many members has a long row there. The driver judges without it, and nothing of it is written twice.
+A family of many members has a long row there. The driver comparisons without it, and nothing of it is written twice.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ KNOWN: Final = {
     "held": "held",
     "again": "again",
 }
-"""Columns that a judged row has from its document's last row in ``documents``, and what they are called there."""
+"""Columns that a compared row has from its document's last row in ``documents``, and what they are called there."""
 
 
 def kept(paths: Iterable[Path], folder: Path) -> list[str]:

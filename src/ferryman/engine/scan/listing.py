@@ -150,7 +150,7 @@ def _read_only(source: DataFrame, wanted: frozenset[str], spark: Any) -> Any:
     """The DataFrame's rows of these documents: the others do not leave the JVM."""
     frame = source.read(spark)
     if dict(frame.dtypes)[source.id] != "string":
-        return frame  # how a number becomes an id is the workers' business; the judge takes what is pending
+        return frame  # how a number becomes an id is the workers' business; detection takes what is pending
     ids = spark.createDataFrame([(source.own_id(id),) for id in wanted], "ferryman_wanted string").hint("broadcast")
     return frame.join(ids, frame[source.id] == ids["ferryman_wanted"], "left_semi")
 

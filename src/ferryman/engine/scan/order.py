@@ -15,7 +15,7 @@ from ferryman.storage.groups import RowGroups
 
 
 class SourceOrder:
-    """Makes slice rows of a verdict's.
+    """Makes rows of a wave batch out of compared rows.
 
     Args:
         paths: of the listing's files.
@@ -30,14 +30,14 @@ class SourceOrder:
         self._files = pa.array(files, pa.string())
         self._clash = clash
 
-    def taken_up(self, verdict: pa.Table) -> Iterator[pa.Table]:
+    def taken_up(self, compared: pa.Table) -> Iterator[pa.Table]:
         """Rows that are listed: by place, but those that clash come after all others."""
-        if not verdict.num_rows:
+        if not compared.num_rows:
             return
-        columns = (verdict[name].to_numpy() for name in ("place", "clash"))
+        columns = (compared[name].to_numpy() for name in ("place", "clash"))
         order = np.lexsort(tuple(columns))
-        verdict = verdict.combine_chunks().take(pa.array(order))
-        place, clash = verdict["place"].to_numpy(), verdict["clash"].to_numpy()
+        compared = compared.combine_chunks().take(pa.array(order))
+        place, clash = compared["place"].to_numpy(), compared["clash"].to_numpy()
         number = np.searchsorted(self._starts, place, side="right") - 1
         ends = np.flatnonzero(np.append((np.diff(number) != 0) | (clash[1:] != clash[:-1]), True)) + 1
         start = 0
@@ -45,14 +45,14 @@ class SourceOrder:
             path, first = self._paths[number[start]], self._starts[number[start]]
             with RowGroups(path, LISTED) as file:
                 for listed in file.pick(place[start:end] - first):
-                    rows = verdict.slice(start, listed.num_rows)
+                    rows = compared.slice(start, listed.num_rows)
                     yield self._slice_rows(path, listed, rows, clashing=bool(clash[start]))
                     start += listed.num_rows
 
-    def gone(self, verdict: pa.Table) -> pa.Table:
+    def gone(self, compared: pa.Table) -> pa.Table:
         """Rows that are not listed."""
         nothing = {"size": 0, "fingerprint": "", "location": ""}
-        return table_of(SLICE, verdict.num_rows, id=verdict["id"], **nothing, **self._said(verdict))
+        return table_of(SLICE, compared.num_rows, id=compared["id"], **nothing, **self._said(compared))
 
     def _slice_rows(self, path: str, listed: pa.Table, rows: pa.Table, *, clashing: bool) -> pa.Table:
         columns: dict[str, Any] = {name: listed[name] for name in LISTED} | {"part": path}
@@ -61,7 +61,7 @@ class SourceOrder:
         return table_of(SLICE, rows.num_rows, **columns, **self._said(rows))
 
     def _said(self, rows: pa.Table) -> dict[str, Any]:
-        """Columns that the verdict says."""
+        """Columns that the compared says."""
         return {
             "reason": rows["reason"],
             "known_file": self._files.take(rows["file"].combine_chunks()),

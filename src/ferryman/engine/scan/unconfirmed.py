@@ -40,7 +40,7 @@ _COLUMNS: Final = pa.schema([f for f in OUTBOX if f.name not in (*OUTBOX_PARTITI
 
 _OF_VERDICT: Final = """
     SELECT u.origin, u.document, u.route, u.destination
-    FROM unconfirmed u JOIN verdict v ON u.origin = v.id
+    FROM unconfirmed u JOIN compared v ON u.origin = v.id
     WHERE u.waits OR u.revision = v.revision  -- what is held for an older revision was processed when that ended
     ORDER BY ALL
 """
@@ -65,17 +65,17 @@ def unconfirmed(db: duckdb.DuckDBPyConnection, outbox: Table, source: str) -> It
         db.unregister("outbox")
 
 
-def unconfirmed_of(db: duckdb.DuckDBPyConnection, verdict: pa.Table) -> tuple[list[str | None], list[bool]]:
-    """Of each row of a verdict (``id``, ``revision``), from the relation ``unconfirmed``: deletes that count as given,
+def unconfirmed_of(db: duckdb.DuckDBPyConnection, compared: pa.Table) -> tuple[list[str | None], list[bool]]:
+    """Of each compared row (``id``, ``revision``), from the relation ``unconfirmed``: deletes that count as given,
     as ``given`` has them, for they are not taken out yet; and whether an upsert of its family waits."""
     deletes: dict[str, list[Published]] = defaultdict(list)
     unsure: set[str] = set()
-    db.register("verdict", verdict)
+    db.register("compared", compared)
     for origin, document, route, destination in db.execute(_OF_VERDICT).fetchall():
         if document is None:
             unsure.add(origin)
         else:
             deletes[origin].append(Published(document[len(origin) :], route, destination))
-    db.unregister("verdict")
-    ids = verdict["id"].to_pylist()
+    db.unregister("compared")
+    ids = compared["id"].to_pylist()
     return [encode_published(deletes[id]) if id in deletes else None for id in ids], [id in unsure for id in ids]

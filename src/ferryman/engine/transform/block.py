@@ -1,4 +1,4 @@
-"""A block of judged rows in a worker's hands: its columns, and what follows from each document's past."""
+"""A block of compared rows in a worker's hands: its columns, and what follows from each document's past."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Block:
     """Some rows of a cut; row ``i`` of every column is the same document.
 
     Attributes:
-        table: the rows as they were judged.
+        table: the rows as they were compared.
         ids, reasons, refused: their columns as lists.
         versions: None where the content was not read yet; whoever reads it sets it.
         fingerprints: what the next scan compares with; "" has it look at the content.

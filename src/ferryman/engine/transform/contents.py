@@ -17,15 +17,15 @@ class Contents:
     def __init__(self) -> None:
         self._file: ArrowBatches | None = None
 
-    def of(self, judged: pa.Table) -> tuple[list[bytes | None], list[bytes | None]]:
-        """Fields and raw bytes of each judged row; None where they were not staged."""
-        nothing: list[bytes | None] = [None] * judged.num_rows
-        if judged["version"].null_count == judged.num_rows:
+    def of(self, compared: pa.Table) -> tuple[list[bytes | None], list[bytes | None]]:
+        """Fields and raw bytes of each compared row; None where they were not staged."""
+        nothing: list[bytes | None] = [None] * compared.num_rows
+        if compared["version"].null_count == compared.num_rows:
             return nothing, nothing
         fields: list[bytes | None] = []
         raws: list[bytes | None] = []
-        for run in pc.value_counts(judged["part"]).to_pylist():  # rows of one file lie together
-            rows = judged["row"].slice(len(fields), run["counts"])
+        for run in pc.value_counts(compared["part"]).to_pylist():  # rows of one file lie together
+            rows = compared["row"].slice(len(fields), run["counts"])
             if run["values"] is None:
                 fields += nothing[: len(rows)]
                 raws += nothing[: len(rows)]

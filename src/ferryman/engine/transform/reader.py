@@ -55,10 +55,10 @@ class Taken(enum.Enum):
 
 
 class DocumentReader:
-    """Feeds documents of one source.
+    """Reads documents of one source and sends each through the plan.
 
     Args:
-        pulses: node -> how it is doing in this task.
+        health: node -> how it is doing in this task.
         guard: a step's function as it is to be called.
 
     Attributes:
@@ -76,13 +76,13 @@ class DocumentReader:
         self._name = cut.source
         self._source: Source = next(n.source for n in plan.nodes if isinstance(n, SourceNode) and n.name == cut.source)
         self._contents = Contents()
-        self._pulses = health
+        self._health = health
         self.fault: NodeError
         self.walk = Walk(plan, cut.source, stage, task=cut.number, guarded=guard or guarded, health=health)
 
     def take_over(self, health: Mapping[str, NodeHealth]) -> None:
         """Go on with what is known of the nodes."""
-        self._pulses = health
+        self._health = health
         self.walk.take_over(health)
 
     def contents(self, block: Block) -> tuple[list[bytes | None], list[bytes | None]]:
@@ -103,7 +103,7 @@ class DocumentReader:
         if fields is not None:
             doc = Document.of(block.ids[i], decode_fields(fields), raw, block.versions[i])
         else:
-            pulse = self._pulses[self._name]
+            pulse = self._health[self._name]
             if pulse.closed and not pulse.lets(block.ids[i], self.walk.row):
                 return self._unread(NodeError(ErrorKind.HELD, self._name, f"waits for source {self._name}"))
             try:
@@ -139,7 +139,7 @@ class DocumentReader:
 
     def _waits(self, block: Block, i: int) -> bool:
         """Does all that is to be retried wait for nodes that are known to be away? Then it need not be read."""
-        health = [self._pulses.get(key) for key in block.held(i)]
+        health = [self._health.get(key) for key in block.held(i)]
         if not health or not all(pulse is not None and pulse.away for pulse in health):
             return False
         for pulse in health:

@@ -44,11 +44,11 @@ class Transform:
     """Also the errors of its first documents."""
 
     def __call__(self, cut: TaskSplit) -> Staged:
-        with TaskProcessing(self, cut) as uptake:
+        with TaskProcessing(self, cut) as processing:
             for rows in cut.tables():
                 for at in range(0, rows.num_rows, _BLOCK):
-                    uptake.take_up(Block(rows.slice(at, _BLOCK)))
-        return uptake.finish()
+                    processing.take_up(Block(rows.slice(at, _BLOCK)))
+        return processing.finish()
 
 
 class TaskProcessing:

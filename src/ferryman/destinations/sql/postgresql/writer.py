@@ -6,7 +6,7 @@ Two writers that meet (a late worker and its successor, or two lanes) must leave
    tombstone comes up while somebody upserts, and an id that is neither in the table nor among the tombstones can be
    put in.
 2. New rows are copied straight in. If the server says that a key is there, the transaction is taken back, and the rows
-   are merged: the known ones are read and locked, ``judge`` says what is newer, and that goes in through a temporary
+   are merged: the known ones are read and locked, ``compare`` says what is newer, and that goes in through a temporary
    table with ON CONFLICT, which compares the sequences once more: somebody may have put the id in since. Whoever was
    overtaken so begins again.
 3. Rows are locked in the order of their ids, by all alike: there is no ring of writers that wait for each other. Where
@@ -26,7 +26,7 @@ import sqlalchemy as sa
 from psycopg.errors import UniqueViolation
 
 from ferryman.destinations.base import Delivery, Outcome
-from ferryman.destinations.sequences import LastDelivery, judge
+from ferryman.destinations.sequences import LastDelivery, compare
 from ferryman.destinations.sql import dialect
 from ferryman.destinations.sql.layout import Layout
 from ferryman.destinations.sql.postgresql import faults, nul
@@ -116,7 +116,7 @@ class PostgresWriter(dialect.Writer):
         ids = sorted({d.id for d in chunk})
         known = self._known(cursor, self._sql.known, ids)
         buried = self._buried(cursor, chunk)
-        outcomes, winners = judge(chunk, buried | known)
+        outcomes, winners = compare(chunk, buried | known)
         upserts = [d for d in winners.values() if d.operation == "upsert"]
         deletes = [d for d in winners.values() if d.operation == "delete"]
         if upserts and self._put(cursor, self._sql.upsert, upserts) < len(upserts):

@@ -9,7 +9,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from ferryman.destinations.base import Delivery, Outcome
-from ferryman.destinations.sequences import LastDelivery, judge
+from ferryman.destinations.sequences import LastDelivery, compare
 from ferryman.destinations.sql import dialect
 from ferryman.destinations.sql.layout import Layout
 from ferryman.destinations.sql.sqlite import database
@@ -88,7 +88,7 @@ class SqliteWriter(dialect.Writer):
         ids = {d.id for d in chunk}
         rows = self._known(connection, layout.documents, ids)
         buried = self._buried(connection, ids)
-        outcomes, winners = judge(chunk, buried | rows)
+        outcomes, winners = compare(chunk, buried | rows)
         upserts = [d for d in winners.values() if d.operation == "upsert"]
         deletes = [d for d in winners.values() if d.operation == "delete"]
         if full_text is not None:
