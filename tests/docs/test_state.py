@@ -78,7 +78,6 @@ def test_the_outbox_is_counted_from_the_log(found: dict[str, Any]) -> None:
 
 def test_polars_reads_the_ledger(found: dict[str, Any]) -> None:
     """The block as it stands."""
-    pytest.importorskip("polars")
     [text] = [text for text in blocks("python") if "polars" in text]
     names = dict(found)
 
