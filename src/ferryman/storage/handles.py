@@ -45,7 +45,8 @@ class OpenTable:
 
     @property
     def holds(self) -> bool:
-        """Is the log still the one that was read? Not if another state was put into its place."""
+        """Is the log still the one that was read? Not if another state was put into its place, nor if it was trimmed:
+        delta-rs reads the older part only when it is asked for what stands there."""
         return self._stamp is not None and self._stamp == _stamp(self.folder, self.version)
 
     def transaction(self, application: str) -> int:
@@ -101,13 +102,15 @@ def newest_to_read(folder: Path) -> OpenTable:
     return kept[folder]
 
 
-def _stamp(folder: Path, version: int) -> tuple[int, int, int] | None:
-    """What tells an entry of the log from another one of the same name; None: it is not there, or was trimmed."""
+def _stamp(folder: Path, version: int) -> tuple[int, int, int, int] | None:
+    """What tells an entry of the log from another one of the same name, and the first entry that there is; None: the
+    entry is not there."""
+    log = Log(folder)
     try:
-        found = Log(folder).path(version).stat()
+        found = log.path(version).stat()
     except FileNotFoundError:
         return None
-    return found.st_ino, found.st_mtime_ns, found.st_size
+    return found.st_ino, found.st_mtime_ns, found.st_size, min(log.versions(), default=version)
 
 
 def _add_actions(table: DeltaTable) -> list[dict[str, Any]]:
