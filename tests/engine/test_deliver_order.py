@@ -159,6 +159,17 @@ def test_a_single_writer_has_one_lane(place: Path, single: bool, lanes: int) -> 
     assert len(out.counted()) == 600
 
 
+@pytest.mark.rule("destination.lanes")
+@pytest.mark.parametrize(("lanes", "writers"), [(1, 1), (2, 2), (9, 3), (None, 3)])
+def test_a_destination_is_written_to_by_so_many(place: Path, lanes: int | None, writers: int) -> None:
+    """At most, and never by more than there are slots."""
+    trial = Trial(place).build(batch=100, lanes=lanes)
+    trial.put(*(f"d{i:03}" for i in range(900)))
+    trial.run(runner=InProcess(slots=3))
+    assert len(trial.out.calls("open")) == writers
+    assert len(trial.out.counted()) == 900
+
+
 def test_with_two_destinations_none_gets_the_last_slot(place: Path) -> None:
     """Each has one lane less than there are slots."""
     plan = Plan("two", 1)

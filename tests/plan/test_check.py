@@ -268,6 +268,8 @@ def test_an_unknown_effect_or_guarantee() -> None:
         ("attempts", "3"),
         ("batch", 0),
         ("batch_bytes", -1),
+        ("lanes", 0),
+        ("lanes", "2"),
         ("batch", 1.5),
         ("backoff", []),
         ("backoff", -1),

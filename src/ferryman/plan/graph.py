@@ -231,9 +231,9 @@ def _bad_destination(node: DestinationNode) -> list[str]:
             f"{node.name}: {kind} cannot keep exactly-once, for it does not store the delivery hash "
             "with the effect (transactional = True): ask for at-least-once or at-most-once."
         )
-    for option in ("attempts", "batch", "batch_bytes"):
+    for option in ("attempts", "batch", "batch_bytes", "lanes"):
         value = getattr(policy, option)
-        if not isinstance(value, int) or value < 1:
+        if (option, value) != ("lanes", None) and (not isinstance(value, int) or value < 1):
             found.append(f"{node.name}: {option}={value!r}: give a whole number, 1 or more.")
     if policy.patience_s is not None:
         found += _bad_patience(node.name, policy.patience_s)

@@ -54,6 +54,7 @@ class Policy:
         batch_bytes: bytes a chunk at most (one larger row is a chunk of its own).
         deletes: False: documents deleted at the source stay there.
         send_timeout: seconds that a call of it may take.
+        lanes: tasks that write to it at once, at most; None: as many as there can be.
     """
 
     guarantee: Guarantee
@@ -64,6 +65,7 @@ class Policy:
     batch_bytes: int = limits.BATCH_BYTES
     deletes: bool = True
     send_timeout: float = limits.SEND_TIMEOUT_S
+    lanes: int | None = None
 
     @property
     def limits(self) -> Limits:

@@ -145,6 +145,7 @@ class Plan:
         batch_bytes: int = limits.BATCH_BYTES,
         deletes: bool = True,
         send_timeout: float = limits.SEND_TIMEOUT_S,
+        lanes: int | None = None,
     ) -> Handle:
         """Where documents end. The guarantee is by default the best that the destination can keep.
 
@@ -157,6 +158,8 @@ class Plan:
             tee: the document goes on from here; see ``Plan.tee``.
             send_timeout: seconds that one call (``check``, ``open``, ``write``, ``close``) may take; one that takes
                 longer is given up, and cannot act later: its process is ended.
+            lanes: at most so many tasks write to it at once. Default: as many as Spark runs at once, less one where
+                other destinations are written to; never more. A ``single_writer`` has one.
         """
         if batch is None:
             batch = getattr(destination, "preferred_batch", None)  # what is not a Destination is refused by check
@@ -170,6 +173,7 @@ class Plan:
             batch_bytes=batch_bytes,
             deletes=deletes,
             send_timeout=send_timeout,
+            lanes=lanes,
         )
         return self._add(DestinationNode(_name(name), _names(after), destination=destination, policy=policy, tee=tee))
 

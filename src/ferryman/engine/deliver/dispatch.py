@@ -143,12 +143,19 @@ class Dispatcher:
         longest_s = self._state.plan.longest_backoff_s
         due = [f for f in files if wait_of_file_s(f, now_us, longest_s) == 0 or first_sequence(f) in first]
         together = _together(due)
-        width = 1 if node.destination.single_writer else max(1, self._runner.slots - (not alone))
+        width = self._width(node, alone=alone)
         dealt: list[list[OutboxFile]] = [[] for _ in range(min(width, len(together)))]
         for each in together:
             keys = [(file.path, first_sequence(file)) for file in each]
             min(dealt, key=len).extend(OutboxFile(path, key, order.get(key)) for path, key in keys)
         return [Lane(node.name, each, node.name in self._deadly) for each in dealt]
+
+    def _width(self, node: DestinationNode, *, alone: bool) -> int:
+        """How many lanes it gets at most."""
+        if node.destination.single_writer:
+            return 1
+        free = max(1, self._runner.slots - (not alone))
+        return free if node.policy.lanes is None else min(free, node.policy.lanes)
 
     def _order(self, files: list[DataFile]) -> dict[int, SendOrder]:
         paths = {first_sequence(f): self._state.outbox.folder / f.path for f in files}
