@@ -70,7 +70,13 @@ HOW: list[tuple[Callable[[], object], str]] = [
 
 @pytest.mark.rule("kill.named", "kill.others")
 @pytest.mark.parametrize("failures", [1, 4])
-@pytest.mark.parametrize("ids", [("d07",), ("d00", "d01", "d20", "d39")], ids=["one", "several"])
+@pytest.mark.parametrize(
+    "ids",
+    [
+        pytest.param(("d07",), id="one", marks=pytest.mark.slow),
+        pytest.param(("d00", "d01", "d20", "d39"), id="several"),
+    ],
+)
 @pytest.mark.parametrize(("how", "says"), HOW, ids=[name.__name__ for name, _ in HOW])
 def test_a_document_that_kills_its_step_is_named(
     net: Network, how: Callable[[], object], says: str, ids: tuple[str, ...], failures: int

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
@@ -34,16 +35,24 @@ def configurations() -> str:
     ]
     sums = [0, 0, 0, 0]
     for config in CONFIGURATIONS:
-        report = explored(config)
-        numbers = (report.states, report.transitions, report.rests, report.recoveries)
-        sums = [a + b for a, b in zip(sums, numbers, strict=True)]
-        size = f"{len(config.histories)} × {len(config.destinations)}"
-        lines.append(f"| {config.name} | {size} | {troubles(config)} | {_cells(numbers)} |")
+        sums = [a + b for a, b in zip(sums, _numbers(config), strict=True)]
+        lines.append(line(config))
     lines.append(f"| all | | | {_cells(sums)} |")
     return "\n".join(lines)
 
 
-def _cells(numbers: list[int] | tuple[int, ...]) -> str:
+def line(config: Config) -> str:
+    """A configuration's line of the table."""
+    size = f"{len(config.histories)} × {len(config.destinations)}"
+    return f"| {config.name} | {size} | {troubles(config)} | {_cells(_numbers(config))} |"
+
+
+def _numbers(config: Config) -> tuple[int, int, int, int]:
+    report = explored(config)
+    return report.states, report.transitions, report.rests, report.recoveries
+
+
+def _cells(numbers: Iterable[int]) -> str:
     return " | ".join(f"{n:,}".replace(",", " ") for n in numbers)
 
 

@@ -144,6 +144,13 @@ def test_the_invariants_are_those_of_the_architecture() -> None:
         assert " ".join(rule.split()) in page, rule
 
 
+@pytest.mark.parametrize("config", CONFIGURATIONS[::EVERY], ids=lambda config: config.name)
+def test_the_page_has_the_line_of_what_is_explored_each_time(config: Config) -> None:
+    """The same as ``test_the_page_says_what_was_explored``, which explores all."""
+    assert pages.line(config) in pages.PAGE.read_text("utf-8").splitlines()
+
+
+@pytest.mark.slow
 def test_the_page_says_what_was_explored() -> None:
     """If this fails: ``python -m tests.model --write``, and look at what has changed."""
     text = pages.PAGE.read_text("utf-8")
