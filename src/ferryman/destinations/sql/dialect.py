@@ -18,15 +18,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import sqlalchemy as sa
 
 from ferryman.destinations.base import Delivery, Outcome
+from ferryman.destinations.sql.layout import ColumnTypes, Layout
 from ferryman.errors import DeliveryError, Misconfigured, PermanentError
 
 if TYPE_CHECKING:
-    from ferryman.destinations.sql.layout import Layout
     from ferryman.destinations.sql.searching import Hit, Term
 
 
@@ -47,17 +47,11 @@ class Writer(ABC):
         """Give the connection up; also a broken one."""
 
 
-class Dialect(ABC):
+class Dialect(ColumnTypes, ABC):
     """See the module."""
 
     single_writer: ClassVar[bool]
     """Does it take one writer at a time?"""
-    column_type: ClassVar[sa.types.TypeEngine[Any]]
-    """Of columns that fields are copied to."""
-    key_type: ClassVar[sa.types.TypeEngine[Any]]
-    """Of ids and hashes: text that is compared byte by byte."""
-    json_type: ClassVar[sa.types.TypeEngine[Any]]
-    """Of ``route`` and ``fields``."""
     reserved: ClassVar[tuple[str, ...]]
     """Names of columns that are the dialect's own."""
 

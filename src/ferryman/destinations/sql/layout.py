@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Final, Literal
+from typing import Any, ClassVar, Final, Literal, Protocol
 
 import msgspec
 import sqlalchemy as sa
 
 from ferryman.destinations.base import Delivery
-from ferryman.destinations.sql.dialect import Dialect
 from ferryman.errors import Misconfigured
 
 Mode = Literal["upsert", "append"]
@@ -31,6 +30,19 @@ STANDARD: Final[tuple[tuple[str, _Kind, bool], ...]] = (
     ("text", "text", True),
     ("fields", "json", True),
 )
+
+
+class ColumnTypes(Protocol):
+    """The types of a database's columns."""
+
+    column_type: ClassVar[sa.types.TypeEngine[Any]]
+    """Of columns that fields are copied to."""
+    key_type: ClassVar[sa.types.TypeEngine[Any]]
+    """Of ids and hashes: text that is compared byte by byte."""
+    json_type: ClassVar[sa.types.TypeEngine[Any]]
+    """Of ``route`` and ``fields``."""
+
+
 RESERVED: Final = (*(name for name, _, _ in STANDARD), "operation")
 """Names that ``columns=`` may not give to a column; a dialect has more."""
 
@@ -46,28 +58,28 @@ class Layout:
         names: the columns that are written, in the order of ``rows``.
     """
 
-    def __init__(self, table: str, mode: Mode, columns: Mapping[str, str], dialect: Dialect) -> None:
+    def __init__(self, table: str, mode: Mode, columns: Mapping[str, str], types: ColumnTypes) -> None:
         self.appends = mode == "append"
         self.key = "delivery_hash" if self.appends else "id"
         self._extra = tuple(columns.values())
         metadata = sa.MetaData()
-        types: dict[_Kind, sa.types.TypeEngine[Any]] = {
-            "key": dialect.key_type,
+        standard: dict[_Kind, sa.types.TypeEngine[Any]] = {
+            "key": types.key_type,
             "text": sa.Text(),
             "number": sa.BigInteger(),
-            "json": dialect.json_type,
+            "json": types.json_type,
         }
         self.documents = sa.Table(
             table,
             metadata,
-            *(sa.Column(n, types[kind], nullable=null, primary_key=n == self.key) for n, kind, null in STANDARD),
+            *(sa.Column(n, standard[kind], nullable=null, primary_key=n == self.key) for n, kind, null in STANDARD),
             *((sa.Column("operation", sa.Text(), nullable=False),) if self.appends else ()),
-            *(sa.Column(name, dialect.column_type) for name in columns),
+            *(sa.Column(name, types.column_type) for name in columns),
         )
         self.tombstones = sa.Table(
             table + TOMBSTONES,
             metadata,
-            sa.Column("id", dialect.key_type, primary_key=True, nullable=False),
+            sa.Column("id", types.key_type, primary_key=True, nullable=False),
             sa.Column("sequence", sa.BigInteger(), nullable=False),
             sa.Column("delivery_hash", sa.Text(), nullable=False),
         )
