@@ -11,8 +11,9 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 
-PORTS = {"Csv", "JsonLines", "Lines", "Memory", "Sql"}
-"""What is a source is a destination too, under the same name."""
+PORTS = {"Csv", "JsonLines", "Lines", "Memory", "Sql", "Queue"}
+"""What is a source is a destination too, under the same name. The queue of messages and the intake's of batches are two
+things that people know by one word: each is the only one in its package."""
 
 RETIRED = {
     r"\btap(s|ped)?\b": "a tee: `plan.tee`",

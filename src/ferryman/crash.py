@@ -120,6 +120,34 @@ INTAKE: Final[dict[str, str]] = {
 }
 """The durable steps of the intake consumers, in the order of a batch's life -> what a kill there leaves."""
 
+QUEUES: Final[dict[str, str]] = {
+    "queue.built": "a queue lies complete under a temporary name",
+    "queue.named": "it has its name, which may not be durable",
+    "queue.made": "the queue is there, and empty",
+    "append.staged": "the messages are in a file that no entry names",
+    "append.written": "so they are, and the entry is under a temporary name",
+    "append.logged": "the append has taken effect; the name of its entry may not be durable",
+    "append.synced": "the append is done, its indices were not returned",
+    "tailer.noted": "a tailer stands behind what it has not yet returned",
+    "keys.kept": "keys of appends are in a file of their own, and still in the log",
+    "keys.merged": "keys are in two files, the older ones of which are not needed",
+    "merge.staged": "merged messages are in a file that no entry names",
+    "merge.written": "so they are, and the entry is under a temporary name",
+    "merge.logged": "the merged file is in place of the small ones",
+    "merge.synced": "the same; the small ones are still there",
+    "merge.removed": "the small ones are gone",
+    "fold.made": "a checkpoint without its mark: only a copy of the log",
+    "fold.marked": "a log with entries that are not needed",
+    "fold.trimmed": "a short log",
+    "trim.staged": "what stays of a file that is trimmed is in a file that no entry names",
+    "trim.written": "the same, and the entry is under a temporary name",
+    "trim.logged": "the oldest messages are gone",
+    "trim.synced": "the same; their files are still there",
+    "queue.renamed": "a deleted queue has no name any more",
+    "queue.removed": "its files are gone",
+}
+"""The durable steps of a queue -> what a kill there leaves. (The ones above are passed by plans.)"""
+
 ENVIRONMENT: Final = "FERRYMAN_CRASH"
 
 _armed: dict[str, tuple[int, str | None, int]] = {}
@@ -131,8 +159,9 @@ def arm(spec: str, seen_file: str | None = None, by: int = signal.SIGKILL) -> No
     the file is made at the kill, and where it exists the point stays silent. ``by`` SIGSTOP the process does not die,
     it stops there until somebody wakes it."""
     name, _, count = spec.partition(":")
-    if name not in POINTS and name not in INTAKE:
-        raise KeyError(f"no crash point {name!r}; there are {', '.join([*POINTS, *INTAKE])}")
+    known = [*POINTS, *INTAKE, *QUEUES]
+    if name not in known:
+        raise KeyError(f"no crash point {name!r}; there are {', '.join(known)}")
     _armed[name] = (int(count or 1), seen_file, by)
 
 

@@ -17,8 +17,10 @@
     ├── StateFolderError         this state directory must not be touched: exit 1
     │   ├── StateHeld      another driver holds it
     │   ├── StateDamaged   a file of it is missing or is not what was written
+    │   │   └── QueueDamaged   the same of a queue
     │   ├── StateForeign   it belongs to another plan or to a newer Ferryman
-    │   └── StateLost      another driver took it over while we held it
+    │   ├── StateLost      another driver took it over while we held it
+    │   └── QueueReplaced  the queue was deleted, and perhaps made again under its name
     └── EngineError        Spark or Ferryman itself failed: exit 1
         └── WorkerDied     the process of a task ended in the middle of it
 
@@ -164,6 +166,28 @@ class StateForeign(StateFolderError):
 
 class StateLost(StateFolderError):
     """Another driver took the state over (a higher epoch was found); this one stops at once."""
+
+
+class QueueDamaged(StateDamaged):
+    """A file of a queue is missing or is not what Ferryman wrote."""
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.what}. Nothing was overwritten. Restore this file from a copy."
+
+
+class QueueReplaced(StateFolderError):
+    """The queue that was opened was deleted. Under its name there is none now, or another one: ``now`` is its id."""
+
+    def __init__(self, path: str, known: str, now: str | None) -> None:
+        super().__init__(path, known, now)
+        self.path, self.known, self.now = path, known, now
+
+    def __str__(self) -> str:
+        again = f" and made again: it is {self.now} now" if self.now else ""
+        return (
+            f"{self.path}: the queue that was opened here, {self.known}, was deleted{again}. Nothing was read or "
+            "appended. Open it again to begin with the queue of that name as it is now."
+        )
 
 
 class EngineError(FerrymanError):

@@ -276,3 +276,36 @@ SEQUENCE_MAX: Final = 1 << 52
 
 SEQUENCE_PER_SECOND: Final = 1 << 20
 """A fresh state's first sequence is its creation time in seconds times this: it overwrites what a lost state wrote."""
+
+# --- queues ---------------------------------------------------------------------------------------
+QUEUE_MESSAGE_BYTES: Final = 256 * MIB
+"""Largest message, as large as a document of ``Files``: it lives whole in memory, a few times over."""
+
+QUEUE_NESTED: Final = 100
+"""Levels of a message: Python reads back some hundreds, fewer where it is called from deep down."""
+
+QUEUE_FILES: Final = 32
+"""Neighbouring files of one level that become one: each message is copied some four times in ten million."""
+
+QUEUE_COMMITS: Final = 64
+"""Commits a queue's log may gather before it is folded: that takes 10 ms, to read one 0.05 ms."""
+
+QUEUE_GROUP_ROWS: Final = 8192
+"""Messages a row group: what a look at one of them reads at most."""
+
+QUEUE_AHEAD_ROWS: Final = 1024
+QUEUE_AHEAD_BYTES: Final = 4 * MIB
+"""Messages, and their bytes, that a tailer reads ahead."""
+
+QUEUE_BACK_ROWS: Final = 64
+"""The same of one that reads backward: of these all are read, however large."""
+
+QUEUE_TURN_S: Final = 5.0
+"""An append waits so long for its turn, and then goes on without: whoever has it may have been stopped."""
+
+QUEUE_POLL_S: Final = 0.01
+QUEUE_POLL_MAX_S: Final = 0.05
+"""How often a tailer that waits looks whether something came: a look takes 0.1 ms."""
+
+QUEUE_STRAY_S: Final = 86_400.0
+"""A data file that nobody names may be one that somebody is about to append: nobody takes a day for that."""

@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from ferryman.crash import EXECUTOR, POINTS
+from ferryman import crash
+from ferryman.crash import DRIVER, EXECUTOR, QUEUES
 from ferryman.records import schemas
 from ferryman.state.layout import FOLDERS, READERS
 
@@ -24,6 +25,7 @@ PROTOCOL = (ROOT / "docs" / "reference" / "protocol.md").read_text("utf-8")
 LAYERS = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
 PAGES = {"architecture.md": OVERVIEW, "protocol.md": PROTOCOL, "CONTRIBUTING.md": LAYERS}
 
+POINTS = {**crash.POINTS, **dict.fromkeys(QUEUES, DRIVER)}
 PREFIXES = {point.partition(".")[0] for point in POINTS}
 SUFFIXES = {point.partition(".")[2] for point in POINTS}
 
@@ -88,7 +90,9 @@ def test_the_point_stands_where_the_page_says(step: list[str]) -> None:
         sources.append(inspect.getsource(getattr(thing, "__func__", thing)))
     for point in code(points):
         kind, _, what = point.partition(".")
-        of_a_commit = what in ("logged", "synced", "marked") and f'crash.point("{point}")' not in "".join(sources)
+        of_a_commit = what in ("written", "logged", "synced", "marked") and f'crash.point("{point}")' not in "".join(
+            sources
+        )
         wanted = f'"{kind}"' if of_a_commit else f'crash.point("{point}")'
         assert any(wanted in source for source in sources), f"{functions} does not hold {point}"
         assert (POINTS[point] == EXECUTOR) == ("(executor)" in points), f"{point}: who passes it?"

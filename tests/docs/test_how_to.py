@@ -23,6 +23,7 @@ PAGES = [
     "index-lines-and-csv",
     "index-pdf-and-office-files",
     "split-text-for-rag",
+    "use-a-queue",
 ]
 """Of which all commands are run, in one shell a page."""
 

@@ -1,0 +1,126 @@
+"""Keys of appends whose files have been merged or trimmed: sorted files that never change, a few at any time.
+
+While a file that was appended with a key is live, the log itself knows the key. Before it leaves the log its key is
+written here, so that at any moment one of the two knows it.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import uuid
+import zlib
+from collections.abc import Iterable
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from ferryman import crash
+from ferryman.errors import StateDamaged
+from ferryman.queues.entries import MessageFile
+from ferryman.storage.files import TEMPORARY, replace
+
+_HEAD: Final = 16
+"""Bytes before the numbers: the CRC-32 of what follows, and blanks."""
+_CLASS: Final = 8
+"""So many files of one class of size become one; a class begins at so many times the size of the one before."""
+
+Numbers = np.ndarray[Any, Any]
+
+
+class KeyRun(NamedTuple):
+    """Four columns of equal length, in the order of the first two."""
+
+    high: Numbers
+    low: Numbers
+    first: Numbers
+    rows: Numbers
+
+
+def key_name(key: str) -> str:
+    """What stands for a key: 32 hexadecimal digits."""
+    return blake2b(key.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+
+
+class RememberedKeys:
+    """The files in ``folder``."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._runs: dict[str, KeyRun] = {}
+
+    def find(self, name: str) -> range | None:
+        """The indices that were given to the append with this key.
+
+        Raises:
+            StateDamaged: a file is not what was written.
+        """
+        high, low = _halves(name)
+        for run in self._load().values():
+            at = int(np.searchsorted(run.high, high))
+            while at < len(run.high) and run.high[at] == high:
+                if run.low[at] == low:
+                    return range(int(run.first[at]), int(run.first[at] + run.rows[at]))
+                at += 1
+        return None
+
+    def remember(self, files: Iterable[MessageFile]) -> None:
+        """Durably, before these files leave the log."""
+        keyed = [(*_halves(f.key), f.first, f.rows) for f in files if f.key]
+        if not keyed:
+            return
+        high, low, first, rows = zip(*keyed, strict=True)
+        numbers = (np.array(high, "<u8"), np.array(low, "<u8"), np.array(first, "<i8"), np.array(rows, "<i8"))
+        self._write(KeyRun(*numbers))
+        crash.point("keys.kept")
+        self._merge()
+
+    def _merge(self) -> None:
+        """Make one file of those of a class, where they have become many."""
+        classes: dict[int, list[str]] = {}
+        for name, run in self._load().items():
+            size, number = len(run.high) // 32, 0
+            while size:
+                size, number = size // _CLASS, number + 1
+            classes.setdefault(number, []).append(name)
+        for names in classes.values():
+            if len(names) >= _CLASS:
+                columns = [np.concatenate(column) for column in zip(*(self._runs[n] for n in names), strict=True)]
+                self._write(KeyRun(*columns))
+                crash.point("keys.merged")
+                for name in names:
+                    (self._folder / name).unlink(missing_ok=True)
+
+    def _write(self, run: KeyRun) -> None:
+        order = np.lexsort((run.low, run.high))
+        body = b"".join(np.ascontiguousarray(column[order]).tobytes() for column in run)
+        head = b"%08x" % zlib.crc32(body)
+        replace(self._folder / uuid.uuid4().hex, head.ljust(_HEAD) + body)
+
+    def _load(self) -> dict[str, KeyRun]:
+        """All files as they are now, read once each."""
+        while True:
+            names = {n for n in os.listdir(self._folder) if not n.startswith(TEMPORARY)}
+            try:
+                self._runs = {n: self._runs[n] if n in self._runs else _read(self._folder / n) for n in names}
+            except FileNotFoundError:  # merged meanwhile
+                continue
+            return self._runs
+
+
+def _read(path: Path) -> KeyRun:
+    with path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        if size <= _HEAD or (size - _HEAD) % 32:
+            raise StateDamaged(str(path), f"it has {size} bytes, which cannot be")
+        data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    if data[:8] != b"%08x" % zlib.crc32(memoryview(data)[_HEAD:]):
+        raise StateDamaged(str(path), "its checksum does not match its content")
+    columns = np.frombuffer(data, "<u8", offset=_HEAD).reshape(4, -1)
+    return KeyRun(columns[0], columns[1], columns[2].view("<i8"), columns[3].view("<i8"))
+
+
+def _halves(name: str) -> tuple[int, int]:
+    return int(name[:16], 16), int(name[16:], 16)

@@ -1,0 +1,157 @@
+"""Keeping a queue's files few: neighbours are merged, the log is folded, what nobody names is removed.
+
+A queue of many small appends has some thirty files of each level: thirty files of one become one of the next. So each
+message is copied as often as there are levels, and what an append or a look costs does not grow with the queue.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+import pyarrow as pa
+
+from ferryman import crash, limits
+from ferryman.errors import EngineError, StateFolderError
+from ferryman.queues.appending import write_rows
+from ferryman.queues.entries import LogEntry, MessageFile
+from ferryman.queues.message import ROWS
+from ferryman.queues.place import turn
+from ferryman.queues.store import QueueStore
+from ferryman.storage.files import TEMPORARY, changed_before, fsync_folder, remove_temporary
+from ferryman.storage.groups import RowGroups
+
+_FULL: Final = 2
+"""A file of more than this part of ``PART_BYTES`` is not merged any more."""
+_LATE: Final = 4
+"""Somebody who is about to merge, and does not come to it, is not waited for when so many times as many are there."""
+
+
+def left_for_later() -> contextlib.AbstractContextManager[None]:
+    """What cannot be done now is done after another append: the one that came before it has taken effect."""
+    return contextlib.suppress(OSError, MemoryError, pa.ArrowException, EngineError, StateFolderError)
+
+
+def maintain(store: QueueStore) -> None:
+    """Merge what has become many, fold a long log, remove what was replaced. Cheap where there is nothing to do."""
+    if not _due(store, 1):
+        return
+    with turn(store.merging, 0) as ours, store.guard:
+        if not ours and not _due(store, _LATE):
+            return
+        store.move_on()
+        merged = False
+        while batch := next_batch(store.table.files):
+            merge(store, batch)
+            merged = True
+        if store.table.commits() >= limits.QUEUE_COMMITS:
+            store.table.checkpoint()
+        if merged:
+            sweep(store)
+
+
+def _due(store: QueueStore, times: int) -> bool:
+    table = store.table
+    folding = table.version - table.checkpointed >= limits.QUEUE_COMMITS * times
+    return folding or bool(next_batch(table.files, limits.QUEUE_FILES * times))
+
+
+def next_batch(files: list[MessageFile], wanted: int | None = None) -> list[MessageFile]:
+    """Neighbours at the end of one level that are to become one file; [] if there are not ``wanted`` of them yet."""
+    wanted = wanted or limits.QUEUE_FILES
+    run: list[MessageFile] = []
+    level = -1
+    for file in reversed(files):
+        if file.size > limits.PART_BYTES // _FULL:
+            break
+        if file.level > level:
+            run, level = [], file.level
+        run.append(file)
+        if len(run) >= wanted:
+            return _fitting(run)
+    return []
+
+
+def _fitting(run: list[MessageFile]) -> list[MessageFile]:
+    """The oldest of them that fit into one file, in their order: two at least."""
+    batch: list[MessageFile] = []
+    size = 0
+    for file in reversed(run):
+        if len(batch) > 1 and size + file.size > limits.PART_BYTES:
+            break
+        batch.append(file)
+        size += file.size
+    return batch
+
+
+def merge(store: QueueStore, batch: list[MessageFile]) -> None:
+    """One file in place of neighbours.
+
+    1. write it
+    2. the keys of what leaves the log are kept elsewhere
+    3. commit; if others have committed meanwhile, try again, unless one of them has replaced these files
+    4. remove the small ones
+    """
+    table = store.table
+    part = write_rows(table.folder, _gathered(_rows(store, batch)))  # 1
+    crash.point("merge.staged")
+    fsync_folder(table.folder)
+    oldest, newest = min(f.oldest for f in batch), max(f.newest for f in batch)
+    merged = MessageFile(
+        part.path, part.size, batch[0].first, part.rows, oldest, newest, max(f.level for f in batch) + 1
+    )
+    store.keys.remember(batch)  # 2
+    while set(batch) <= set(table.files):  # 3
+        if table.commit(LogEntry("merge", (merged,), tuple(batch)), data_change=False):
+            retire(store, batch)  # 4
+            crash.point("merge.removed")
+            return
+        store.move_on()
+    (table.folder / part.path).unlink(missing_ok=True)
+
+
+def retire(store: QueueStore, files: Iterable[MessageFile]) -> None:
+    """Remove files that were replaced: who looks for one of them finds a newer version of the table."""
+    for file in files:
+        (store.table.folder / file.path).unlink(missing_ok=True)
+
+
+def sweep(store: QueueStore) -> None:
+    """Remove files that no entry names and nobody is about to name: a kill has left them."""
+    now = time.time()  # before we look: we may be stopped in between
+    with turn(store.appending, 0) as quiet:
+        old = now - (limits.READERS_GRACE_S if quiet else limits.QUEUE_STRAY_S)
+        names = os.listdir(store.table.folder)
+        store.move_on()
+        live = {f.path for f in store.table.files}
+        for name in names:
+            path = store.table.folder / name
+            stray = name.endswith(".parquet") or name.startswith(TEMPORARY)
+            if stray and name not in live and changed_before(path, old):
+                path.unlink(missing_ok=True)
+    for folder in (store.table.log, store.table.marks, store.folder / "keys", store.folder / "tailers"):
+        remove_temporary(folder, now - limits.TEMPORARY_S)
+
+
+def _rows(store: QueueStore, files: list[MessageFile]) -> Iterator[pa.Table]:
+    for file in files:
+        with RowGroups(str(store.table.folder / file.path), ROWS.names, verified=True) as groups:
+            yield from groups.all()
+
+
+def _gathered(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
+    """Small tables as larger ones: a row group each."""
+    held: list[pa.Table] = []
+    rows = size = 0
+    for table in tables:
+        if held and (rows + table.num_rows > limits.QUEUE_GROUP_ROWS or size + table.nbytes > limits.GROUP_BYTES):
+            yield pa.concat_tables(held)
+            held, rows, size = [], 0, 0
+        held.append(table)
+        rows += table.num_rows
+        size += table.nbytes
+    if held:
+        yield pa.concat_tables(held)

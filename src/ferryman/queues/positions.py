@@ -1,0 +1,64 @@
+"""Where the registered readers of a queue stand: one small file each, replaced durably."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ferryman import crash
+from ferryman.queues.place import turn
+from ferryman.storage.files import fsync_folder, replace, sealed, unseal
+
+
+class Positions:
+    """The files in ``folder``; a name is that of a tailer, or of a plan's source."""
+
+    def __init__(self, folder: Path, queue: str) -> None:
+        self._folder = folder
+        self._queue = queue
+
+    def names(self) -> list[str]:
+        """All readers, sorted."""
+        return sorted(name for name in os.listdir(self._folder) if not name.startswith("."))
+
+    def all(self) -> dict[str, int]:
+        """Reader -> index of the message that comes next.
+
+        Raises:
+            StateDamaged: the file of one is not what was written.
+        """
+        found = {}
+        for name in self.names():
+            if (position := self.of(name)) is not None:
+                found[name] = position
+        return found
+
+    def of(self, name: str) -> int | None:
+        """Where one stands; None: it is not registered."""
+        path = self._folder / name
+        if not path.exists():
+            return None
+        said: Any = unseal(path)
+        return int(said["position"])
+
+    def note(self, name: str, position: int) -> None:
+        """From now on it stands there, durably."""
+        replace(self._folder / name, sealed({"reader": name, "queue": self._queue, "position": position}))
+        crash.point("tailer.noted")
+
+    def forget(self, name: str) -> bool:
+        """It is not a reader any more; False: it was none."""
+        with self.held(name):
+            there = (self._folder / name).exists()
+            (self._folder / name).unlink(missing_ok=True)
+            fsync_folder(self._folder)
+        return there  # the lock's file stays: another process may wait at it
+
+    @contextlib.contextmanager
+    def held(self, name: str) -> Iterator[None]:
+        """Meanwhile nobody else moves this reader."""
+        with turn(self._folder / f".lock-{name}"):
+            yield

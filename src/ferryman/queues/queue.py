@@ -1,0 +1,212 @@
+"""A durable queue: many processes append to it and read it, each message once and in order."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from ferryman import limits, places
+from ferryman.errors import EngineError, UsageError
+from ferryman.queues import merging, place, reading, trimming
+from ferryman.queues.appending import append_rows
+from ferryman.queues.keys import key_name
+from ferryman.queues.message import ROWS, Message, content_of, messages_of
+from ferryman.queues.store import QueueStore
+from ferryman.queues.tailer import Tailer
+
+
+class Queue:
+    """The queue of a name in a folder. It is made when it is first appended to or given a tailer, and stays until it is
+    deleted. Messages have indices from 1 without gaps, and never change.
+
+    Args:
+        name: letters, digits, ``-``, ``_`` and ``.``.
+        root: the folder of queues.
+        keep: at each append, drop files of messages that are all older than this (``"10d"``) and were read by all
+            registered readers. None: keep all.
+
+    Raises:
+        UsageError: the name cannot be one, or something else is at its place.
+    """
+
+    def __init__(self, name: str, root: str | os.PathLike[str] = "queues", *, keep: str | float | None = None) -> None:
+        self.name = place.check_name(name)
+        self.root = Path(places.absolute(root))
+        self.folder = self.root / name
+        self._keep_s = None if keep is None else trimming.seconds_of(keep)
+        self._open: QueueStore | None = None
+        self._there()
+
+    def append(
+        self, messages: Iterable[Mapping[str, Any]], key: str | None = None, *, meta: Mapping[str, Any] | None = None
+    ) -> list[int]:
+        """Append messages in one atomic, durable commit; their indices.
+
+        Args:
+            messages: JSON objects.
+            key: an append with a key that was given before appends nothing, and returns the indices of then.
+            meta: kept with each of the messages.
+
+        Raises:
+            UsageError: a message is not a JSON object; nothing was appended.
+            QueueReplaced: the queue was deleted since this handle has used it; nothing was appended.
+        """
+        return [*self.append_rows(content_of(messages, meta), key)]
+
+    def append_rows(self, rows: pa.Table, key: str | None = None) -> range:
+        """Append messages that are Arrow already; their indices.
+
+        Args:
+            rows: ``message`` and ``meta`` (JSON objects as text), ``hash``; not checked.
+            key: as for ``append``; ``appended`` says whether it took effect.
+        """
+        if key is not None and (not isinstance(key, str) or not key):
+            raise UsageError(f"key={key!r}: give a text that is not empty.")
+        if not rows.num_rows:
+            return range(0)
+        store = self._made()
+        indices = append_rows(store, rows, key)
+        with merging.left_for_later():
+            if self._keep_s is not None and trimming.too_old(store, self._keep_s):
+                trimming.trim(store, self._keep_s, exact=False)
+            merging.maintain(store)
+        return indices
+
+    def appended(self, key: str) -> range | None:
+        """The indices of the append with this key; None: it has not taken effect."""
+        store = self._there()
+        if store is None:
+            return None
+        store.move_on()
+        with store.damage_told():
+            return store.find(key_name(key))
+
+    def read(self, start: int = 1, limit: int = 100) -> list[Message]:
+        """Messages from this index on; those that were trimmed are passed over."""
+        store = self._there()
+        if store is None or limit < 1:
+            return []
+        store.move_on()
+        start = max(start, store.table.first)
+        return [m for part in self.read_rows(start, start + limit) for m in messages_of(part)]
+
+    def read_rows(self, start: int, end: int) -> Iterator[pa.Table]:
+        """Messages of ``start`` ≤ index < ``end`` as Arrow: ``index, message, meta, hash, created``."""
+        store = self._there()
+        return iter(()) if store is None else reading.between(store, start, end, ROWS.names)
+
+    def tailer(self, name: str | None = None) -> Tailer:
+        """A reader that knows its place: kept under this name, or from 1 on each time.
+
+        Raises:
+            UsageError: the name cannot be one.
+        """
+        if name is not None:
+            place.check_name(name, "a reader")
+        return Tailer(self._made(), name)
+
+    def register(self, reader: str, position: int) -> None:
+        """Note where a reader stands, durably: what it has not read is not trimmed.
+
+        Args:
+            position: index of the message that comes next.
+        """
+        place.check_name(reader, "a reader")
+        store = self._made()
+        with store.damage_told(), store.positions.held(reader):
+            store.check()
+            store.positions.note(reader, position)
+
+    def readers(self) -> dict[str, int]:
+        """Registered reader -> index of the message that comes next."""
+        store = self._there()
+        if store is None:
+            return {}
+        with store.damage_told():
+            return store.positions.all()
+
+    def forget(self, reader: str) -> bool:
+        """Remove a reader: its place is not kept, nothing is kept for it. False: there was none of that name."""
+        store = self._there()
+        if store is None:
+            return False
+        with store.damage_told():
+            return reader in store.positions.names() and store.positions.forget(reader)
+
+    def trim(self, keep: str | float, force: bool = False) -> int:
+        """Remove messages older than ``keep`` (``"10d"``) from the beginning; how many.
+
+        A message that a registered reader has not read stays, and all after it, unless ``force``.
+        """
+        keep_s = trimming.seconds_of(keep)
+        store = self._there()
+        return 0 if store is None else trimming.trim(store, keep_s, force=force)
+
+    def delete(self) -> None:
+        """Delete the queue with its messages and readers. A queue made later under its name is another one."""
+        store = self._there()
+        if store is not None:
+            with store.damage_told(), place.turn(store.appending, limits.QUEUE_TURN_S):
+                store.check()
+                place.remove(self.folder)
+        place.remove_left_over(self.root)
+        self._open = None
+
+    @property
+    def exists(self) -> bool:
+        """Has it been made?"""
+        return self._there() is not None
+
+    @property
+    def id(self) -> str | None:
+        """A UUID that no other queue has, also not one made later under this name; None: it has not been made."""
+        store = self._there()
+        return None if store is None else store.identity.id
+
+    @property
+    def last_index(self) -> int:
+        """Index of the last message that was ever appended, 0 if there was none."""
+        store = self._there()
+        if store is None:
+            return 0
+        store.move_on()
+        return store.table.last
+
+    @property
+    def first_index(self) -> int:
+        """Index of the first message that is kept; of the next one, if none is."""
+        store = self._there()
+        if store is None:
+            return 1
+        store.move_on()
+        return store.table.first
+
+    @classmethod
+    def all(cls, root: str | os.PathLike[str] = "queues") -> list[str]:
+        """Names of the queues in a folder."""
+        return place.names(Path(places.absolute(root)))
+
+    @classmethod
+    def unused(cls, root: str | os.PathLike[str] = "queues") -> list[str]:
+        """Names of the queues in a folder that have no registered reader."""
+        return [name for name in cls.all(root) if not cls(name, root).readers()]
+
+    def _there(self) -> QueueStore | None:
+        if self._open is None and (identity := place.identity_of(self.folder)) is not None:
+            self._open = QueueStore(self.folder, identity)
+        return self._open
+
+    def _made(self) -> QueueStore:
+        if (store := self._there()) is None:
+            place.make(self.folder)
+            store = self._there()
+        if store is None:
+            raise EngineError(f"{self.folder}: it was deleted while it was made. Try again.")
+        return store
+
+    def __repr__(self) -> str:
+        return f"Queue({self.name!r}, root={str(self.root)!r})"

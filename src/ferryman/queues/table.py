@@ -1,0 +1,213 @@
+"""The Delta table of a queue: many processes append to it; the link to the next version's name decides who is next.
+
+``move_on`` reads what others have written since; ``commit`` writes the next entry, unless somebody was faster.
+Nothing here needs a lock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import uuid
+from bisect import bisect_right
+from hashlib import blake2b
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ferryman import crash
+from ferryman.errors import EngineError, StateDamaged
+from ferryman.queues import entries
+from ferryman.queues.entries import LAST, LogEntry, MessageFile
+from ferryman.storage.files import TEMPORARY, fsync_file, fsync_folder, replace, sealed, unseal, write_synced
+
+_ENTRY = re.compile(r"(\d{20})\.json\Z")
+_CHECKPOINT = re.compile(r"(\d{20})\.checkpoint\.parquet\Z")
+_TRIES: Final = 20
+"""So often the log is read again because somebody trimmed it meanwhile."""
+
+
+class MessageTable:
+    """The table in ``folder`` as of one version: ``files`` in the order of their messages."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.log = folder / "_delta_log"
+        self.marks = folder / "_marks"
+        self.version = -1
+        self.checkpointed = -1
+        self.files: list[MessageFile] = []
+        self.transactions: dict[str, int] = {}
+
+    @property
+    def last(self) -> int:
+        """Index of the last message that was ever appended, 0 if there was none."""
+        return self.transactions.get(LAST, 0)
+
+    @property
+    def first(self) -> int:
+        """Index of the first message that is kept; that of the next one if there is none."""
+        return self.files[0].first if self.files else self.last + 1
+
+    def path(self, version: int) -> Path:
+        """The file of an entry."""
+        return self.log / f"{version:020d}.json"
+
+    def behind(self) -> bool:
+        """Is there something new? Costs a look or two at the folder."""
+        return self.path(self.version + 1).exists() or not self.path(self.version).exists()
+
+    def move_on(self) -> bool:
+        """To the newest version, which is durable then; True if it is another one than before.
+
+        Raises:
+            StateDamaged: an entry or checkpoint is missing, or not what was written.
+        """
+        before = self.version
+        for _ in range(_TRIES):
+            with contextlib.suppress(FileNotFoundError):  # trimmed while we read it
+                if self.version < 0 or not self.path(self.version).exists():
+                    self._open()
+                while self.path(self.version + 1).exists():
+                    self._apply(entries.decode(self.path(self.version + 1)), self.version + 1)
+                if self.path(self.version).exists():
+                    break
+        else:
+            raise StateDamaged(str(self.path(self.version)), "the log file is missing")
+        if self.version != before:
+            self._sync()
+        return self.version != before
+
+    def commit(self, entry: LogEntry, *, data_change: bool = True) -> bool:
+        """The next version, durable; False: somebody else has it, nothing was changed.
+
+        1. write and sync the entry under a temporary name
+        2. link it to the name of the next version: it has taken effect
+        3. sync the folder
+        """
+        version, kind = self.version + 1, entry.kind
+        temporary = self.log / f"{TEMPORARY}{uuid.uuid4().hex}"
+        try:
+            write_synced(temporary, entries.encode(entry, data_change=data_change))  # 1
+            crash.point(f"{kind}.written")
+            try:
+                os.link(temporary, self.path(version))  # 2
+            except FileExistsError:
+                return False
+            crash.point(f"{kind}.logged")
+        finally:
+            temporary.unlink(missing_ok=True)
+        fsync_folder(self.log)  # 3
+        crash.point(f"{kind}.synced")
+        self._apply(entry, version)
+        return True
+
+    def covering(self, start: int, end: int) -> list[MessageFile]:
+        """Files with messages of ``start`` ≤ index < ``end``."""
+        at = max(bisect_right(self.files, start, key=lambda f: f.first) - 1, 0)
+        upto = bisect_right(self.files, end - 1, key=lambda f: f.first)
+        return [f for f in self.files[at:upto] if f.end > start]
+
+    def commits(self) -> int:
+        """Commits since the log was folded last, by whomever."""
+        self.checkpointed = max((int(n) for n in os.listdir(self.marks) if n.isdigit()), default=0)
+        return self.version - self.checkpointed
+
+    def checkpoint(self) -> None:
+        """Fold the log into one file and remove what it replaces, so that opening stays cheap.
+
+        1. write and sync it
+        2. mark it: a small file with its checksum
+        3. remove older entries and checkpoints
+        """
+        from deltalake import DeltaTable
+        from deltalake.exceptions import DeltaError
+
+        version = self.version
+        try:
+            DeltaTable(str(self.folder), version=version).create_checkpoint()  # 1
+        except (DeltaError, OSError) as e:
+            raise EngineError(f"{self.folder}: the checkpoint failed: {e}") from e
+        path = self.log / f"{version:020d}.checkpoint.parquet"
+        fsync_file(path)
+        fsync_folder(self.log)
+        crash.point("fold.made")
+        replace(self.marks / f"{version:020d}", sealed(_checksum(path)))  # 2
+        crash.point("fold.marked")
+        for old in self.log.iterdir():  # 3
+            if (found := _ENTRY.match(old.name) or _CHECKPOINT.match(old.name)) and int(found[1]) < version:
+                old.unlink(missing_ok=True)
+        for mark in self.marks.iterdir():
+            if mark.name.isdigit() and int(mark.name) < version:
+                mark.unlink(missing_ok=True)
+        self._correct_hint()
+        self.checkpointed = version
+        crash.point("fold.trimmed")
+
+    def _open(self) -> None:
+        """Read the newest marked checkpoint and the entries after it."""
+        names = os.listdir(self.log)
+        written = {int(found[1]) for name in names if (found := _ENTRY.match(name))}
+        folded = {int(found[1]) for name in names if (found := _CHECKPOINT.match(name))}
+        marked = max(folded & {int(name) for name in os.listdir(self.marks) if name.isdigit()}, default=-1)
+        self.files, self.transactions = [], {}
+        if marked >= 0:
+            self._apply(self._folded(marked), marked)
+        elif 0 in written:
+            self._apply(entries.decode(self.path(0)), 0)
+        else:
+            missing = self.marks / f"{max(folded):020d}" if folded else self.path(0)
+            if missing.exists():  # it came while we looked
+                raise FileNotFoundError(str(missing))
+            raise StateDamaged(str(missing), "the file is missing")
+        self.checkpointed = max(marked, 0)
+        for version in range(self.version + 1, max(written, default=-1) + 1):
+            if version not in written and not self._trimmed(version):
+                raise StateDamaged(str(self.path(version)), "the log file is missing")
+            self._apply(entries.decode(self.path(version)), version)
+
+    def _trimmed(self, version: int) -> bool:
+        """Was it removed because a newer checkpoint holds it?"""
+        return any(name.isdigit() and int(name) > version for name in os.listdir(self.marks))
+
+    def _folded(self, version: int) -> LogEntry:
+        path = self.log / f"{version:020d}.checkpoint.parquet"
+        if unseal(self.marks / f"{version:020d}") != _checksum(path):
+            raise StateDamaged(str(path), "its checksum does not match its content")
+        try:
+            return entries.of_checkpoint(pq.read_table(path, columns=["add", "txn"]).to_pylist())
+        except (pa.ArrowException, msgspec.DecodeError, KeyError, TypeError) as e:
+            raise StateDamaged(str(path), f"cannot be read ({e})") from e
+
+    def _apply(self, entry: LogEntry, version: int) -> None:
+        gone = {file if isinstance(file, str) else file.path for file in entry.removes}
+        if gone:
+            self.files = [f for f in self.files if f.path not in gone]
+        self.files = sorted([*self.files, *entry.adds], key=lambda f: f.first)  # nearly sorted: quick
+        self.transactions.update(entry.transactions)
+        self.version = version
+
+    def _sync(self) -> None:
+        """What others have written is durable before anybody acts on it."""
+        try:
+            fsync_folder(self.log)
+        except OSError as e:
+            if e.errno not in (errno.EROFS, errno.EINVAL, errno.EACCES):  # where nothing is written, all is durable
+                raise
+
+    def _correct_hint(self) -> None:
+        """Other programs begin at the checkpoint that this file names: one that is there."""
+        hint = self.log / "_last_checkpoint"
+        with contextlib.suppress(FileNotFoundError, msgspec.DecodeError, KeyError, TypeError):
+            named = msgspec.json.decode(hint.read_bytes())["version"]
+            if not (self.log / f"{named:020d}.checkpoint.parquet").exists():
+                hint.unlink(missing_ok=True)
+
+
+def _checksum(path: Path) -> str:
+    return blake2b(path.read_bytes(), digest_size=16).hexdigest()

@@ -1,0 +1,177 @@
+"""A reader of a queue that knows its place."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from typing import Self
+
+from ferryman import limits
+from ferryman.errors import UsageError
+from ferryman.queues import reading
+from ferryman.queues.message import Message, messages_of
+from ferryman.queues.store import QueueStore
+
+
+class Tailer:
+    """Reads one message after the other; ``Queue.tailer`` makes it.
+
+    With a name its place is kept in the queue: it outlives processes, and all handles of that name share it, so that
+    each message goes to one of them. Without one it begins at 1 each time.
+
+    Its place is between two messages. Forward, which it is at first, the next one is the one behind it; backward, the
+    one before. Each handle has its own direction.
+    """
+
+    def __init__(self, store: QueueStore, name: str | None) -> None:
+        self.name = name
+        self._store = store
+        self._forward = True
+        self._place = 1
+        self._ahead: dict[int, Message] = {}
+        if name is not None:
+            with store.damage_told(), store.positions.held(name):
+                if store.positions.of(name) is None:
+                    store.positions.note(name, 1)
+
+    @property
+    def position(self) -> int:
+        """Index of the message that comes next; there may be none yet. Backward at the beginning: 0.
+
+        Raises:
+            QueueReplaced: the queue was deleted.
+            UsageError: the reader was forgotten.
+        """
+        self._store.move_on()
+        return self._next(self._known())
+
+    def read(self, wait_s: float = 0) -> Message | None:
+        """The next message; None if there is none, also after ``wait_s`` seconds. The new place is durable first."""
+        found = self._read(1, wait_s)
+        return found[0] if found else None
+
+    def read_many(self, n: int, wait_s: float = 0) -> list[Message]:
+        """The next messages, at most ``n``: the new place is noted once for all of them."""
+        return self._read(n, wait_s)
+
+    def peek(self) -> Message | None:
+        """The next message, which stays the next one."""
+        found = self._take(self._known(), 1)
+        return found[0] if found else None
+
+    def to_start(self) -> Self:
+        """Before the first message that is kept."""
+        self._store.move_on()
+        return self._move(self._store.table.first)
+
+    def to_end(self) -> Self:
+        """Behind the last message."""
+        self._store.move_on()
+        return self._move(self._store.table.last + 1)
+
+    def to(self, index: int) -> Self:
+        """The message of this index comes next.
+
+        Raises:
+            UsageError: there is no such message; says which there are.
+        """
+        self._store.move_on()
+        first, last = self._store.table.first, self._store.table.last
+        upto = last + 1 if self._forward else last
+        if not first <= index <= max(upto, first):
+            kept = f"{first} to {last} are kept" if first <= last else "no message is kept"
+            raise UsageError(f"{self._store.folder}: there is no message {index}; {kept}. Nothing was moved.")
+        return self._move(index if self._forward else index + 1)
+
+    def forward(self) -> Self:
+        """From now on the message behind its place comes next."""
+        self._forward = True
+        return self
+
+    def backward(self) -> Self:
+        """From now on the message before its place comes next."""
+        self._forward = False
+        return self
+
+    def _read(self, n: int, wait_s: float) -> list[Message]:
+        until = time.monotonic() + wait_s
+        pause = limits.QUEUE_POLL_S
+        while True:
+            with self._alone():
+                found = self._take(self._known(), n)
+                if found:
+                    self._note(found[-1].index + (1 if self._forward else 0))
+                    return found
+            left = until - time.monotonic()
+            if left <= 0 or n < 1:
+                return []
+            time.sleep(min(pause, left))
+            pause = min(pause * 2, limits.QUEUE_POLL_MAX_S)
+
+    def _take(self, place: int, n: int) -> list[Message]:
+        """At most ``n`` messages from a place on, in our direction."""
+        if self._store.table.last < place:
+            self._store.move_on()
+        else:
+            self._store.check()
+        found: list[Message] = []
+        index = self._next(place)
+        while index > 0 and len(found) < n and (message := self._message(index)) is not None:
+            found.append(message)
+            index = message.index + (1 if self._forward else -1)
+        return found
+
+    def _message(self, index: int) -> Message | None:
+        """The message of an index, or where it was trimmed the next one that is kept; None: there is none."""
+        if index not in self._ahead:
+            forward, back = limits.QUEUE_AHEAD_ROWS, limits.QUEUE_BACK_ROWS
+            start, end = (index, index + forward) if self._forward else (max(index + 1 - back, 1), index + 1)
+            self._ahead = {m.index: m for m in self._read_ahead(start, end)}
+        if index in self._ahead or not self._forward:
+            return self._ahead.get(index)
+        later = min(self._ahead, default=None)
+        return None if later is None else self._ahead[later]
+
+    def _read_ahead(self, start: int, end: int) -> Iterator[Message]:
+        end = min(end, self._store.table.last + 1)
+        size = 0
+        for part in reading.between(self._store, start, end):
+            yield from messages_of(part)
+            size += part.nbytes
+            if self._forward and size > limits.QUEUE_AHEAD_BYTES:
+                return
+
+    def _next(self, place: int) -> int:
+        table = self._store.table
+        return max(place, table.first) if self._forward else min(place, table.last + 1) - 1
+
+    def _known(self) -> int:
+        if self.name is None:
+            return self._place
+        with self._store.damage_told():
+            place = self._store.positions.of(self.name)
+        if place is None:
+            raise UsageError(f"{self._store.folder}: the reader {self.name} was forgotten. Take its tailer again.")
+        return place
+
+    def _move(self, place: int) -> Self:
+        with self._alone():
+            self._known()
+            self._note(place)
+        return self
+
+    def _note(self, place: int) -> None:
+        if self.name is None:
+            self._place = place
+        else:
+            self._store.positions.note(self.name, place)
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """No other handle of this name moves meanwhile."""
+        if self.name is None:
+            yield
+            return
+        with self._store.damage_told(), self._store.positions.held(self.name):
+            yield
