@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -111,6 +113,35 @@ def test_a_log_file_that_cannot_be_written_is_refused(plan_file: str, tmp_path: 
     """Before anything is done."""
     assert start(["run", plan_file, "--log-file", str(tmp_path / "nowhere" / "run.log")]) == 2
     assert not (tmp_path / ".ferryman").exists()
+
+
+def test_a_full_disk_ends_the_log_and_not_the_run(plan_file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """``/dev/full`` is one. It is said once."""
+    assert start(["run", plan_file, "--log-file", "/dev/full"]) == 3
+    told = capsys.readouterr().err
+    assert told.count("No space left on device") == 1
+    assert "warning: --log-file /dev/full: No space left on device: nothing more is written to it. The run goes" in told
+
+
+def test_a_run_goes_on_when_nobody_reads_what_it_reports(
+    plan_file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in ``ferryman run plan.py 2>&1 >/dev/null | head -1``."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    with open(writing, "w") as broken:
+        monkeypatch.setattr("sys.stderr", broken)
+        assert start(["run", plan_file]) == 3
+        monkeypatch.undo()
+        with contextlib.suppress(BrokenPipeError):
+            broken.close()
+    assert start(["run", plan_file]) == 3, "what was rejected is; all else was delivered"
+
+
+def test_a_choice_that_there_is_not_is_refused_in_plain_words(capsys: pytest.CaptureFixture[str]) -> None:
+    assert start(["run", "plan.py", "--log-format", "xml"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: Invalid value for '--log-format': 'xml' is not one of 'text', 'json'.")
 
 
 def test_shells_can_complete(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -112,4 +112,5 @@ def _usage(raised: Exception) -> None:
     if type(raised).__name__ == "NoArgsIsHelpError":  # `ferryman` alone: the message is the help
         print(message, file=sys.stderr)
         return
-    error(f"{message} `{path} --help` lists what it accepts.")
+    told = message.replace(": Value error, ", ": ")  # pydantic's, by which typer checks
+    error(f"{told} `{path} --help` lists what it accepts.")

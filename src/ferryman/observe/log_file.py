@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, TextIO
 
 from ferryman.errors import UsageError
 from ferryman.observe.progress import Following, LineProgress
+from ferryman.observe.stream import Writable
 
 FORMATS: Final = ("text", "json")
 
@@ -33,7 +35,7 @@ class JsonLog(Following):
     - ``finished``: the counts of ``run --json``
     """
 
-    def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, stream: Writable, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(clock)
         self._stream = stream
 
@@ -79,13 +81,19 @@ class LogLines(LineProgress):
         self.message("finished: " + ", ".join(f"{name} {count}" for name, count in counts.items()))
 
 
-def open_log(path: Path) -> TextIO:
-    """The file, to be appended to.
+@contextlib.contextmanager
+def open_log(path: Path) -> Iterator[TextIO]:
+    """The file, to be appended to. What cannot be written any more when it is closed is dropped.
 
     Raises:
         UsageError: it cannot be written.
     """
     try:
-        return open(path, "a", encoding="utf-8", errors="backslashreplace")
+        file = open(path, "a", encoding="utf-8", errors="backslashreplace")  # noqa: SIM115 - closed below
     except OSError as e:
         raise UsageError(f"--log-file {path}: {e.strerror}. Give a file that can be written.") from None
+    try:
+        yield file
+    finally:
+        with contextlib.suppress(OSError):
+            file.close()

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Final, Protocol, TextIO
+from typing import TYPE_CHECKING, Final, Protocol
 
 from ferryman.observe.pace import Pace, duration
+from ferryman.observe.stream import Writable
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -232,7 +233,7 @@ class LineProgress(Following):
         verbose: also when a phase begins, and the tracebacks of errors.
     """
 
-    def __init__(self, stream: TextIO, verbose: bool = False, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, stream: Writable, verbose: bool = False, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(clock)
         self.stream = stream
         self.verbose = verbose

@@ -9,6 +9,7 @@ from typing import TextIO
 
 from ferryman.observe.log_file import JsonLog, LogLines, open_log
 from ferryman.observe.progress import Bar, Forwarding, LineProgress, Observer
+from ferryman.observe.stream import Expendable
 
 
 @contextlib.contextmanager
@@ -27,7 +28,8 @@ def watching(
         with _on(stream, verbose, log_format) as observer:
             yield observer
         return
-    with open_log(log_file) as file, _on(stream, verbose, "text") as observer:
+    with open_log(log_file) as opened, _on(stream, verbose, "text") as observer:
+        file = Expendable(opened, lambda e: observer.message(f"warning: {_given_up(log_file, e)}"))
         log: Observer = JsonLog(file) if log_format == "json" else LogLines(file, verbose)
         try:
             yield Forwarding(observer, log)
@@ -36,13 +38,17 @@ def watching(
             raise
 
 
+def _given_up(log_file: Path, error: OSError) -> str:
+    return f"--log-file {log_file}: {error.strerror}: nothing more is written to it. The run goes on."
+
+
 @contextlib.contextmanager
 def _on(stream: TextIO, verbose: bool, log_format: str) -> Iterator[Observer]:
     if log_format == "json":
-        yield JsonLog(stream)
+        yield JsonLog(Expendable(stream))
         return
     if not stream.isatty():
-        yield LineProgress(stream, verbose)
+        yield LineProgress(Expendable(stream), verbose)
         return
     from rich.console import Console
     from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
