@@ -60,8 +60,8 @@ ACTIONS: Final[dict[str, Action]] = {
     "end": Action("has nothing more to do, and ends without having noticed that it was overtaken"),
     # 1 scan, 2 transform, 3 commit
     "scan": Action(
-        "lists and judges",
-        ("engine.scan.listing.list_sources", "engine.scan.detect.judge"),
+        "lists and detects changes",
+        ("engine.scan.listing.list_sources", "engine.scan.detect.detect_changes"),
         ("scan.listed", "scan.judged"),
     ),
     "transform": Action(

@@ -132,7 +132,7 @@ class Driver(NamedTuple):
     overtaken: Tables = (0, 0, 0)
     """Tables that somebody else has committed to since this driver has read them."""
     taken_up: tuple[int, ...] = ()
-    """Documents of the judged listing that no wave has taken yet."""
+    """Documents of the compared listing that no wave has taken yet."""
     staged: tuple[Staging, ...] = ()
     work: tuple[Lane, ...] = ()
     fold: Fold = Fold()
