@@ -68,11 +68,11 @@ def next_batch(files: list[MessageFile], wanted: int | None = None) -> list[Mess
         if file.size > limits.PART_BYTES // _FULL:
             break
         if file.level > level:
+            if len(run) >= wanted:
+                break
             run, level = [], file.level
         run.append(file)
-        if len(run) >= wanted:
-            return _fitting(run)
-    return []
+    return _fitting(run) if len(run) >= wanted else []
 
 
 def _fitting(run: list[MessageFile]) -> list[MessageFile]:

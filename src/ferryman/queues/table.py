@@ -161,7 +161,7 @@ class MessageTable:
         elif 0 in written:
             self._apply(entries.decode(self.path(0)), 0)
         else:
-            missing = self.marks / f"{max(folded):020d}" if folded else self.path(0)
+            missing = self._missing(folded)
             if missing.exists():  # it came while we looked
                 raise FileNotFoundError(str(missing))
             raise StateDamaged(str(missing), "the file is missing")
@@ -170,6 +170,13 @@ class MessageTable:
             if version not in written and not self._trimmed(version):
                 raise StateDamaged(str(self.path(version)), "the log file is missing")
             self._apply(entries.decode(self.path(version)), version)
+
+    def _missing(self, folded: set[int]) -> Path:
+        """The file without which there is no beginning."""
+        marks = [int(name) for name in os.listdir(self.marks) if name.isdigit()]
+        if marks:
+            return self.log / f"{max(marks):020d}.checkpoint.parquet"
+        return self.marks / f"{max(folded):020d}" if folded else self.path(0)
 
     def _trimmed(self, version: int) -> bool:
         """Was it removed because a newer checkpoint holds it?"""

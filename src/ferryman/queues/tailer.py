@@ -101,7 +101,7 @@ class Tailer:
             with self._alone():
                 found = self._take(self._known(), n)
                 if found:
-                    self._note(found[-1].index + (1 if self._forward else 0))
+                    self._note(self._behind(found[-1]))
                     return found
             left = until - time.monotonic()
             if left <= 0 or n < 1:
@@ -111,16 +111,23 @@ class Tailer:
 
     def _take(self, place: int, n: int) -> list[Message]:
         """At most ``n`` messages from a place on, in our direction."""
-        if self._store.table.last < place:
+        if self._store.table.last < place + n - 1:
             self._store.move_on()
         else:
             self._store.check()
         found: list[Message] = []
-        index = self._next(place)
-        while index > 0 and len(found) < n and (message := self._message(index)) is not None:
-            found.append(message)
-            index = message.index + (1 if self._forward else -1)
+        while len(found) < n and (index := self._next(place)) > 0:
+            message = self._message(index)
+            if message is not None:
+                found.append(message)
+                place = self._behind(message)
+            elif self._next(place) == index:  # or it was trimmed while we looked: the first that is kept comes next
+                break
         return found
+
+    def _behind(self, message: Message) -> int:
+        """The place after this message was read."""
+        return message.index + 1 if self._forward else message.index
 
     def _message(self, index: int) -> Message | None:
         """The message of an index, or where it was trimmed the next one that is kept; None: there is none."""
@@ -152,6 +159,7 @@ class Tailer:
         with self._store.damage_told():
             place = self._store.positions.of(self.name)
         if place is None:
+            self._store.check()
             raise UsageError(f"{self._store.folder}: the reader {self.name} was forgotten. Take its tailer again.")
         return place
 
