@@ -66,6 +66,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "python: sources": partial(signatures.names, "ferryman.sources"),
     "python: steps": partial(signatures.names, "ferryman.steps"),
     "python: destinations": partial(signatures.names, "ferryman.destinations"),
+    "python: queues": partial(signatures.module, "ferryman.queues"),
     "python: testing": signatures.testing,
 }
 

@@ -9,7 +9,7 @@ from typing import Annotated, cast
 
 import typer
 
-from ferryman.cli import demo, documents, fsck, init, plan, preview, resolve, retry, run, search, status
+from ferryman.cli import demo, documents, fsck, init, plan, preview, queue, resolve, retry, run, search, status
 from ferryman.cli.intake import app as intake_app
 from ferryman.cli.options import Asked
 from ferryman.cli.terminal import error, tolerate_any_text
@@ -60,6 +60,7 @@ app.command()(resolve.resolve)
 app.command()(search.search)
 app.command()(fsck.fsck)
 app.add_typer(plan.app)
+app.add_typer(queue.app)
 app.add_typer(intake_app)
 
 

@@ -8,8 +8,11 @@ from collections.abc import Sequence
 from importlib.abc import MetaPathFinder
 from types import ModuleType
 
-ASKING = ("status", "deliveries", "history", "retry", "fsck")
-"""Verbs that need the ledger and no Spark."""
+ASKING = {
+    **dict.fromkeys(("status", "deliveries", "history", "retry", "fsck"), "ferryman.account.questions"),
+    "queue": "ferryman.queues",
+}
+"""Verbs that need no Spark -> what they need."""
 
 
 class _NoPandas(MetaPathFinder):
@@ -31,6 +34,6 @@ def load_ledger(args: list[str]) -> None:
         finder = _NoPandas()
         sys.meta_path.insert(0, finder)
         try:
-            importlib.import_module("ferryman.account.questions")
+            importlib.import_module(ASKING[args[0]])
         finally:
             sys.meta_path.remove(finder)
