@@ -215,3 +215,16 @@ def test_cleanup_goes_on_past_what_is_damaged(queue: Queue, caplog: pytest.LogCa
     assert held.id in result.passed_over[1][1]
     assert queue.delete_completed_batches() == []
     assert f"/jobs/{bad}/status" in caplog.text
+
+
+def test_whether_all_jobs_are_made_does_not_hang_on_words(queue: Queue, opening: Opening) -> None:
+    """It stays when somebody writes another message, and over every move."""
+    batch = queue.load_batch(started(queue, jobs=2))
+    assert batch.jobs_made is None
+    batch.set_status("Processing", "7 jobs made")
+    assert batch.jobs_made is None
+    batch.set_jobs_made(2)
+    assert (batch.jobs_made, batch.message) == (2, "2 jobs made")
+    batch.set_status("Processing", "an operator has looked at it")
+    batch.set_status("Reporting")
+    assert opening().load_batch(batch.id).jobs_made == 2

@@ -135,7 +135,32 @@ class Batch(Item):
             self._seen = None
         return True
 
-    def _moved(self, now: StatusNode, after: BatchState, message: str, *, starting: bool = False) -> list[Op]:
+    @property
+    def jobs_made(self) -> int | None:
+        """How many jobs its submission has come to; None: not all of them are made yet."""
+        made: int | None = self._status().values.get("jobs_made")
+        return made
+
+    def set_jobs_made(self, jobs: int) -> None:
+        """Note that all of them are made. Raises as ``set_status``."""
+        message = f"{jobs} {'job' if jobs == 1 else 'jobs'} made"
+        self._move(lambda now: self._named(now, BatchState.PROCESSING), message, jobs_made=jobs)
+
+    def _next(self, now: StatusNode, after: BatchState, message: str) -> dict[str, Any]:
+        kept = {"jobs_made": now.values["jobs_made"]} if "jobs_made" in now.values else {}
+        return {**super()._next(now, after, message), **kept}
+
+    def _moved(
+        self,
+        now: StatusNode,
+        after: BatchState,
+        message: str,
+        *,
+        starting: bool = False,
+        jobs_made: int | None = None,
+    ) -> list[Op]:
+        if jobs_made is not None:
+            now = now._replace(values={**now.values, "jobs_made": jobs_made})
         ops = super()._moved(now, after, message)
         if starting:
             ops += self._tree.missing([batch_path(self.id, "states")])

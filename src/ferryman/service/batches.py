@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable
 from typing import Final
@@ -22,12 +21,10 @@ AGAIN_S: Final = 30.0
 PATIENCE_S: Final = 24 * 3600.0
 """So long a batch waits for its manifest, as nobody can hand the same batch in again. Then it has failed."""
 
-_MADE: Final = re.compile(r"[0-9]+ jobs? made")
-
 
 def is_made(batch: Batch) -> bool:
     """Was every job of it made? Until then its report is not due."""
-    return bool(_MADE.match(batch.message)) or not has_payload(batch.submission)
+    return batch.jobs_made is not None or not has_payload(batch.submission)
 
 
 class Batches:
@@ -36,9 +33,9 @@ class Batches:
     1. The batch is acquired: locked, and in Processing.
     2. Its manifest is fetched, checked, and laid into the working space.
     3. A job is made of each object that has none yet; which those are, their ``jobID`` says.
-    4. The batch's message says that all were made.
+    4. The batch's status node says how many were made: all.
 
-    A batch in Processing whose message does not say so is one that was killed in between: it is acquired again.
+    A batch in Processing that does not say so is one that was killed in between: it is acquired again.
     """
 
     def __init__(
@@ -96,7 +93,7 @@ class Batches:
                 self._place(batch, job)
                 crash.point("batch.job")
         crash.point("batch.made")
-        batch.set_status("Processing", f"{len(jobs)} {'job' if len(jobs) == 1 else 'jobs'} made")  # 4
+        batch.set_jobs_made(len(jobs))  # 4
         self._say(f"{batch.id}: {batch.message}")
 
     def _place(self, batch: Batch, job: Planned) -> None:
