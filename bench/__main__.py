@@ -22,6 +22,7 @@ NAMES = (
     "postgres",
     "extract",
     "intake",
+    "queue",
     "sizes",
     "large_state",
 )
