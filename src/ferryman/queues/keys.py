@@ -95,7 +95,10 @@ class RememberedKeys:
 
     def _write(self, run: KeyRun) -> None:
         order = np.lexsort((run.low, run.high))
-        body = b"".join(np.ascontiguousarray(column[order]).tobytes() for column in run)
+        run = KeyRun(*(column[order] for column in run))
+        new = np.ones(len(order), bool)  # a kill may have left a key in two files
+        new[1:] = (run.high[1:] != run.high[:-1]) | (run.low[1:] != run.low[:-1])
+        body = b"".join(column[new].tobytes() for column in run)
         head = b"%08x" % zlib.crc32(body)
         replace(self._folder / uuid.uuid4().hex, head.ljust(_HEAD) + body)
 
