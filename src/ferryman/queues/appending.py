@@ -17,6 +17,7 @@ from ferryman.queues.keys import key_name
 from ferryman.queues.message import ROWS
 from ferryman.queues.place import turn
 from ferryman.queues.store import QueueStore
+from ferryman.queues.table import CommitUnknown
 from ferryman.storage.files import disk_full, fsync_folder
 from ferryman.storage.parquet import Part, PartWriter
 
@@ -45,9 +46,26 @@ def append_rows(store: QueueStore, rows: pa.Table, key: str | None = None) -> ra
             crash.point("append.staged")
             fsync_folder(store.table.folder)
             written = (store.table.folder / file.path).exists()  # not if we slept, and somebody took it for left over
-            if written and store.table.commit(LogEntry("append", (file,), (), {LAST: file.end - 1})):  # 4
+            if written and _committed(store, file):  # 4
                 return range(file.first, file.end)
             (store.table.folder / file.path).unlink(missing_ok=True)
+
+
+def _committed(store: QueueStore, file: MessageFile) -> bool:
+    """Commit it; False: somebody else was faster.
+
+    Raises:
+        CommitUnknown: we were stopped so long that nobody can tell.
+    """
+    try:
+        return store.table.commit(LogEntry("append", (file,), (), {LAST: file.end - 1}))
+    except CommitUnknown:
+        store.move_on()
+        if file in store.table.files:
+            return True
+        if not file.key:
+            raise
+        return False  # then the key tells
 
 
 def _staged(store: QueueStore, rows: pa.Table, key: str) -> MessageFile:

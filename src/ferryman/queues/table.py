@@ -32,6 +32,20 @@ _TRIES: Final = 20
 """So often the log is read again because somebody trimmed it meanwhile."""
 
 
+class CommitUnknown(EngineError):
+    """A process slept while it committed, and others have trimmed the log meanwhile: did it take effect?"""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
+        self.path = path
+
+    def __str__(self) -> str:
+        return (
+            f"{self.path}: the log went on without this process, which was stopped while it committed. Whether the "
+            "commit took effect is not known. An append with a key can be repeated."
+        )
+
+
 class MessageTable:
     """The table in ``folder`` as of one version: ``files`` in the order of their messages."""
 
@@ -43,6 +57,7 @@ class MessageTable:
         self.checkpointed = -1
         self.files: list[MessageFile] = []
         self.transactions: dict[str, int] = {}
+        self._stamp: tuple[int, int] | None = None
 
     @property
     def last(self) -> int:
@@ -58,9 +73,10 @@ class MessageTable:
         """The file of an entry."""
         return self.log / f"{version:020d}.json"
 
-    def behind(self) -> bool:
-        """Is there something new? Costs a look or two at the folder."""
-        return self.path(self.version + 1).exists() or not self.path(self.version).exists()
+    @property
+    def holds(self) -> bool:
+        """Is the entry of our version still in the log? If it was trimmed, what follows it may have been, too."""
+        return self._stamp is not None and self._stamp == _stamp(self.path(self.version))
 
     def move_on(self) -> bool:
         """To the newest version, which is durable then; True if it is another one than before.
@@ -71,11 +87,14 @@ class MessageTable:
         before = self.version
         for _ in range(_TRIES):
             with contextlib.suppress(FileNotFoundError):  # trimmed while we read it
-                if self.version < 0 or not self.path(self.version).exists():
+                if not self.holds:
                     self._open()
                 while self.path(self.version + 1).exists():
-                    self._apply(entries.decode(self.path(self.version + 1)), self.version + 1)
-                if self.path(self.version).exists():
+                    entry = entries.decode(self.path(self.version + 1))
+                    if not self.holds:  # as in commit: what was read may be what a sleeper has left there
+                        break
+                    self._apply(entry, self.version + 1)
+                if self.holds:
                     break
         else:
             raise StateDamaged(str(self.path(self.version)), "the log file is missing")
@@ -88,21 +107,30 @@ class MessageTable:
 
         1. write and sync the entry under a temporary name
         2. link it to the name of the next version: it has taken effect
-        3. sync the folder
+        3. unless our version was trimmed. The next one may have been written and trimmed too, and be free for that
+           reason: entries are trimmed in their order
+        4. sync the folder
+
+        Raises:
+            CommitUnknown: the log was trimmed while we were about to commit.
         """
         version, kind = self.version + 1, entry.kind
         temporary = self.log / f"{TEMPORARY}{uuid.uuid4().hex}"
         try:
             write_synced(temporary, entries.encode(entry, data_change=data_change))  # 1
             crash.point(f"{kind}.written")
+            if not self.holds:
+                return False
             try:
                 os.link(temporary, self.path(version))  # 2
             except FileExistsError:
                 return False
             crash.point(f"{kind}.logged")
+            if not self.holds:  # 3
+                raise CommitUnknown(str(self.path(version)))
         finally:
             temporary.unlink(missing_ok=True)
-        fsync_folder(self.log)  # 3
+        fsync_folder(self.log)  # 4
         crash.point(f"{kind}.synced")
         self._apply(entry, version)
         return True
@@ -139,9 +167,9 @@ class MessageTable:
         crash.point("fold.made")
         replace(self.marks / f"{version:020d}", sealed(_checksum(path)))  # 2
         crash.point("fold.marked")
-        for old in self.log.iterdir():  # 3
-            if (found := _ENTRY.match(old.name) or _CHECKPOINT.match(old.name)) and int(found[1]) < version:
-                old.unlink(missing_ok=True)
+        for name in sorted(os.listdir(self.log)):  # 3, the oldest first: see commit
+            if (found := _ENTRY.match(name) or _CHECKPOINT.match(name)) and int(found[1]) < version:
+                (self.log / name).unlink(missing_ok=True)
         for mark in self.marks.iterdir():
             if mark.name.isdigit() and int(mark.name) < version:
                 mark.unlink(missing_ok=True)
@@ -166,10 +194,13 @@ class MessageTable:
                 raise FileNotFoundError(str(missing))
             raise StateDamaged(str(missing), "the file is missing")
         self.checkpointed = max(marked, 0)
+        begins, stamp = self.path(self.version), self._stamp
         for version in range(self.version + 1, max(written, default=-1) + 1):
             if version not in written and not self._trimmed(version):
                 raise StateDamaged(str(self.path(version)), "the log file is missing")
             self._apply(entries.decode(self.path(version)), version)
+        if _stamp(begins) != stamp:
+            self._stamp = None  # trimmed meanwhile: once more
 
     def _missing(self, folded: set[int]) -> Path:
         """The file without which there is no beginning."""
@@ -198,6 +229,7 @@ class MessageTable:
         self.files = sorted([*self.files, *entry.adds], key=lambda f: f.first)  # nearly sorted: quick
         self.transactions.update(entry.transactions)
         self.version = version
+        self._stamp = _stamp(self.path(version))
 
     def _sync(self) -> None:
         """What others have written is durable before anybody acts on it."""
@@ -214,6 +246,15 @@ class MessageTable:
             named = msgspec.json.decode(hint.read_bytes())["version"]
             if not (self.log / f"{named:020d}.checkpoint.parquet").exists():
                 hint.unlink(missing_ok=True)
+
+
+def _stamp(path: Path) -> tuple[int, int] | None:
+    """What tells a file from another one of its name; None: there is none."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_ino, found.st_mtime_ns
 
 
 def _checksum(path: Path) -> str:
