@@ -154,6 +154,24 @@ def test_a_tailer_whose_messages_are_trimmed_while_it_reads(root: Path, monkeypa
     assert [m.index for m in tailer.read_many(9)] == [8, 9, 10]
 
 
+def test_a_reader_that_is_just_moving(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be going back: a trim says so, an append leaves it for later, force does not ask."""
+    monkeypatch.setattr(limits, "QUEUE_TURN_S", 0)
+    queue = Queue("orders", root, keep="0s")
+    queue.register("auditor", 3)
+    queue.append([{"n": 1}])
+    queue.append([{"n": 2}])
+    assert queue._open is not None
+    with queue._open.positions.held("auditor"):
+        with pytest.raises(UsageError, match="the reader auditor is busy"):
+            queue.trim(0)
+        first = queue.first_index
+        queue.append([{"n": 3}])
+        assert queue.first_index == first
+        assert queue.trim(0, force=True) == 3 - first + 1
+    assert queue.append([{"n": 4}]) == [4]
+
+
 # --- files are few --------------------------------------------------------------------------------------
 
 

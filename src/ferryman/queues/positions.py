@@ -62,3 +62,13 @@ class Positions:
         """Meanwhile nobody else moves this reader."""
         with turn(self._folder / f".lock-{name}"):
             yield
+
+    @contextlib.contextmanager
+    def all_held(self, wait_s: float) -> Iterator[str | None]:
+        """Meanwhile nobody moves any reader that is registered now; or the one that could not be had for so long."""
+        with contextlib.ExitStack() as held:
+            for name in self.names():
+                if not held.enter_context(turn(self._folder / f".lock-{name}", wait_s)):
+                    yield name
+                    return
+            yield None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Self
 
 from ferryman import limits
@@ -62,13 +62,11 @@ class Tailer:
 
     def to_start(self) -> Self:
         """Before the first message that is kept."""
-        self._store.move_on()
-        return self._move(self._store.table.first)
+        return self._move(lambda first, _: first)
 
     def to_end(self) -> Self:
         """Behind the last message."""
-        self._store.move_on()
-        return self._move(self._store.table.last + 1)
+        return self._move(lambda _, last: last + 1)
 
     def to(self, index: int) -> Self:
         """The message of this index comes next.
@@ -76,13 +74,15 @@ class Tailer:
         Raises:
             UsageError: there is no such message; says which there are.
         """
-        self._store.move_on()
-        first, last = self._store.table.first, self._store.table.last
-        upto = last + 1 if self._forward else last
-        if not first <= index <= max(upto, first):
-            kept = f"{first} to {last} are kept" if first <= last else "no message is kept"
-            raise UsageError(f"{self._store.folder}: there is no message {index}; {kept}. Nothing was moved.")
-        return self._move(index if self._forward else index + 1)
+
+        def found(first: int, last: int) -> int:
+            upto = last + 1 if self._forward else last
+            if not first <= index <= max(upto, first):
+                kept = f"{first} to {last} are kept" if first <= last else "no message is kept"
+                raise UsageError(f"{self._store.folder}: there is no message {index}; {kept}. Nothing was moved.")
+            return index if self._forward else index + 1
+
+        return self._move(found)
 
     def forward(self) -> Self:
         """From now on the message behind its place comes next."""
@@ -163,10 +163,12 @@ class Tailer:
             raise UsageError(f"{self._store.folder}: the reader {self.name} was forgotten. Take its tailer again.")
         return place
 
-    def _move(self, place: int) -> Self:
+    def _move(self, place: Callable[[int, int], int]) -> Self:
+        """To the place that is chosen by the first and the last index: nothing is trimmed until we are there."""
         with self._alone():
             self._known()
-            self._note(place)
+            self._store.move_on()
+            self._note(place(self._store.table.first, self._store.table.last))
         return self
 
     def _note(self, place: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from typing import Final
 
@@ -53,7 +54,16 @@ def trim(store: QueueStore, keep_s: float, *, force: bool = False, exact: bool =
         force: never mind the readers.
     """
     before = _before(keep_s)
-    with store.guard, store.damage_told(), turn(store.merging, limits.QUEUE_TURN_S):
+    with contextlib.ExitStack() as held:
+        held.enter_context(store.damage_told())
+        if not force:  # a reader that goes back meanwhile is sure of what it goes back to
+            busy = held.enter_context(store.positions.all_held(limits.QUEUE_TURN_S if exact else 0))
+            if busy is not None and exact:
+                raise UsageError(f"{store.folder}: the reader {busy} is busy. Nothing was trimmed; try again later.")
+            if busy is not None:
+                return 0
+        held.enter_context(turn(store.merging, limits.QUEUE_TURN_S if exact else 0))
+        held.enter_context(store.guard)
         while True:
             store.move_on()
             upto = _FOREVER if force else min(store.positions.all().values(), default=_FOREVER)
