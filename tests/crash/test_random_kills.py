@@ -15,7 +15,7 @@ from tests.crash.kills import Killed
 pytestmark = pytest.mark.spark
 
 DOCUMENTS = 3000
-ROUNDS_SHORT, ROUNDS_LONG = 3, 30
+ROUNDS_SHORT, ROUNDS_LONG = 1, 30
 
 SQL = "from ferryman.destinations import Sql\nout = Sql('sqlite:///{}/out.db', mode='append')"
 
