@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.tiers import sampled
+
 PLAN = """
 from ferryman import Plan
 from ferryman.destinations import Null
@@ -82,7 +84,7 @@ def running(folder: Path, plan: str) -> Iterator[tuple[str, subprocess.Popen[byt
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", sampled([signal.SIGTERM, signal.SIGINT], 2))
 def test_no_process_is_left(tmp_path: Path, number: signal.Signals) -> None:
     """The signal comes as soon as the JVM has been started."""
     with running(tmp_path, PLAN) as (mark, run):
@@ -93,7 +95,7 @@ def test_no_process_is_left(tmp_path: Path, number: signal.Signals) -> None:
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("times", [1, 2])
+@pytest.mark.parametrize("times", sampled([2, 1], 2))
 def test_no_process_is_left_of_a_step_that_hangs(tmp_path: Path, times: int) -> None:
     """Workers too; twice is at once."""
     with running(tmp_path, STUCK.replace("FOLDER", repr(str(tmp_path)))) as (mark, run):

@@ -130,9 +130,9 @@ def test_a_run_goes_on_when_nobody_reads_what_it_reports(
     reading, writing = os.pipe()
     os.close(reading)
     with open(writing, "w") as broken:
-        monkeypatch.setattr("sys.stderr", broken)
-        assert start(["run", plan_file]) == 3
-        monkeypatch.undo()
+        with monkeypatch.context() as patch:
+            patch.setattr("sys.stderr", broken)
+            assert start(["run", plan_file]) == 3
         with contextlib.suppress(BrokenPipeError):
             broken.close()
     assert start(["run", plan_file]) == 3, "what was rejected is; all else was delivered"

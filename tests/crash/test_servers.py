@@ -74,14 +74,11 @@ def test_killed_there_and_started_again(
         assert target.contents(real, place) == targets.wanted()
 
 
+@pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.parametrize(
     ("name", "number"),
-    [
-        pytest.param(n, i, marks=[] if (n, i) == (FIRST, 0) else [pytest.mark.slow])
-        for n in TARGETS
-        for i in range(ROUNDS)
-    ],
+    [(n, i) for n in TARGETS for i in range(ROUNDS)],
 )
 def test_killed_at_a_random_time(server: Callable[[str], Any], tmp_path: Path, name: str, number: int) -> None:
     """Up to three times, then left alone: every document is there once, and the account adds up."""

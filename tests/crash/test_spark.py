@@ -19,7 +19,7 @@ from tests.support.zygote import Zygote
 
 pytestmark = pytest.mark.spark
 
-SHORT = ("wave.logged", "transform.staged", "deliver.sent", "settle.rewrite")
+SHORT = ("wave.logged", "transform.staged")
 """Points tried on Spark each time, each under one guarantee; all × all is `make prove`."""
 
 
@@ -89,9 +89,9 @@ def test_killed_there_on_spark(
 SHORT_SHAPES = {
     "join": "wave.marked",
     "rejoin": "",
-    "family": "deliver.sent",
+    "family": "",
     "retries": "",
-    "version": "version.built",
+    "version": "",
     "deadly": "transform.outbox",
     "outage": "",
 }

@@ -233,6 +233,7 @@ def test_with_versions_it_is_transactional(solr: SolrServer, guarded: str) -> No
 
 
 @pytest.mark.rule("solr.once")
+@pytest.mark.slow
 def test_a_server_that_reads_its_log_is_waited_for(solr: SolrServer, plays: str) -> None:
     """After a crash it answers before it sees what it has: an older version would be taken."""
     rows = [delivery(f"d{i}", 1000 + i, "some words " * 50) for i in range(10_000)]
