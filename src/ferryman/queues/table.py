@@ -24,7 +24,7 @@ from ferryman import crash
 from ferryman.errors import EngineError, StateDamaged
 from ferryman.queues import entries
 from ferryman.queues.entries import LAST, LogEntry, MessageFile
-from ferryman.storage.files import TEMPORARY, fsync_file, fsync_folder, replace, sealed, unseal, write_synced
+from ferryman.storage.files import TEMPORARY, fsync_file, fsync_folder, replace, sealed, stamp, unseal, write_synced
 
 _ENTRY = re.compile(r"(\d{20})\.json\Z")
 _CHECKPOINT = re.compile(r"(\d{20})\.checkpoint\.parquet\Z")
@@ -57,7 +57,7 @@ class MessageTable:
         self.checkpointed = -1
         self.files: list[MessageFile] = []
         self.transactions: dict[str, int] = {}
-        self._stamp: tuple[int, int] | None = None
+        self._stamp: tuple[int, int, int] | None = None
 
     @property
     def last(self) -> int:
@@ -76,7 +76,7 @@ class MessageTable:
     @property
     def holds(self) -> bool:
         """Is the entry of our version still in the log? If it was trimmed, what follows it may have been, too."""
-        return self._stamp is not None and self._stamp == _stamp(self.path(self.version))
+        return self._stamp is not None and self._stamp == stamp(self.path(self.version))
 
     def move_on(self) -> bool:
         """To the newest version, which is durable then; True if it is another one than before.
@@ -194,12 +194,12 @@ class MessageTable:
                 raise FileNotFoundError(str(missing))
             raise StateDamaged(str(missing), "the file is missing")
         self.checkpointed = max(marked, 0)
-        begins, stamp = self.path(self.version), self._stamp
+        begins, began = self.path(self.version), self._stamp
         for version in range(self.version + 1, max(written, default=-1) + 1):
             if version not in written and not self._trimmed(version):
                 raise StateDamaged(str(self.path(version)), "the log file is missing")
             self._apply(entries.decode(self.path(version)), version)
-        if _stamp(begins) != stamp:
+        if stamp(begins) != began:
             self._stamp = None  # trimmed meanwhile: once more
 
     def _missing(self, folded: set[int]) -> Path:
@@ -229,7 +229,7 @@ class MessageTable:
         self.files = sorted([*self.files, *entry.adds], key=lambda f: f.first)  # nearly sorted: quick
         self.transactions.update(entry.transactions)
         self.version = version
-        self._stamp = _stamp(self.path(version))
+        self._stamp = stamp(self.path(version))
 
     def _sync(self) -> None:
         """What others have written is durable before anybody acts on it."""
@@ -246,15 +246,6 @@ class MessageTable:
             named = msgspec.json.decode(hint.read_bytes())["version"]
             if not (self.log / f"{named:020d}.checkpoint.parquet").exists():
                 hint.unlink(missing_ok=True)
-
-
-def _stamp(path: Path) -> tuple[int, int] | None:
-    """What tells a file from another one of its name; None: there is none."""
-    try:
-        found = path.stat()
-    except FileNotFoundError:
-        return None
-    return found.st_ino, found.st_mtime_ns
 
 
 def _checksum(path: Path) -> str:

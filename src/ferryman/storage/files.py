@@ -130,6 +130,15 @@ def remove_temporary(folder: Path, before: float) -> None:
             path.unlink(missing_ok=True)
 
 
+def stamp(path: Path) -> tuple[int, int, int] | None:
+    """What tells a file from another one of its name; None: there is none."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_ino, found.st_mtime_ns, found.st_size
+
+
 def changed_before(path: Path, when: float) -> bool:
     """Was a file that is there changed last before this time of the file system (seconds since 1970)?"""
     try:

@@ -10,6 +10,7 @@ from typing import Any, Final, NamedTuple
 import pyarrow as pa
 from deltalake import DeltaTable
 
+from ferryman.storage.files import stamp
 from ferryman.storage.log import Log
 
 KEPT: Final = 6
@@ -106,11 +107,8 @@ def _stamp(folder: Path, version: int) -> tuple[int, int, int, int] | None:
     """What tells an entry of the log from another one of the same name, and the first entry that there is; None: the
     entry is not there."""
     log = Log(folder)
-    try:
-        found = log.path(version).stat()
-    except FileNotFoundError:
-        return None
-    return found.st_ino, found.st_mtime_ns, found.st_size, min(log.versions(), default=version)
+    entry = stamp(log.path(version))
+    return None if entry is None else (*entry, min(log.versions(), default=version))
 
 
 def _add_actions(table: DeltaTable) -> list[dict[str, Any]]:
