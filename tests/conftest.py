@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+import tempfile
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +17,19 @@ from tests.servers.server import Server
 
 # Spark starts in half the time: what the second compiler makes faster, no test does long enough.
 os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+
+# A virtual machine whose host is busy takes milliseconds to hand a task from one core to another, and a query engine,
+# a table's log and a JVM do that all the time: a worker of xdist and its children stay on their share of the cores.
+if "PYTEST_XDIST_WORKER" in os.environ and hasattr(os, "sched_setaffinity"):
+    workers, worker = int(os.environ["PYTEST_XDIST_WORKER_COUNT"]), int(os.environ["PYTEST_XDIST_WORKER"][2:])
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, cores[worker % len(cores) :: workers])
+
+# Tests write a hundred thousand small files and sync each. In memory, where there is room, that costs nothing.
+_MEMORY = Path("/dev/shm")
+if "TMPDIR" not in os.environ and os.access(_MEMORY, os.W_OK) and shutil.disk_usage(_MEMORY).free > 6 << 30:
+    os.environ["TMPDIR"] = str(_MEMORY)
+    tempfile.tempdir = None  # it is looked up again
 
 # No test may depend on the machine's speed. In CI the same examples are drawn each time.
 hypothesis.settings.register_profile(
@@ -31,6 +46,24 @@ def server() -> Iterator[Callable[[str], Server]]:
     """``server("opensearch")``: a running server of this worker's own. See the docstring of tests/servers."""
     with Running() as running:
         yield running.get
+
+
+class _AtOnce:
+    """Shows each failure as soon as it is known: a run that is stopped before its end shows no summary."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        terminal = self._config.pluginmanager.get_plugin("terminalreporter")
+        if report.failed and terminal is not None:
+            terminal.write_line(f"\nFAILED at {report.when}: {report.nodeid}\n{report.longreprtext[-3000:]}")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Failures are shown by the process that a person looks at."""
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(_AtOnce(config))
 
 
 PROTOCOL = ("crash", "engine", "ledger", "model", "state")

@@ -1,4 +1,5 @@
-"""The how-to guides of files and tables are true, as they stand: their commands are run, with Spark."""
+"""The how-to guides of files and tables are true, as they stand: their commands are run, with Spark. See
+tests/docs/test_how_to.py for those that are run without."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ import pytest
 from tests.support.page import HOW_TO, Shell
 
 
+@pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.parametrize("name", ["index-a-folder", "index-a-table"])
 def test_the_page_is_true(tmp_path: Path, name: str) -> None:

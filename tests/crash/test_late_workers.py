@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 
 from tests.crash import scenario, spark
-from tests.support.tiers import sampled
 from tests.support.zygote import Zygote
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.slow]  # test_overtaken does so each time, without Spark
 
 DOCUMENTS = 60
 
@@ -32,7 +31,7 @@ def nobody_writes(root: Path) -> bool:
         return True
 
 
-@pytest.mark.parametrize("guarantee", sampled(scenario.GUARANTEES, 3))
+@pytest.mark.parametrize("guarantee", scenario.GUARANTEES)
 def test_late_workers_break_no_guarantee(tmp_path: Path, guarantee: str) -> None:
     """Old workers that wake up in the middle of the new driver's pass send no more than the guarantee allows."""
     scenario.write_corpus(tmp_path, corpus())

@@ -12,10 +12,10 @@ import pytest
 
 from tests.crash.kills import Killed
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.slow]  # test_servers does so each time, with PostgreSQL
 
 DOCUMENTS = 3000
-ROUNDS_SHORT, ROUNDS_LONG = 1, 30
+ROUNDS = 30
 
 SQL = "from ferryman.destinations import Sql\nout = Sql('sqlite:///{}/out.db', mode='append')"
 
@@ -33,11 +33,7 @@ def duration(tmp_path_factory: pytest.TempPathFactory) -> float:
     return time.monotonic() - began
 
 
-def _rounds() -> list[object]:
-    return [pytest.param(i, marks=[] if i < ROUNDS_SHORT else [pytest.mark.slow]) for i in range(ROUNDS_LONG)]
-
-
-@pytest.mark.parametrize("number", _rounds())
+@pytest.mark.parametrize("number", range(ROUNDS))
 def test_killed_at_a_random_time(number: int, duration: float, tmp_path: Path) -> None:
     """Killed up to three times at random, then left alone: each document is there once, and the account adds up."""
     chance = random.Random(number)

@@ -19,7 +19,7 @@ from tests.support.zygote import Zygote
 
 pytestmark = pytest.mark.spark
 
-SHORT = ("wave.logged", "transform.staged")
+SHORT = ("transform.staged",)
 """Points tried on Spark each time, each under one guarantee; all × all is `make prove`."""
 
 

@@ -24,7 +24,7 @@ def test_every_exported_name_is_there() -> None:
 def test_what_is_heavy_is_loaded_by_those_who_need_it() -> None:
     """A plan without databases and servers, and the command line, start without SQLAlchemy and urllib3."""
     script = "import sys, ferryman.destinations; sys.exit(bool({'sqlalchemy', 'urllib3'} & {*sys.modules}))"
-    assert subprocess.run([sys.executable, "-c", script], check=False, timeout=60).returncode == 0
+    assert subprocess.run([sys.executable, "-c", script], check=False, timeout=300).returncode == 0
 
 
 def test_what_each_can_do() -> None:

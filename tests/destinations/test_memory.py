@@ -86,14 +86,14 @@ def test_a_worker_in_another_process_writes_for_the_driver() -> None:
         again.write([delivery("a", 1)])
         """
     )
-    subprocess.run([sys.executable, "-c", script], input=pickle.dumps(task), check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", script], input=pickle.dumps(task), check=True, timeout=300)
     assert ids("node") == ["a"]
 
 
 def test_making_one_touches_nothing() -> None:
     """A plan can be built, and ``Memory`` imported, without a file being made."""
     script = "import tempfile; tempfile.mkdtemp = None; from ferryman.destinations import Memory; Memory()"
-    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=300)
 
 
 @pytest.mark.parametrize("torn", [1, _FRAME.size - 1, _FRAME.size, _FRAME.size + 5])
@@ -154,7 +154,7 @@ def test_its_folder_goes_with_the_driver() -> None:
         print(_own_folder())
         """
     )
-    done = subprocess.run([sys.executable, "-c", script], check=True, timeout=60, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", script], check=True, timeout=300, capture_output=True, text=True)
     assert "ferryman-memory-" in done.stdout
     assert not os.path.exists(done.stdout.strip())
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.destinations.search_index import SearchIndex
-from tests.support.page import HOW_TO, Shell
+from tests.support.page import HOW_TO, QuickShell, Shell
 
 CURL = """\
 import sys, urllib.request
@@ -22,12 +22,14 @@ out.write(answer)
 """As much of curl as the page needs: the machine may have none."""
 
 
-@pytest.mark.spark
-def test_index_into_opensearch(server: Callable[[str], Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "kind", [QuickShell, pytest.param(Shell, marks=[pytest.mark.spark, pytest.mark.slow], id="spark")]
+)
+def test_index_into_opensearch(server: Callable[[str], Any], tmp_path: Path, kind: type[Shell]) -> None:
     """Each command of the page is run in a shell; each line that the page shows is a line of its output."""
     real = server("opensearch")
     SearchIndex(real.url, "plays").ask("DELETE", status=(200, 404))
-    with Shell(tmp_path, {"localhost:9200": f"localhost:{real.port}"}) as shell:
+    with kind(tmp_path, {"localhost:9200": f"localhost:{real.port}"}) as shell:
         (tmp_path / "bin" / "curl.py").write_text(CURL)
         shell.add("curl", f'"{tmp_path}/bin/curl.py"')
         shell.follow(HOW_TO / "index-into-opensearch.md")

@@ -28,7 +28,7 @@ def write_versions(url: str, start: Any, own: int, step: int) -> None:
     """Every id in many versions, in an order of ids of its own; of ``step`` writers each has its own sequences."""
     sql = Sql(url, full_text=["text"])
     sql.open(CONTEXT)
-    start.wait(60)
+    start.wait(300)
     for version in range(own, 60, step):
         ids = range(20) if version % 2 else reversed(range(20))
         chunk = [
@@ -52,7 +52,7 @@ def test_of_many_writers_the_newest_sequence_wins(database: Database) -> None:
     for one in writers:
         one.start()
     for one in writers:
-        one.join(120)
+        one.join(300)
     assert [one.exitcode for one in writers] == [0] * 3
     last = {
         f"doc-{i}": max((100 * v + i, (v + i) % 7 == 0) for v in range(60) if (v + i) % 7 != 0 or v % 3 != 0)
@@ -131,7 +131,7 @@ def test_deadlocks_are_begun_again(database: Database) -> None:
 
 def check_together(url: str, start: Any) -> None:
     sql = Sql(url, columns={"title": "title"}, full_text=["text", "title"])
-    start.wait(60)
+    start.wait(300)
     sql.check()
 
 
@@ -142,7 +142,7 @@ def test_several_drivers_may_make_the_tables_at_once(database: Database) -> None
     for driver in drivers:
         driver.start()
     for driver in drivers:
-        driver.join(60)
+        driver.join(300)
     assert [driver.exitcode for driver in drivers] == [0] * 4
 
 

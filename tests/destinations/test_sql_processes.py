@@ -55,7 +55,7 @@ def test_a_killed_chunk_is_there_whole_or_not_at_all(tmp_path: Path, mode: str, 
     root = Path(__file__).parents[2]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(root / "src"), str(root)])}
     done = subprocess.run(
-        [sys.executable, "-c", DYING, f"sqlite:///{path}", mode, moment], check=False, timeout=60, env=environment
+        [sys.executable, "-c", DYING, f"sqlite:///{path}", mode, moment], check=False, timeout=300, env=environment
     )
     assert done.returncode == -signal.SIGKILL
     opened(sql)
@@ -70,7 +70,7 @@ def test_a_killed_chunk_is_there_whole_or_not_at_all(tmp_path: Path, mode: str, 
 
 def check_together(url: str, start: Any) -> None:
     sql = Sql(url, columns={"title": "title"}, full_text=["text", "title"])
-    start.wait(60)
+    start.wait(300)
     sql.check()
 
 
@@ -82,7 +82,7 @@ def test_several_drivers_may_make_the_tables_at_once(tmp_path: Path) -> None:
     for driver in drivers:
         driver.start()
     for driver in drivers:
-        driver.join(60)
+        driver.join(300)
     assert [driver.exitcode for driver in drivers] == [0] * 4
     assert query(tmp_path / "out.db", "PRAGMA journal_mode") == [("wal",)]
     verify_index(tmp_path / "out.db")
@@ -92,7 +92,7 @@ def write_versions(url: str, start: Any, own: int) -> None:
     """Every id in many versions; one writer has the even sequences, the other the odd ones."""
     sql = Sql(url, full_text=["text"])
     opened(sql)
-    start.wait(60)
+    start.wait(300)
     for version in range(own, 40, 2):
         chunk = [
             delete(f"doc-{i}", 100 * version + i) if (version + i) % 7 == 0 else delivery(f"doc-{i}", 100 * version + i)
@@ -112,7 +112,7 @@ def test_of_two_writers_the_newer_sequence_wins(tmp_path: Path) -> None:
     for writer in writers:
         writer.start()
     for writer in writers:
-        writer.join(120)
+        writer.join(300)
     assert [writer.exitcode for writer in writers] == [0, 0]
     alive = {f"doc-{i}": 3900 + i for i in range(20) if (39 + i) % 7 != 0}
     assert dict(query(tmp_path / "out.db", "SELECT id, sequence FROM documents")) == alive

@@ -57,7 +57,7 @@ def test_the_solr_page_is_true(
     assert run_plan(made["plan"], place / "state").exit == 0
     parameters = dict(part.split("=") for part in query.strip().partition("?")[2].split("&"))
     [shown] = re.findall(r"^```json\n(.*?)^```", SOLR, re.DOTALL | re.MULTILINE)
-    give_up = time.monotonic() + 30
+    give_up = time.monotonic() + 300
     while (found := solr.get(f"/{tmp_path.name}/select", **parameters)["response"]["docs"]) != json.loads(shown):
         assert time.monotonic() < give_up, found
         time.sleep(0.05)

@@ -14,6 +14,7 @@ from tests.support.page import HOW_TO, QuickShell, parts
 
 PAGES = [
     "../../README",
+    "index-a-folder",
     "recover",
     "preview-a-plan",
     "route-and-duplicate",

@@ -25,7 +25,7 @@ PATIENCE_S = 60.0
 
 def until(happens: Callable[[], object]) -> None:
     """Wait for something that is sure to come."""
-    end = time.monotonic() + PATIENCE_S
+    end = time.monotonic() + 5 * PATIENCE_S
     while not happens():
         assert time.monotonic() < end, "it never came"
         time.sleep(0.02)
@@ -55,12 +55,12 @@ def texts(out: Recorder) -> list[str]:
 @pytest.mark.parametrize("failures", [1, 4])
 def test_a_write_that_was_given_up_never_comes_after_a_newer_one(place: Path, failures: int) -> None:
     """Its worker ends when it is given up, whether the runner tries the task again or not."""
-    trial = Trial(place).build(out=Late(place), send_timeout=0.5)
+    trial = Trial(place).build(out=Late(place), send_timeout=2)
     with one_worker(failures) as runner:
         trial.put("a", text="one")
         summary = trial.run(runner=runner, wait=0)
         assert (summary.exit, summary.pending, runner.deaths) == (4, 1, 1)
-        assert any("write: no answer within 0.5 s" in m for m in summary.messages)
+        assert any("write: no answer within 2 s" in m for m in summary.messages)
         trial.put("a", text="two")
         assert trial.run(runner=runner).exit == 0
         (place / "go").touch()
@@ -82,7 +82,7 @@ def test_one_that_hangs_again_is_called_in_a_child_process(place: Path) -> None:
             go.touch()
         time.sleep(seconds)
 
-    trial = Trial(place).build(out=out, send_timeout=0.4)
+    trial = Trial(place).build(out=out, send_timeout=2)
     trial.put("a")
     with one_worker() as runner:
         summary = trial.run(runner=runner, wait=600, sleep=nap)
@@ -94,7 +94,7 @@ def test_one_that_hangs_again_is_called_in_a_child_process(place: Path) -> None:
 @pytest.mark.rule("destination.given-up")
 def test_under_at_most_once_what_was_given_up_is_in_doubt(place: Path) -> None:
     """The rest goes on, in the next pass."""
-    trial = Trial(place).build(out=Late(place, effect=Effect.POTENT), send_timeout=0.5, batch=2)
+    trial = Trial(place).build(out=Late(place, effect=Effect.POTENT), send_timeout=2, batch=2)
     trial.put("a", "b", "c", "d")
     with one_worker() as runner:
         assert trial.run(runner=runner).exit == 3
@@ -106,7 +106,7 @@ def test_under_at_most_once_what_was_given_up_is_in_doubt(place: Path) -> None:
 
 def test_a_kill_while_a_hang_is_noted_changes_nothing(place: Path) -> None:
     """Crash point ``deliver.hung``: the note is there, and the process ends a moment earlier."""
-    trial = Trial(place).build(out=Late(place), send_timeout=0.5)
+    trial = Trial(place).build(out=Late(place), send_timeout=2)
     trial.put("a")
     crash.arm("deliver.hung", str(place / "seen"))
     try:
@@ -123,7 +123,7 @@ def test_a_kill_while_a_hang_is_noted_changes_nothing(place: Path) -> None:
 @pytest.mark.parametrize("method", ["open", "close"])
 def test_other_calls_that_hang_end_their_process_too(place: Path, method: str) -> None:
     """What was delivered before ``close`` is noted."""
-    trial = Trial(place).build(send_timeout=0.4)
+    trial = Trial(place).build(send_timeout=2)
 
     def hang(*_: object) -> None:
         if not (place / "go").exists():
@@ -135,7 +135,7 @@ def test_other_calls_that_hang_end_their_process_too(place: Path, method: str) -
     with one_worker() as runner:
         summary = trial.run(runner=runner, wait=0)
         assert runner.deaths == 1
-        assert any(f"{method}: no answer within 0.4 s" in m for m in summary.messages)
+        assert any(f"{method}: no answer within 2 s" in m for m in summary.messages)
         assert summary.pending == (1 if method == "open" else 0)
         (place / "go").touch()
         assert trial.run(runner=runner).exit == 0

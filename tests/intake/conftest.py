@@ -16,7 +16,7 @@ from tests.support.places import place
 __all__ = ["place"]
 
 STORES = ("memory", "sqlite", "zookeeper")
-SESSION_S = 2.0
+SESSION_S = 4.0
 """A dead consumer's locks are free after this time: short, so that a test need not wait long."""
 
 Opening = Callable[[], Queue]

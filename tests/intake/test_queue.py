@@ -157,11 +157,11 @@ def test_a_watch_sees_what_comes(queue: Queue, opening: Opening) -> None:
     assert not watching.watch_jobs("Pending").wait(0.05)
     watch = watching.watch_jobs("Pending")
     batch.create_job({})
-    assert watch.wait(10)
+    assert watch.wait(300)
     watch.close()
     batches = watching.watch_batches()
     queue.create_batch({})
-    assert batches.wait(10)
+    assert batches.wait(300)
 
 
 def test_messages_of_any_kind(queue: Queue) -> None:

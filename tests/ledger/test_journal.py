@@ -65,9 +65,9 @@ def test_of_many_processes_each_chunk_has_one_owner(journal: Journal) -> None:
     for worker in workers:
         worker.start()
     go.set()
-    claimed = [i for _ in workers for i in won.get(timeout=30)]
+    claimed = [i for _ in workers for i in won.get(timeout=300)]
     for worker in workers:
-        worker.join(30)
+        worker.join(300)
     assert sorted(claimed) == list(range(40))
 
 

@@ -78,7 +78,7 @@ def test_building_touches_nothing() -> None:
         capture_output=True,
         text=True,
         check=True,
-        timeout=60,
+        timeout=300,
     )
 
     assert done.stdout.strip() == "[] []"

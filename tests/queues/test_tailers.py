@@ -88,7 +88,7 @@ def test_two_processes_share_a_place(queue: Queue) -> None:
         assert reader.stdin is not None
         reader.stdin.write("go\n")
         reader.stdin.flush()
-    seen = [[int(line) for line in reader.communicate(timeout=60)[0].split()] for reader in readers]
+    seen = [[int(line) for line in reader.communicate(timeout=300)[0].split()] for reader in readers]
 
     assert sorted(seen[0] + seen[1]) == [*range(1, 206)]
     assert all(each == sorted(each) for each in seen)

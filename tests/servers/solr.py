@@ -193,7 +193,7 @@ class SolrServer(Server):
     def get(self, path: str, **parameters: Any) -> Any:
         """An answer as JSON."""
         query = urllib.parse.urlencode(parameters, doseq=True)
-        with urllib.request.urlopen(f"{self.url}{path}?{query}", timeout=30) as answer:
+        with urllib.request.urlopen(f"{self.url}{path}?{query}", timeout=300) as answer:
             return json.load(answer)
 
     def documents(self, name: str, **parameters: Any) -> list[dict[str, Any]]:

@@ -37,7 +37,7 @@ class ZooKeeperServer(Server):
     """One server. ``peers``: the ports of all servers of a quorum, this one's at ``number - 1``."""
 
     name = "zookeeper"
-    start_s = 60.0
+    start_s = 600.0
     heap = "256m"
     """Enough for tests, of which several run at once."""
 
@@ -116,7 +116,7 @@ class Quorum:
 
     def leader(self) -> ZooKeeperServer:
         """The leader, once there is one."""
-        give_up = time.monotonic() + 60
+        give_up = time.monotonic() + 300
         while time.monotonic() < give_up:
             for server in self.servers:
                 if server.running and server.leads:

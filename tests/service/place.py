@@ -134,7 +134,7 @@ def rows_in(database: Path) -> list[tuple[str, str]]:
         return sorted(connection.execute("SELECT id, text FROM documents").fetchall())
 
 
-def until(condition: Callable[[], bool], timeout_s: float = 30.0) -> None:
+def until(condition: Callable[[], bool], timeout_s: float = 300.0) -> None:
     """Wait for a condition; fails when it does not come true."""
     gone = threading.Event()
     for _ in range(int(timeout_s / 0.02)):

@@ -99,6 +99,7 @@ def test_a_bug_that_all_batches_meet(intake: Place) -> None:
     assert len(out.counted()) == 25
 
 
+@pytest.mark.slow
 @pytest.mark.rule("brake.batches")
 def test_killed_in_the_middle(place: Path) -> None:
     """What is known of batches goes with the process: the next one counts from zero, and ends as well."""

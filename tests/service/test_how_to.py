@@ -38,7 +38,7 @@ def test_the_first_signal_stops_gracefully() -> None:
     with serve.Graceful() as graceful, graceful.excusing():
         assert isinstance(graceful.stop, threading.Event)
         os.kill(os.getpid(), signal.SIGTERM)
-        assert graceful.stop.wait(5)
+        assert graceful.stop.wait(300)
         raise ConnectionError("the JVM has heard it too")
     assert graceful.heard
     assert signal.getsignal(signal.SIGTERM) is before

@@ -188,7 +188,7 @@ def test_a_graceful_stop(intake: Place) -> None:
         class Slow(dict[str, bytes]):
             def get(self, path: str, default: bytes | None = None) -> bytes | None:  # type: ignore[override]
                 sends.set()
-                waits.wait(20)
+                waits.wait(300)
                 return contents.get(path, default)
 
         server.contents = Slow()
@@ -197,10 +197,10 @@ def test_a_graceful_stop(intake: Place) -> None:
         stop = threading.Event()
         served = threading.Thread(target=intake.serve, args=(stop,), kwargs={"once": False})
         served.start()
-        assert sends.wait(20)
+        assert sends.wait(300)
         stop.set()
         waits.set()
-        served.join(20)
+        served.join(300)
         assert not served.is_alive()
         assert list(intake.jobs().values()) == ["Downloading"]
         (job,) = map(intake.queue.load_job, intake.jobs())

@@ -328,7 +328,7 @@ def authorise(server: S3, after: int) -> None:
     told = urllib.request.Request(
         f"{server.url}/moto-api/reset-auth", str(after).encode(), headers={"Content-Type": "text/plain"}
     )
-    urllib.request.urlopen(told, timeout=10).close()
+    urllib.request.urlopen(told, timeout=300).close()
 
 
 def test_secrets_are_never_shown() -> None:

@@ -77,7 +77,7 @@ def test_questions_are_answered_while_files_are_replaced(trial: Trial, monkeypat
     with pytest.raises(Enough):
         trial.run(every=0, sleep=change, observer=Silent(), checked=False)
     (trial.root.parent / "enough").touch()
-    said, errors = reader.communicate(timeout=60)
+    said, errors = reader.communicate(timeout=300)
     assert reader.returncode == 0, errors
     assert int(said) >= 1
     assert done == WAVES

@@ -38,8 +38,12 @@ def down(path: Path) -> Callable[..., Outcome]:
     return answer
 
 
+HUNG_S = 10.0
+"""After so long a call is given up."""
+
+
 def hang(chunk: list[Delivery]) -> None:
-    time.sleep(60)
+    time.sleep(3600)
 
 
 def beside_a_hanging_one(place: Path, runner: Any, guarantee: str) -> tuple[float, Recorder, Any]:
@@ -48,7 +52,7 @@ def beside_a_hanging_one(place: Path, runner: Any, guarantee: str) -> tuple[floa
     hanging, healthy = kept(place, guarantee, before=hang), Recorder(place / "healthy.jsonl")
     for name, out in (("hanging", hanging), ("healthy", healthy)):
         documents = [{"id": f"{name}{i:03}"} for i in range(600)]
-        plan.source(name, Memory(documents)).destination(f"to-{name}", out, batch=50, attempts=1, send_timeout=4)
+        plan.source(name, Memory(documents)).destination(f"to-{name}", out, batch=50, attempts=1, send_timeout=HUNG_S)
     began = time.time()
     summary = run_plan(plan, place / "state", runner=runner, wait=0)
     return Path(healthy.path).stat().st_mtime - began, healthy, summary

@@ -67,7 +67,7 @@ class _Handler(BaseHTTPRequestHandler):
             error = {"type": "security_exception", "reason": f"no permissions for {self.command}"}
             self._say(403, json.dumps({"error": error, "status": 403}).encode(), "application/json")
         else:
-            server = http.client.HTTPConnection(*self.gate.server, timeout=60)
+            server = http.client.HTTPConnection(*self.gate.server, timeout=300)
             headers = {"content-type": self.headers.get("content-type", "application/json")}
             server.request(self.command, self.path, body or None, headers)
             answer = server.getresponse()

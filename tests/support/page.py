@@ -140,6 +140,7 @@ class QuickShell(Shell):
         server = folder / "server"
         serve = f"from tests.support.quick_ferryman import serve; serve({str(server)!r})"
         self._server = subprocess.Popen([sys.executable, "-c", serve], cwd=ROOT)
+        replaced = {"starting Spark\n": "", **(replaced or {})}
         super().__init__(folder, replaced, f'-SE "{quick_ferryman.__file__}" "{server}"')
         until(server.exists)
 
@@ -150,7 +151,7 @@ class QuickShell(Shell):
 
 
 def until(condition: Callable[[], bool]) -> None:
-    give_up = time.monotonic() + 30
+    give_up = time.monotonic() + 300
     while not condition():
         assert time.monotonic() < give_up
         time.sleep(0.02)

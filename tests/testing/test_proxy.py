@@ -59,7 +59,7 @@ def ask(proxy: Proxy, line: str) -> str:
     """What comes back until the answer or the connection ends; "reset" if that is how."""
     answer = b""
     try:  # all of it: the connection may be gone before we have said a word
-        with socket.create_connection(("127.0.0.1", proxy.port), timeout=20) as connection:
+        with socket.create_connection(("127.0.0.1", proxy.port), timeout=300) as connection:
             connection.sendall(f"{line}\n".encode())
             while not answer.endswith(b"\n") and (data := connection.recv(4096)):
                 answer += data
@@ -112,7 +112,7 @@ def test_a_server_that_is_away_is_a_broken_connection(proxy: Proxy, echo: Echo) 
     echo.close()
     assert ask(proxy, "one") in ("", "reset")
     with pytest.raises(ConnectionError):
-        socket.create_connection(("127.0.0.1", echo.port), timeout=20)
+        socket.create_connection(("127.0.0.1", echo.port), timeout=300)
 
 
 def test_after_close_nobody_listens(proxy: Proxy) -> None:

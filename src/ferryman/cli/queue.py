@@ -13,6 +13,7 @@ import typer
 from ferryman.cli.options import Json, Verbose, seconds
 from ferryman.cli.terminal import json_line, json_lines, say, table, when
 from ferryman.errors import UsageError
+from ferryman.observe.progress import plural
 
 if TYPE_CHECKING:
     from ferryman.queues import Message, Queue
@@ -61,7 +62,8 @@ def show(name: Name, queues: Queues = HERE, json: Json = False, verbose: Verbose
         json_line(said)
         return
     say(f"queue {name}, id {said['id']}")
-    say(f"{said['kept']} messages kept, {said['first_index']} to {said['last_index']}" if said["kept"] else "empty")
+    numbers = f"{said['first_index']} to {said['last_index']}"
+    say(f"{plural(said['kept'], 'message', 'messages')} kept, {numbers}" if said["kept"] else "empty")
     if said["readers"]:
         behind = said["last_index"] + 1
         table(

@@ -13,6 +13,7 @@ from ferryman.destinations.null import Null
 if TYPE_CHECKING:
     from ferryman.destinations.directory import Directory
     from ferryman.destinations.opensearch import OpenSearch
+    from ferryman.destinations.queue import Queue
     from ferryman.destinations.solr import Solr
     from ferryman.destinations.sql import Sql
     from ferryman.destinations.webhook import Webhook
@@ -29,6 +30,7 @@ __all__ = [
     "Null",
     "OpenSearch",
     "Outcome",
+    "Queue",
     "Solr",
     "Sql",
     "Webhook",
@@ -37,11 +39,12 @@ __all__ = [
 _HEAVY: Final = {
     "Directory": "directory",
     "OpenSearch": "opensearch",
+    "Queue": "queue",
     "Solr": "solr",
     "Sql": "sql",
     "Webhook": "webhook",
 }
-"""On demand, from these modules: SQLAlchemy and urllib3 take longer to load than all of Ferryman."""
+"""On demand, from these modules: SQLAlchemy, pyarrow and urllib3 take longer to load than all of Ferryman."""
 
 
 def __getattr__(name: str) -> Any:

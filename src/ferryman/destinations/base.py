@@ -177,6 +177,8 @@ class DestinationContext(NamedTuple):
     wave: int
     """Number of the pass that delivers."""
     guarantee: Guarantee
+    state: str = ""
+    """Id of the state. A plan may run in several; each of them delivers everything."""
 
 
 class Destination:

@@ -14,7 +14,8 @@ from ferryman import crash, limits
 from ferryman.errors import EngineError
 from ferryman.queues.entries import LAST, LogEntry, MessageFile
 from ferryman.queues.keys import key_name
-from ferryman.queues.message import ROWS
+from ferryman.queues.message import CONTENT, ROWS
+from ferryman.queues.once import RepeatingWriter
 from ferryman.queues.place import turn
 from ferryman.queues.store import QueueStore
 from ferryman.queues.table import CommitUnknown
@@ -22,50 +23,61 @@ from ferryman.storage.files import disk_full, fsync_folder
 from ferryman.storage.parquet import Part, PartWriter
 
 
-def append_rows(store: QueueStore, rows: pa.Table, key: str | None = None) -> range:
+def append_rows(
+    store: QueueStore, rows: pa.Table, key: str | None = None, writer: RepeatingWriter | None = None
+) -> range:
     """Append messages (``message.CONTENT``), durably; their indices.
 
     1. wait for our turn, which is only fair: nothing rests on it
-    2. bring the table to its newest version. If that knows the key, the messages are appended already
+    2. bring the table to its newest version. If that knows the key, the messages are appended already; of a writer's
+       rows those are left out that are there
     3. write them to a file, with the indices that come next
     4. commit it. If somebody else has committed meanwhile, begin again with 2
+
+    Args:
+        writer: whose rows they are, each with a hash and a ``sequence``: each of them is appended once.
 
     Raises:
         QueueReplaced: the queue was deleted; nothing was appended.
         EngineError: the disk is full.
     """
-    if not rows.num_rows:
-        return range(0)
     name = key_name(key) if key is not None else ""
     with store.guard, store.damage_told(), turn(store.appending, limits.QUEUE_TURN_S), full_disk_told(store):  # 1
         while True:
             store.move_on()  # 2
             if name and (before := store.find(name)) is not None:
                 return before
-            file = _staged(store, rows, name)  # 3
+            version = store.table.version
+            new = rows if writer is None else writer.new_rows(store, rows)
+            if not new.num_rows:
+                return range(0)
+            if store.table.version != version:
+                continue  # it was moved on while it was read
+            noted = {} if writer is None else writer.noted(store, new)
+            file = _staged(store, new.select(CONTENT.names), name)  # 3
             crash.point("append.staged")
             fsync_folder(store.table.folder)
             written = (store.table.folder / file.path).exists()  # not if we slept, and somebody took it for left over
-            if written and _committed(store, file):  # 4
+            if written and _committed(store, file, noted, repeatable=bool(name or writer)):  # 4
                 return range(file.first, file.end)
             (store.table.folder / file.path).unlink(missing_ok=True)
 
 
-def _committed(store: QueueStore, file: MessageFile) -> bool:
+def _committed(store: QueueStore, file: MessageFile, noted: dict[str, int], *, repeatable: bool) -> bool:
     """Commit it; False: somebody else was faster.
 
     Raises:
         CommitUnknown: we were stopped so long that nobody can tell.
     """
     try:
-        return store.table.commit(LogEntry("append", (file,), (), {LAST: file.end - 1}))
+        return store.table.commit(LogEntry("append", (file,), (), {LAST: file.end - 1, **noted}))
     except CommitUnknown:
         store.move_on()
         if file in store.table.files:
             return True
-        if not file.key:
+        if not repeatable:
             raise
-        return False  # then the key tells
+        return False  # then the key, or the writer's rows, tell
 
 
 def _staged(store: QueueStore, rows: pa.Table, key: str) -> MessageFile:

@@ -48,8 +48,8 @@ def content_of(bodies: Iterable[Mapping[str, Any]], meta: Mapping[str, Any] | No
     """
     if isinstance(bodies, Mapping | str | bytes):
         raise UsageError("append takes a list of messages, each a JSON object: append([{…}]). Nothing was appended.")
-    texts = [_text(body, f"message {place}") for place, body in enumerate(bodies, 1)]
-    about = _text(meta, "meta") if meta else None
+    texts = [text_of(body, f"message {place}") for place, body in enumerate(bodies, 1)]
+    about = text_of(meta, "meta") if meta else None
     parts = [_table(texts[start:upto], about) for start, upto in _bounded(texts)]
     return pa.concat_tables(parts) if parts else CONTENT.empty_table()
 
@@ -80,8 +80,8 @@ def _table(texts: list[str], meta: str | None) -> pa.Table:
     return pa.table([pa.array(texts, pa.string()), pa.array([meta] * len(texts), pa.string()), nothing], CONTENT)
 
 
-def _text(body: object, what: str) -> str:
-    """The JSON of a message.
+def text_of(body: object, what: str) -> str:
+    """A message, or what is said about it, as JSON.
 
     Raises:
         UsageError: it is not a JSON object, or too large.

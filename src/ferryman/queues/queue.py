@@ -15,6 +15,7 @@ from ferryman.queues import merging, place, reading, trimming
 from ferryman.queues.appending import append_rows
 from ferryman.queues.keys import key_name
 from ferryman.queues.message import ROWS, Message, content_of, messages_of
+from ferryman.queues.once import RepeatingWriter
 from ferryman.queues.store import QueueStore
 from ferryman.queues.tailer import Tailer
 
@@ -66,10 +67,20 @@ class Queue:
         """
         if key is not None and (not isinstance(key, str) or not key):
             raise UsageError(f"key={key!r}: give a text that is not empty.")
-        if not rows.num_rows:
-            return range(0)
+        return self._append(rows, key=key) if rows.num_rows else range(0)
+
+    def append_new(self, rows: pa.Table, writer: str) -> int:
+        """Append those rows of a writer that it has not appended before, in one commit; how many.
+
+        Args:
+            rows: ``message``, ``meta`` and ``hash`` as for ``append_rows``, and ``sequence``, ascending and above 0.
+                Rows of the same hash and sequence are the same row. Their ``meta`` has ``sequence`` and ``writer``.
+        """
+        return len(self._append(rows, writer=RepeatingWriter(writer))) if rows.num_rows else 0
+
+    def _append(self, rows: pa.Table, key: str | None = None, writer: RepeatingWriter | None = None) -> range:
         store = self._made()
-        indices = append_rows(store, rows, key)
+        indices = append_rows(store, rows, key, writer)
         with merging.left_for_later():
             if self._keep_s is not None and trimming.too_old(store, self._keep_s):
                 trimming.trim(store, self._keep_s, exact=False)
@@ -155,6 +166,10 @@ class Queue:
                 place.remove(self.folder)
         place.remove_left_over(self.root)
         self._open = None
+
+    def make(self) -> None:
+        """Make the queue, empty, unless it is there."""
+        self._made()
 
     @property
     def exists(self) -> bool:

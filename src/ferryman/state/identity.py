@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import time
+import uuid
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -23,6 +24,7 @@ def new_identity(plan: Plan, more: Mapping[str, Any]) -> dict[str, Any]:
         "format": limits.FORMAT,
         "plan": plan.name,
         "version": plan.version,
+        "id": str(uuid.uuid4()),
         "created": dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
         "first_sequence": int(time.time()) * limits.SEQUENCE_PER_SECOND,
         **more,
@@ -52,6 +54,11 @@ def identity_of(root: Path, plan: Plan) -> dict[str, Any]:
             f"version {plan.version}. Nothing was touched. Give another --state, or the right plan."
         )
     return dict(found)
+
+
+def id_of(identity: Mapping[str, Any]) -> str:
+    """What no other state has. An older state has only the time of its making."""
+    return str(identity.get("id", identity["first_sequence"]))
 
 
 def plan_of(root: Path) -> Plan:

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from ferryman import limits
-from ferryman.storage.query import quoted, quoted_list, stream
+from ferryman.storage.query import quoted_list, read_rows, stream
 from ferryman.storage.spread import Marks, Spread, part_of, partitions_for
 
 DOCUMENT: Final = "source || chr(0) || document"
@@ -56,16 +56,11 @@ def every(
         files = f"read_parquet({quoted_list(map(str, paths))})"
         for batch in stream(db, f"SELECT {DOCUMENT} FROM {files} WHERE {any_row}", HASHES):
             marked.add(batch.column(0).to_numpy())
-    for number, path in enumerate(paths):
-        columns = "".join(f", {sql}" for sql, _ in more.values())
-        query = (
-            f"SELECT {DOCUMENT}, wave, {number}, file_row_number{columns} "
-            f"FROM read_parquet({quoted(str(path))}, file_row_number = true)"
-        )
-        for batch in stream(db, query, schema):
-            if marked is not None:
-                batch = batch.filter(pa.array(marked.among(batch.column(0).to_numpy())))
-            spread.add(batch, part_of(batch.column(0).to_numpy(), parts))
+    columns = ", ".join([DOCUMENT, "wave", "file", "file_row_number", *(sql for sql, _ in more.values())])
+    for batch in read_rows(db, paths, columns, schema):
+        if marked is not None:
+            batch = batch.filter(pa.array(marked.among(batch.column(0).to_numpy())))
+        spread.add(batch, part_of(batch.column(0).to_numpy(), parts))
     spread.close()
     for part in range(parts):
         yield columns_of(spread.read(part))

@@ -103,6 +103,42 @@ def stream(db: duckdb.DuckDBPyConnection, query: str, schema: pa.Schema) -> Iter
             yield pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
+def read_rows(
+    db: duckdb.DuckDBPyConnection, paths: Sequence[Path | str], columns: str, schema: pa.Schema, where: str = "true"
+) -> Iterator[pa.RecordBatch]:
+    """Rows of data files in the order of the files, few at a time. Small files are read together: a query of one file
+    takes milliseconds, however few rows there are.
+
+    Args:
+        columns, where: SQL; ``file`` is the number of the row's path, ``file_row_number`` its place in that file.
+        schema: of the columns.
+    """
+    first = 0
+    for group in _together(list(map(str, paths))):
+        files = quoted_list(group)
+        file = f"list_position({files}, filename) - 1 + {first}" if len(group) > 1 else str(first)
+        rows = f"SELECT *, {file} AS file FROM read_parquet({files}, file_row_number = true, filename = true)"
+        yield from stream(db, f"SELECT {columns} FROM ({rows}) WHERE {where}", schema)
+        first += len(group)
+
+
+_TOGETHER_BYTES: Final = 1 << 20
+"""Files that one query reads; a larger one is read by itself."""
+
+
+def _together(paths: Sequence[str]) -> Iterator[list[str]]:
+    group: list[str] = []
+    size = 0
+    for path in paths:
+        size += (own := os.path.getsize(path))
+        if group and size > _TOGETHER_BYTES:
+            yield group
+            group, size = [], own
+        group.append(path)
+    if group:
+        yield group
+
+
 def _as(column: pa.Array, kind: pa.DataType) -> pa.Array:
     if kind == pa.uint64() and column.type != kind:
         return pa.array(hashed(column))

@@ -61,6 +61,8 @@ class Pass:
     pace_s: float = limits.PACE_S
     live: str = ""
     """Folder for what is reported meanwhile; see ``engine.live``."""
+    state: str = ""
+    """Id of the state."""
 
     def __call__(self, lane: Lane) -> LaneReport:
         plan = self.shipped.plan()
@@ -79,7 +81,7 @@ class Pass:
             isolated=lane.isolated,
             live=self.live,
         )
-        context = DestinationContext(plan.name, plan.version, node.name, self.number, node.policy.guarantee)
+        context = DestinationContext(plan.name, plan.version, node.name, self.number, node.policy.guarantee, self.state)
         stopped = LaneStop()
         try:
             _speak(turn, node.destination.open, context)

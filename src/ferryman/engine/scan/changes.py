@@ -21,7 +21,7 @@ from ferryman.engine.scan.unconfirmed import UNCONFIRMED, unconfirmed, unconfirm
 from ferryman.records.due import is_due_sql
 from ferryman.records.events import table_of
 from ferryman.storage.parquet import unpacked_bytes
-from ferryman.storage.query import quoted, quoted_list, stream
+from ferryman.storage.query import quoted, quoted_list, read_rows, stream
 from ferryman.storage.spread import Spread, half_of, part_of, partitions_for
 from ferryman.storage.tables import Table
 
@@ -258,17 +258,9 @@ class SourceComparison:
     def _known(self) -> Iterator[pa.RecordBatch]:
         sources = quoted_list([self.name, *self._others])
         is_given = "given <> ''" if self._others else "false"
-        for number, path in enumerate(self._files):
-            yield from stream(
-                self._db,
-                f"""
-                SELECT document, source, {", ".join(_NARROW)}, {is_given}, {number}, file_row_number,
-                    strlen(given) + coalesce(strlen(failed), 0)
-                FROM read_parquet({quoted(path)}, file_row_number = true)
-                WHERE source IN (SELECT unnest({sources}))
-                """,
-                _KNOWN,
-            )
+        size = "strlen(given) + coalesce(strlen(failed), 0)"
+        columns = f"document, source, {', '.join(_NARROW)}, {is_given}, file, file_row_number, {size}"
+        return read_rows(self._db, self._files, columns, _KNOWN, f"source IN (SELECT unnest({sources}))")
 
     def _taken(self) -> Iterator[pa.RecordBatch]:
         for other in self._others.values():

@@ -1,0 +1,147 @@
+"""Documents as messages of a durable queue."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pyarrow as pa
+
+from ferryman import places
+from ferryman.destinations.base import Delivery, Destination, DestinationContext, Effect, Facts, Outcome
+from ferryman.destinations.folder import explained
+from ferryman.errors import EngineError, Misconfigured, StateFolderError, Unavailable, UsageError
+from ferryman.queues import Queue as DurableQueue
+from ferryman.queues.message import CONTENT, text_of
+from ferryman.queues.once import SEQUENCE, WRITER
+from ferryman.queues.place import check_name
+
+
+class Queue(Destination):
+    """A durable queue (docs/how-to/use-a-queue.md): each delivery is one message, once, in the order of the deliveries.
+
+    The message is the document's fields. ``meta`` says which document it was: ``id``, ``source``, ``sequence``, and
+    ``writer`` (plan, node, state); of a child also ``parent_id`` and ``origin_id``. A delete is an empty message whose
+    ``meta`` has ``"operation": "delete"``.
+
+    A chunk is one atomic append. After a kill it may come again: messages of the same hash and sequence are not
+    appended twice. Several plans and programs may append to the same queue; each state of a plan delivers for itself.
+    """
+
+    effect = Effect.POTENT
+    transactional = True
+    single_writer = True
+    preferred_batch: ClassVar[int | None] = 5000
+    """A commit costs three syncs, however many messages it has."""
+
+    facts: ClassVar[Facts] = Facts(
+        stored="a message a delivery, deletes too, with hash and sequence",
+        limits=("256 MiB a message",),
+        outcomes=(
+            ("fields that are no JSON, or nested more than 100 deep", "permanent"),
+            ("no room, a disk in trouble", "transient, about all"),
+            ("no right to write, a damaged queue", "permanent, about all"),
+        ),
+    )
+
+    def __init__(
+        self,
+        name: str,
+        root: str | os.PathLike[str] = "queues",
+        *,
+        keep: str | float | None = None,
+        text: str | None = "text",
+    ) -> None:
+        """The queue is made by the first run. A relative ``root`` is meant from the plan file's folder; in a program,
+        from the current one.
+
+        Args:
+            keep: messages older than this (``"10d"``) that all registered readers have read are removed.
+            text: field for the raw bytes, decoded, of documents that have no field of this name; None: they are left
+                out.
+
+        Raises:
+            UsageError: the name cannot be one.
+        """
+        self.name = check_name(name)
+        self.root = Path(places.absolute(root))
+        self.keep = keep
+        self.text = text
+        self._queue: DurableQueue | None = None
+        self._writer = ""
+
+    def target(self) -> str:
+        return (self.root / self.name).as_uri()
+
+    def check(self) -> None:
+        """Make the queue, if there is none.
+
+        Raises:
+            Misconfigured: something else is at its place, it is damaged, or cannot be written.
+        """
+        with self._explained():
+            self._opened().make()
+
+    def open(self, context: DestinationContext) -> None:
+        self._writer = f"{context.plan}-v{context.plan_version}/{context.destination} {context.state}".strip()
+        with self._explained():
+            self._queue = self._opened()
+
+    def write(self, chunk: list[Delivery]) -> list[Outcome]:
+        """Append the chunk, in the order of the sequences, in one commit.
+
+        Raises:
+            Unavailable: no room, or a disk in trouble; nothing was appended, or all of it.
+            Misconfigured: the queue was deleted, is damaged, or cannot be written.
+        """
+        outcomes = [Outcome.ok()] * len(chunk)
+        rows: dict[tuple[int, str], tuple[str, str, str, int]] = {}
+        for position, delivery in enumerate(chunk):
+            try:
+                rows[delivery.sequence, delivery.hash] = self._row(delivery)
+            except (UsageError, ValueError, TypeError) as e:
+                outcomes[position] = Outcome.permanent(str(e).removesuffix(". Nothing was appended."))
+        if rows:
+            schema = CONTENT.append(pa.field(SEQUENCE, pa.int64()))
+            columns = zip(*(rows[key] for key in sorted(rows)), strict=True)
+            with self._explained():
+                self._opened().append_new(pa.table([pa.array(c) for c in columns], schema), self._writer)
+        return outcomes
+
+    def _row(self, delivery: Delivery) -> tuple[str, str, str, int]:
+        """Message, meta, hash, sequence."""
+        body: dict[str, Any] = {}
+        meta: dict[str, Any] = {"id": delivery.id, "source": delivery.source}
+        if delivery.operation == "delete":
+            meta["operation"] = "delete"
+        else:
+            body = dict(delivery.fields)
+            if self.text is not None and delivery.raw is not None:
+                body.setdefault(self.text, delivery.text())
+        if delivery.parent_id is not None:
+            meta |= {"parent_id": delivery.parent_id, "origin_id": delivery.origin_id}
+        meta |= {SEQUENCE: delivery.sequence, WRITER: self._writer}
+        return text_of(body, "the message"), text_of(meta, "what is said of it"), delivery.hash, delivery.sequence
+
+    def _opened(self) -> DurableQueue:
+        if self._queue is None:
+            self._queue = DurableQueue(self.name, self.root, keep=self.keep)
+        return self._queue
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Errors of a queue as those of a destination, about all of it."""
+        try:
+            with explained(self.root / self.name):
+                yield
+        except (StateFolderError, UsageError) as e:
+            self._queue = None
+            raise Misconfigured(str(e)) from e
+        except EngineError as e:
+            raise Unavailable(str(e)) from e
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_queue": None}
