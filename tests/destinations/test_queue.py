@@ -164,10 +164,12 @@ def test_children_name_their_parents(trial: Trial) -> None:
     ]
 
 
-def test_a_name_that_cannot_be_one_is_refused_in_the_plan() -> None:
+def test_what_cannot_be_one_is_refused_in_the_plan() -> None:
     """Before anything is made."""
     with pytest.raises(UsageError, match="a/b"):
         Queue("a/b")
+    with pytest.raises(UsageError, match="soon"):
+        Queue("a", keep="soon")
 
 
 def test_what_is_wrong_with_the_queue_concerns_all(place: Path) -> None:

@@ -18,6 +18,7 @@ from ferryman.queues import Queue as DurableQueue
 from ferryman.queues.message import CONTENT, text_of
 from ferryman.queues.once import SEQUENCE, WRITER
 from ferryman.queues.place import check_name
+from ferryman.queues.trimming import seconds_of
 
 
 class Queue(Destination):
@@ -64,8 +65,10 @@ class Queue(Destination):
                 out.
 
         Raises:
-            UsageError: the name cannot be one.
+            UsageError: the name cannot be one, or ``keep`` is not a time.
         """
+        if keep is not None:
+            seconds_of(keep)
         self.name = check_name(name)
         self.root = Path(places.absolute(root))
         self.keep = keep
