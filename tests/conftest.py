@@ -66,31 +66,29 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(_AtOnce(config))
 
 
-PROTOCOL = ("crash", "engine", "ledger", "model", "state")
-"""Folders of tests that run whole waves: the longest but for those with Spark or a server."""
+WHOLE_RUNS = ("crash", "engine", "ledger", "model", "state", "queues", "service", "cli", "docs/test_how_to.py")
+"""Tests of whole runs, by folder or file: the longest but for those with Spark or a server."""
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark what talks to a server; with ``--sample N`` leave out all but every Nth test of ``PROTOCOL``."""
+    """Mark what talks to a server; with ``--sample N`` leave out all but every Nth test of ``WHOLE_RUNS``."""
     for item in items:
         if "server" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.server)
     every = config.getoption("--sample")
     if every > 1:
-        left_out = [i for i in items if _is_of_protocol(i) and zlib.crc32(i.nodeid.encode()) % every]
+        left_out = [i for i in items if _is_whole_run(i) and zlib.crc32(i.nodeid.encode()) % every]
         config.hook.pytest_deselected(items=left_out)
         gone = set(map(id, left_out))
         items[:] = [i for i in items if id(i) not in gone]
 
 
-def _is_of_protocol(item: pytest.Item) -> bool:
-    return item.path.relative_to(Path(__file__).parent).parts[0] in PROTOCOL
+def _is_whole_run(item: pytest.Item) -> bool:
+    return item.path.relative_to(Path(__file__).parent).as_posix().startswith(WHOLE_RUNS)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--sample", type=int, default=1, metavar="N", help="run one in N of the tests that run whole waves"
-    )
+    parser.addoption("--sample", type=int, default=1, metavar="N", help="run one in N of the tests of whole runs")
     parser.addoption(
         "--run-quorum", action="store_true", help="also test three ZooKeeper servers that lose their leader"
     )

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, MutableMapping
+from contextvars import ContextVar
 from copy import deepcopy
 from datetime import timedelta
 from hashlib import blake2b
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 from urllib.parse import quote
 
 import msgspec
 
 from ferryman import durations, limits
-from ferryman.errors import BadDocument, PermanentError, Unsupported
+from ferryman.errors import BadDocument, PermanentError, Unsupported, UsageError
 
 Operation = Literal["upsert", "delete"]
 
@@ -24,6 +25,18 @@ class Again(NamedTuple):
 
     after_s: float
     why: str
+
+
+class KeyMaker(Protocol):
+    """What knows which step is being called."""
+
+    def key_of(self, doc: Document) -> str | None:
+        """The document's idempotency key in this call; None: no step is being called."""
+        ...
+
+
+called_by: ContextVar[KeyMaker | None] = ContextVar("called_by", default=None)
+"""Whoever calls steps in this thread."""
 
 
 class Document(MutableMapping[str, Any]):
@@ -128,6 +141,24 @@ class Document(MutableMapping[str, Any]):
     def asked_again(self) -> Again | None:
         """What the last ``again`` said."""
         return self._again
+
+    @property
+    def idempotency_key(self) -> str:
+        """In a step: 32 hex digits that are the same on every attempt of this call, for a service that takes such a key
+        and then does a thing once.
+
+        It is made of the plan's name and version, the state, source and id, version and revision of the document, its
+        route and the step's name. So it stays as it is when a call is repeated after a kill or an error, and is another
+        one when the document has changed, or is processed again on purpose (``retry --force``, ``again``). In a
+        preview it is another one than in the run.
+
+        Raises:
+            UsageError: no step is being called in this thread.
+        """
+        maker = called_by.get()
+        if maker is None or (key := maker.key_of(self)) is None:
+            raise UsageError(f"{self.id}: idempotency_key is known within a step, in the thread that it is called in.")
+        return key
 
     def copy(self) -> Document:
         """The same document as another object: its fields, and what is in them, can be changed apart."""

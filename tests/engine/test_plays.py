@@ -20,7 +20,7 @@ KINDS = ["comedy", "history", "tragedy"]
 PLAYS = 44
 
 
-@pytest.fixture(params=["in process", "spark"])
+@pytest.fixture(params=["in process", pytest.param("spark", marks=pytest.mark.spark)])
 def runner(request: pytest.FixtureRequest) -> Any:
     return InProcess() if request.param == "in process" else request.getfixturevalue("spark")
 

@@ -15,7 +15,7 @@ from tests.support.places import place
 
 __all__ = ["place"]
 
-STORES = ("memory", "sqlite", "zookeeper")
+STORES = ("memory", "sqlite", pytest.param("zookeeper", marks=pytest.mark.server))
 SESSION_S = 4.0
 """A dead consumer's locks are free after this time: short, so that a test need not wait long."""
 

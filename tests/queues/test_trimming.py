@@ -264,7 +264,7 @@ def test_what_a_kill_left_is_removed(root: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_a_merger_that_is_stopped_is_not_waited_for(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Somebody holds the turn to merge and does not merge: when it is too much, another does."""
-    from ferryman.queues.place import turn
+    from ferryman.storage.lock import turn
 
     monkeypatch.setattr(limits, "QUEUE_FILES", 4)
     queue = Queue("orders", root)

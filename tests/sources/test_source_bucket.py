@@ -69,7 +69,7 @@ def texts(source: Files) -> dict[str, bytes | None]:
 # --- the same as in a folder ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["memory", "zip", "s3"])
+@pytest.mark.parametrize("kind", ["memory", "zip", pytest.param("s3", marks=pytest.mark.server)])
 def test_ids_and_globs_are_those_of_a_folder(tmp_path: Path, request: pytest.FixtureRequest, kind: str) -> None:
     """State survives a move from a disk to a bucket, and back."""
     root = tmp_path / "root"

@@ -16,10 +16,10 @@ from ferryman.queues.entries import LAST, LogEntry, MessageFile
 from ferryman.queues.keys import key_name
 from ferryman.queues.message import CONTENT, ROWS
 from ferryman.queues.once import RepeatingWriter
-from ferryman.queues.place import turn
 from ferryman.queues.store import QueueStore
 from ferryman.queues.table import CommitUnknown
 from ferryman.storage.files import disk_full, fsync_folder
+from ferryman.storage.lock import turn
 from ferryman.storage.parquet import Part, PartWriter
 
 

@@ -19,10 +19,10 @@ from ferryman.errors import EngineError, StateFolderError
 from ferryman.queues.appending import write_rows
 from ferryman.queues.entries import LogEntry, MessageFile
 from ferryman.queues.message import ROWS
-from ferryman.queues.place import turn
 from ferryman.queues.store import QueueStore
 from ferryman.storage.files import TEMPORARY, changed_before, fsync_folder, remove_temporary
 from ferryman.storage.groups import RowGroups
+from ferryman.storage.lock import turn
 
 _FULL: Final = 2
 """A file of more than this part of ``PART_BYTES`` is not merged any more."""

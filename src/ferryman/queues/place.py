@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
-import fcntl
 import os
 import re
 import shutil
 import time
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -133,36 +131,6 @@ def names(root: Path) -> list[str]:
     if not root.is_dir():
         return []
     return sorted(p.parent.name for p in root.glob(f"*/{IDENTITY}") if _NAME.fullmatch(p.parent.name))
-
-
-@contextlib.contextmanager
-def turn(path: Path, wait_s: float | None = None) -> Iterator[bool]:
-    """Hold a lock file, which dies with its process; False: somebody else had it for all this time.
-
-    Args:
-        wait_s: None: as long as it takes.
-    """
-    fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-    try:
-        yield _locked(fd, wait_s)
-    finally:
-        os.close(fd)
-
-
-def _locked(fd: int, wait_s: float | None) -> bool:
-    if wait_s is None:
-        fcntl.flock(fd, fcntl.LOCK_EX)
-        return True
-    until = time.monotonic() + wait_s
-    while True:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() >= until:
-                return False
-            time.sleep(0.001)
-        else:
-            return True
 
 
 def remove_left_over(root: Path) -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from ferryman import crash
-from ferryman.queues.place import turn
 from ferryman.storage.files import fsync_folder, replace, sealed, unseal
+from ferryman.storage.lock import turn
 
 
 class Positions:

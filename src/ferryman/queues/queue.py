@@ -18,6 +18,7 @@ from ferryman.queues.message import ROWS, Message, content_of, messages_of
 from ferryman.queues.once import RepeatingWriter
 from ferryman.queues.store import QueueStore
 from ferryman.queues.tailer import Tailer
+from ferryman.storage.lock import turn
 
 
 class Queue:
@@ -161,7 +162,7 @@ class Queue:
         """Delete the queue with its messages and readers. A queue made later under its name is another one."""
         store = self._there()
         if store is not None:
-            with store.damage_told(), place.turn(store.appending, limits.QUEUE_TURN_S):
+            with store.damage_told(), turn(store.appending, limits.QUEUE_TURN_S):
                 store.check()
                 place.remove(self.folder)
         place.remove_left_over(self.root)

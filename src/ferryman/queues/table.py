@@ -12,7 +12,6 @@ import os
 import re
 import uuid
 from bisect import bisect_right
-from hashlib import blake2b
 from pathlib import Path
 from typing import Final
 
@@ -24,7 +23,17 @@ from ferryman import crash
 from ferryman.errors import EngineError, StateDamaged
 from ferryman.queues import entries
 from ferryman.queues.entries import LAST, LogEntry, MessageFile
-from ferryman.storage.files import TEMPORARY, fsync_file, fsync_folder, replace, sealed, stamp, unseal, write_synced
+from ferryman.storage.files import (
+    TEMPORARY,
+    checksum,
+    fsync_file,
+    fsync_folder,
+    replace,
+    sealed,
+    stamp,
+    unseal,
+    write_synced,
+)
 
 _ENTRY = re.compile(r"(\d{20})\.json\Z")
 _CHECKPOINT = re.compile(r"(\d{20})\.checkpoint\.parquet\Z")
@@ -165,7 +174,7 @@ class MessageTable:
         fsync_file(path)
         fsync_folder(self.log)
         crash.point("fold.made")
-        replace(self.marks / f"{version:020d}", sealed(_checksum(path)))  # 2
+        replace(self.marks / f"{version:020d}", sealed(checksum(path.read_bytes())))  # 2
         crash.point("fold.marked")
         for name in sorted(os.listdir(self.log)):  # 3, the oldest first: see commit
             if (found := _ENTRY.match(name) or _CHECKPOINT.match(name)) and int(found[1]) < version:
@@ -215,7 +224,7 @@ class MessageTable:
 
     def _folded(self, version: int) -> LogEntry:
         path = self.log / f"{version:020d}.checkpoint.parquet"
-        if unseal(self.marks / f"{version:020d}") != _checksum(path):
+        if unseal(self.marks / f"{version:020d}") != checksum(path.read_bytes()):
             raise StateDamaged(str(path), "its checksum does not match its content")
         try:
             return entries.of_checkpoint(pq.read_table(path, columns=["add", "txn"]).to_pylist())
@@ -246,7 +255,3 @@ class MessageTable:
             named = msgspec.json.decode(hint.read_bytes())["version"]
             if not (self.log / f"{named:020d}.checkpoint.parquet").exists():
                 hint.unlink(missing_ok=True)
-
-
-def _checksum(path: Path) -> str:
-    return blake2b(path.read_bytes(), digest_size=16).hexdigest()

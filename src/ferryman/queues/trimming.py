@@ -15,10 +15,10 @@ from ferryman.queues.appending import write_rows
 from ferryman.queues.entries import LogEntry, MessageFile
 from ferryman.queues.merging import retire
 from ferryman.queues.message import ROWS
-from ferryman.queues.place import turn
 from ferryman.queues.store import QueueStore
 from ferryman.storage.files import fsync_folder
 from ferryman.storage.groups import RowGroups
+from ferryman.storage.lock import turn
 
 _FOREVER: Final = 1 << 62
 

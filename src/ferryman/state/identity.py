@@ -56,9 +56,17 @@ def identity_of(root: Path, plan: Plan) -> dict[str, Any]:
     return dict(found)
 
 
-def id_of(identity: Mapping[str, Any]) -> str:
-    """What no other state has. An older state has only the time of its making."""
-    return str(identity.get("id", identity["first_sequence"]))
+def id_of(root: Path) -> str:
+    """What no other state has; "" if there is none. An older state has only the time of its making.
+
+    Raises:
+        StateDamaged: its name cannot be read.
+    """
+    path = root / IDENTITY
+    if not path.exists():
+        return ""
+    found: Any = files.unseal(path)
+    return str(found.get("id", found["first_sequence"]))
 
 
 def plan_of(root: Path) -> Plan:

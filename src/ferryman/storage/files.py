@@ -9,6 +9,7 @@ import os
 import uuid
 import zlib
 from collections.abc import Iterator
+from hashlib import blake2b
 from pathlib import Path
 from typing import Final
 
@@ -145,6 +146,11 @@ def changed_before(path: Path, when: float) -> bool:
         return path.stat().st_mtime < when
     except FileNotFoundError:
         return False
+
+
+def checksum(data: bytes) -> str:
+    """What a mark says of a file of the log."""
+    return blake2b(data, digest_size=16).hexdigest()
 
 
 def sealed(record: object) -> bytes:

@@ -53,6 +53,20 @@ class Lock:
             self._fd = -1
 
 
+@contextlib.contextmanager
+def turn(path: Path, wait_s: float | None = None) -> Iterator[bool]:
+    """Hold a lock file, which dies with its process; False: somebody else had it for all this time.
+
+    Args:
+        wait_s: None: as long as it takes.
+    """
+    fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        yield _waited_for(fd, wait_s)
+    finally:
+        os.close(fd)
+
+
 class Readers:
     """Those who read a state just now: each holds a shared lock on one file while it does.
 
@@ -93,6 +107,18 @@ class Readers:
         """The file system's own time, seconds since 1970."""
         os.utime(self._path)
         return self._path.stat().st_mtime
+
+
+def _waited_for(fd: int, wait_s: float | None) -> bool:
+    if wait_s is None:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        return True
+    until = time.monotonic() + wait_s
+    while not _locked(fd, fcntl.LOCK_EX):
+        if time.monotonic() >= until:
+            return False
+        time.sleep(0.001)
+    return True
 
 
 def _share(fd: int) -> None:

@@ -14,14 +14,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
 from ferryman.errors import StateDamaged
-from ferryman.storage.files import TEMPORARY, fsync_file, fsync_folder, make_folder, replace, sealed, unseal
+from ferryman.storage.files import TEMPORARY, checksum, fsync_file, fsync_folder, make_folder, replace, sealed, unseal
 
 _COMMIT = re.compile(r"(\d{20})\.json\Z")
 _CHECKPOINT = re.compile(r"(\d{20})\.checkpoint\.parquet\Z")
@@ -242,7 +241,7 @@ class Log:
 
 
 def _checksum(path: Path) -> str:
-    return blake2b(_read(path), digest_size=16).hexdigest()
+    return checksum(_read(path))
 
 
 def _read(path: Path) -> bytes:

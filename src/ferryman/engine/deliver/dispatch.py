@@ -18,7 +18,6 @@ from ferryman.engine.trouble import Troubles
 from ferryman.errors import EngineError, PermanentError, WorkerDied, message_of
 from ferryman.plan import DestinationNode
 from ferryman.records.due import wait_of_file_s
-from ferryman.state.identity import id_of
 from ferryman.state.outbox import first_sequence, pending_rows, split_family
 from ferryman.state.state import State
 from ferryman.storage.handles import DataFile
@@ -62,7 +61,6 @@ class Dispatcher:
             self._state.epoch,
             pace_s=self._pace_s,
             live=live,
-            state=id_of(self._state.identity()),
         )
         lanes = [self._lanes(number, now_us, node, files, alone=len(work) == 1) for node, files in work]
         if len(lanes) == 1:

@@ -16,6 +16,7 @@ from ferryman.engine.deliver.turn import LaneStop, OutboxFile, Turn
 from ferryman.engine.runner.base import PickledPlan
 from ferryman.errors import PermanentError, describe
 from ferryman.plan import DestinationNode
+from ferryman.state.identity import id_of
 from ferryman.state.journal import Journal
 
 
@@ -61,8 +62,6 @@ class Pass:
     pace_s: float = limits.PACE_S
     live: str = ""
     """Folder for what is reported meanwhile; see ``engine.live``."""
-    state: str = ""
-    """Id of the state."""
 
     def __call__(self, lane: Lane) -> LaneReport:
         plan = self.shipped.plan()
@@ -81,7 +80,9 @@ class Pass:
             isolated=lane.isolated,
             live=self.live,
         )
-        context = DestinationContext(plan.name, plan.version, node.name, self.number, node.policy.guarantee, self.state)
+        context = DestinationContext(
+            plan.name, plan.version, node.name, self.number, node.policy.guarantee, id_of(Path(self.root))
+        )
         stopped = LaneStop()
         try:
             _speak(turn, node.destination.open, context)

@@ -1,4 +1,4 @@
-"""Scan, second half: the driver comparisons a finished listing once, then cuts it into waves.
+"""Scan, second half: the driver compares a finished listing once, then cuts it into waves.
 
 What is new, changed, pending (a failed step is due) or gone is decided by a join of the listing with the ``documents``
 table, a part of the ids at a time: whatever there is of them, no more is in memory than a few parts. Contents are not

@@ -74,9 +74,10 @@ class ChildReport(NamedTuple):
 class IsolatedReader:
     """Takes up the blocks of one task, each document in a child."""
 
-    def __init__(self, plan: Plan, cut: TaskSplit, stager: Stager) -> None:
+    def __init__(self, plan: Plan, cut: TaskSplit, stager: Stager, state: str = "") -> None:
         self._plan = plan
         self._cut = cut
+        self._state = state
         self._stager = stager
         self._attempts = max((n.policy.attempts for n in plan.nodes if isinstance(n, DestinationNode)), default=1)
         self._row = 0
@@ -93,7 +94,7 @@ class IsolatedReader:
         doing then."""
         taken_up = []
         spool = Spool()
-        reader = _Reader(self._plan, self._cut, block, contents, spool)
+        reader = _Reader(self._plan, self._cut, block, contents, spool, self._state)
         child = Child(reader.read, reader.begin)
         reader.note = child.note
         self._stager.begin(block)
@@ -151,13 +152,14 @@ class IsolatedReader:
 class _Reader:
     """In the child: reads and walks a row, and tells what the walk said."""
 
-    def __init__(self, plan: Plan, cut: TaskSplit, block: Block, contents: _Contents, spool: Spool) -> None:
+    def __init__(self, plan: Plan, cut: TaskSplit, block: Block, contents: _Contents, spool: Spool, state: str) -> None:
         self.block = block
         self.children = 0
         """How many there have been."""
         self.note: Callable[[str], None]
         self._plan = plan
         self._cut = cut
+        self._state = state
         self._contents = contents
         self._recorder = Recorder(spool)
         self._killers: dict[_Place, str] = {}
@@ -165,7 +167,7 @@ class _Reader:
 
     def begin(self) -> None:  # pragma: no cover - the child
         cut = self._cut._replace(number=self._cut.number + self.children)
-        self._feed = DocumentReader(self._plan, cut, self._recorder, {}, self._guarded)
+        self._feed = DocumentReader(self._plan, cut, self._recorder, {}, self._guarded, self._state)
 
     def read(
         self, request: tuple[int, int, dict[str, NodeHealth], dict[_Place, str]]

@@ -14,7 +14,7 @@ from functools import partial
 from types import FrameType
 from typing import Any, Final
 
-from ferryman.document import Document, content_version, decode_fields, encode_fields
+from ferryman.document import Document, called_by, content_version, decode_fields, encode_fields
 from ferryman.engine.scan.batches import TaskSplit
 from ferryman.engine.scan.reason import Reason
 from ferryman.engine.transform.block import Block
@@ -60,6 +60,7 @@ class DocumentReader:
     Args:
         health: node -> how it is doing in this task.
         guard: a step's function as it is to be called.
+        state: id of the state; "" in a preview.
 
     Attributes:
         fault: why the last document could not be read.
@@ -72,6 +73,7 @@ class DocumentReader:
         stage: Stage,
         health: Mapping[str, NodeHealth],
         guard: Callable[[StepNode], Callable[[Document], Any]] | None = None,
+        state: str = "",
     ) -> None:
         self._name = cut.source
         self._source: Source = next(n.source for n in plan.nodes if isinstance(n, SourceNode) and n.name == cut.source)
@@ -79,6 +81,8 @@ class DocumentReader:
         self._health = health
         self.fault: NodeError
         self.walk = Walk(plan, cut.source, stage, task=cut.number, guarded=guard or guarded, health=health)
+        self.walk.calling.state = state
+        called_by.set(self.walk.calling)
 
     def take_over(self, health: Mapping[str, NodeHealth]) -> None:
         """Go on with what is known of the nodes."""
@@ -96,6 +100,7 @@ class DocumentReader:
         reason = block.reasons[i]
         if reason == Reason.GONE:
             return Taken.GONE, None
+        self.walk.calling.at(block, i)
         if self._source.in_batches:
             self.walk.batch = self._source.batch_of(block.table["location"][i].as_py() or "")
         if reason == Reason.RETRY and self._waits(block, i):

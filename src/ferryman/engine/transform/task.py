@@ -20,6 +20,7 @@ from ferryman.engine.transform.node_errors import NodeError
 from ferryman.engine.transform.reader import DocumentReader, Taken
 from ferryman.engine.transform.staged import Staged
 from ferryman.engine.transform.staging import Stager
+from ferryman.state.identity import id_of
 
 _BLOCK: Final = 4096
 """Rows handled at a time: what is held as Python objects."""
@@ -58,10 +59,11 @@ class TaskProcessing:
         plan = task.shipped.plan()
         self._pulses = health(plan, task.nodes, cut.rows)
         self._stager = Stager(plan, cut.source, Path(task.root), task.wave, task.now_us, task.epoch)
-        self._feed = DocumentReader(plan, cut, self._stager, self._pulses)
+        state = id_of(Path(task.root))  # none in a preview
+        self._feed = DocumentReader(plan, cut, self._stager, self._pulses, state=state)
         self._live = Live(task.live, errors=task.live_errors)
         self._feed.walk.heard = self._heard if self._live.wants_errors else None
-        self._careful = IsolatedReader(plan, cut, self._stager) if task.isolated else None
+        self._careful = IsolatedReader(plan, cut, self._stager, state) if task.isolated else None
 
     def take_up(self, block: Block) -> list[int]:
         """Read, walk and stage each document of the block; which rows were not as they were."""

@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from ferryman import limits
 from ferryman.document import Document
+from ferryman.engine.transform.calling import Calling
 from ferryman.engine.transform.compiled import CompiledNode, stations
 from ferryman.engine.transform.ends import Ends, Met, Stage, Way
 from ferryman.engine.transform.health import NodeHealth
@@ -54,6 +55,7 @@ class Walk(Ends):
         super().__init__(plan, source, stage)
         self._stations = stations(plan.nodes, task, guarded)
         self._source = self._stations[source]
+        self.calling = Calling(plan, source)
         self.take_over(health)
         self._returned = Returned(self._note_wish)
         self.failures: list[FailedMember] = []
@@ -209,11 +211,13 @@ class Walk(Ends):
         """What the step makes of it: documents of this family, at least one."""
         assert station.step is not None
         assert station.pulse is not None
-        id = doc.id
+        id, calling = doc.id, self.calling
+        calling.step, calling.route = station.name, route
         try:
             try:
                 out = station.step(doc)
             finally:
+                calling.step = ""
                 doc.id = id  # its id is the source's, whatever a step does to the object
                 self._note_wish(doc)
             if out is doc:
