@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar, Unpack
@@ -36,8 +37,12 @@ from ferryman.storage.query import connect
 LEFT_OVER: Final = ("failed", "rejected", "in_doubt", "pending")
 """What is counted of what has not ended well."""
 
-_LOOKS: Final = 20
-"""How often a reader looks beside a driver that commits all the time before it believes that a file is damaged."""
+_ALIKE: Final = 20
+"""How often a reader beside a driver that commits all the time must find the same before it believes that a file is
+damaged: what the driver removes is another file each time."""
+
+_LOOK_S: Final = 60.0
+"""For so long it looks again where it finds something else each time: on a busy machine, each look may be overtaken."""
 
 _PAUSE_S: Final = 0.05
 """Between two looks: what a driver removes from its logs is removed within moments."""
@@ -246,19 +251,21 @@ def named_damage(state: State, spill: Path) -> Iterator[None]:
 
 def retry_read(root: Path, look: Callable[[], _T]) -> _T:
     """What a look at a state finds; it looks again if a running driver changed files under its eyes, which looks like
-    damage. It is damage if two looks find the same and nothing was committed in between."""
+    damage. It is damage if two looks find the same and nothing was committed in between, or if many find the same."""
     before: tuple[object, ...] = ()
-    for _ in range(_LOOKS - 1):
+    often: Counter[tuple[str, str]] = Counter()
+    until = time.monotonic() + _LOOK_S
+    while True:
         logs = last_entries(root)
         try:
             return look()
         except StateDamaged as e:
-            found = (e.path, e.what, logs)
-            if found == before:
+            found = (e.path, e.what)
+            often[found] += 1
+            if (*found, logs) == before or often[found] >= _ALIKE or time.monotonic() >= until:
                 raise
-            before = (e.path, e.what, last_entries(root))
+            before = (*found, last_entries(root))
         time.sleep(_PAUSE_S)
-    return look()
 
 
 def last_entries(root: Path) -> tuple[int, ...]:
