@@ -22,7 +22,7 @@ setup:  ## make .venv with the ferryman command; installs uv and a Java runtime 
 demo: setup  ## index the Python standard library of this machine, then search it
 	@.venv/bin/ferryman demo $(ARGS)
 
-test-fast: setup  ## run the tests without Spark and without servers, a sample of those of whole runs
+test-fast: setup  ## run the tests without Spark and without servers, a sample of those that take long
 	$(PYTEST) -m "not slow and not spark and not server" --sample 20 $(ARGS)
 
 test: setup  ## run the tests, except the slow ones

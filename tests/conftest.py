@@ -66,29 +66,33 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(_AtOnce(config))
 
 
-WHOLE_RUNS = ("crash", "engine", "ledger", "model", "state", "queues", "service", "cli", "docs/test_how_to.py")
-"""Tests of whole runs, by folder or file: the longest but for those with Spark or a server."""
+LONG = (
+    *("crash", "engine", "ledger", "model", "state", "queues", "service", "cli", "notify", "destinations"),
+    *("docs/test_how_to.py", "docs/test_connectors.py"),
+    *("intake/test_sessions.py", "intake/test_one_list.py", "intake/test_races.py"),
+)
+"""Tests of whole runs, and others that take long, by folder or file."""
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark what talks to a server; with ``--sample N`` leave out all but every Nth test of ``WHOLE_RUNS``."""
+    """Mark what talks to a server; with ``--sample N`` leave out all but every Nth test of ``LONG``."""
     for item in items:
         if "server" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.server)
     every = config.getoption("--sample")
     if every > 1:
-        left_out = [i for i in items if _is_whole_run(i) and zlib.crc32(i.nodeid.encode()) % every]
+        left_out = [i for i in items if _is_long(i) and zlib.crc32(i.nodeid.encode()) % every]
         config.hook.pytest_deselected(items=left_out)
         gone = set(map(id, left_out))
         items[:] = [i for i in items if id(i) not in gone]
 
 
-def _is_whole_run(item: pytest.Item) -> bool:
-    return item.path.relative_to(Path(__file__).parent).as_posix().startswith(WHOLE_RUNS)
+def _is_long(item: pytest.Item) -> bool:
+    return item.path.relative_to(Path(__file__).parent).as_posix().startswith(LONG)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--sample", type=int, default=1, metavar="N", help="run one in N of the tests of whole runs")
+    parser.addoption("--sample", type=int, default=1, metavar="N", help="run one in N of the tests that take long")
     parser.addoption(
         "--run-quorum", action="store_true", help="also test three ZooKeeper servers that lose their leader"
     )
