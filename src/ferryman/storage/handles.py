@@ -33,6 +33,7 @@ class OpenTable:
 
     def __init__(self, folder: Path, version: int | None = None) -> None:
         self.folder = folder
+        self._first = _first_entry(folder)  # before it is opened: what is trimmed meanwhile shows afterwards
         self.table = DeltaTable(str(folder), version=version)
         self._files: dict[str, DataFile] | None = None
         self._transactions: dict[str, int] = {}
@@ -48,7 +49,8 @@ class OpenTable:
     def holds(self) -> bool:
         """Is the log still the one that was read? Not if another state was put into its place, nor if it was trimmed:
         delta-rs reads the older part only when it is asked for what stands there."""
-        return self._stamp is not None and self._stamp == _stamp(self.folder, self.version)
+        found = stamp(Log(self.folder).path(self.version))
+        return found is not None and found == self._stamp and self._first == _first_entry(self.folder)
 
     def transaction(self, application: str) -> int:
         """The number of its last transaction, 0 if there was none."""
@@ -64,7 +66,7 @@ class OpenTable:
 
     def _note(self) -> None:
         self.version = self.table.version()
-        self._stamp = _stamp(self.folder, self.version)
+        self._stamp = stamp(Log(self.folder).path(self.version))
         self._files = None
         self._transactions = {}
 
@@ -103,12 +105,9 @@ def newest_to_read(folder: Path) -> OpenTable:
     return kept[folder]
 
 
-def _stamp(folder: Path, version: int) -> tuple[int, int, int, int] | None:
-    """What tells an entry of the log from another one of the same name, and the first entry that there is; None: the
-    entry is not there."""
-    log = Log(folder)
-    entry = stamp(log.path(version))
-    return None if entry is None else (*entry, min(log.versions(), default=version))
+def _first_entry(folder: Path) -> int | None:
+    """The first entry of the log that there is."""
+    return min(Log(folder).versions(), default=None)
 
 
 def _add_actions(table: DeltaTable) -> list[dict[str, Any]]:
