@@ -23,6 +23,7 @@ NAMES = (
     "extract",
     "intake",
     "queue",
+    "flow",
     "sizes",
     "large_state",
 )

@@ -8,9 +8,8 @@ from typing import Any
 
 from bench import data
 from bench.harness import Row, Sizes, Took, anew, as_fast, in_turn, spark
-from ferryman import Plan
+from ferryman import Plan, run
 from ferryman.destinations import Null
-from ferryman.engine.wave import run
 from ferryman.plan import Handle
 from ferryman.routers import ByField, Duplicate
 from ferryman.sources import DataFrame

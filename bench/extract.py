@@ -14,9 +14,8 @@ from pathlib import Path
 from tests.steps import corpus
 
 from bench.harness import Row, Sizes, anew, as_fast, in_turn, spark
-from ferryman import Plan, steps
+from ferryman import Plan, run, steps
 from ferryman.destinations import Null
-from ferryman.engine.wave import run
 from ferryman.sources import Files
 
 TARGET = 0.95

@@ -15,9 +15,9 @@ from pathlib import Path
 
 from bench import data, table_to_null
 from bench.harness import ROOT, XMX, Row, Sizes, processes, spark
+from ferryman import run
 from ferryman.destinations import Null
 from ferryman.document import Document
-from ferryman.engine.wave import run
 from ferryman.plan import Plan
 from ferryman.sources import Files
 

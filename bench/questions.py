@@ -9,7 +9,7 @@ from pathlib import Path
 
 from bench import data, table_to_null
 from bench.harness import ROOT, Row, Sizes, anew, in_turn, spark, within
-from ferryman.engine.wave import run
+from ferryman import run
 
 LIMIT_S = 2.0
 

@@ -7,9 +7,8 @@ from pathlib import Path
 
 from bench import data, plain, table_to_null
 from bench.harness import Row, Sizes, anew, as_long, in_turn, spark, within
-from ferryman import Plan
+from ferryman import Plan, run
 from ferryman.destinations import Null
-from ferryman.engine.wave import run
 from ferryman.sources import Files
 
 TARGET = 1.5

@@ -8,10 +8,9 @@ from typing import Any
 
 from bench import data
 from bench.harness import Row, Sizes, Took, anew, spark, timed
-from ferryman import Plan, TransientError
+from ferryman import Plan, TransientError, run
 from ferryman.destinations import Null
 from ferryman.engine.runner.spark import SparkRunner
-from ferryman.engine.wave import run
 from ferryman.sources import DataFrame
 
 SHARE = 100

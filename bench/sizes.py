@@ -15,10 +15,9 @@ from typing import Any, Final, NamedTuple
 
 from bench.harness import XMX, Row, Sizes, Took, processes, say, spark, timed
 from bench.memory import Watch
-from ferryman import Document, Plan, account
+from ferryman import Document, Plan, account, run
 from ferryman.destinations import Null
 from ferryman.destinations.base import Delivery, Outcome
-from ferryman.engine.wave import run
 from ferryman.limits import KIB, MIB
 from ferryman.sources import DataFrame, Files
 from ferryman.state.state import state_root

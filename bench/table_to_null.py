@@ -7,9 +7,8 @@ from pathlib import Path
 
 from bench import data, plain
 from bench.harness import Row, Sizes, anew, as_fast, in_turn, spark
-from ferryman import Plan
+from ferryman import Plan, run
 from ferryman.destinations import Null
-from ferryman.engine.wave import run
 from ferryman.sources import DataFrame
 
 TARGET = 0.2

@@ -10,9 +10,8 @@ import pyarrow.parquet as pq
 
 from bench import data, sqlite_loop
 from bench.harness import Row, Sizes, anew, as_fast, in_turn, spark
-from ferryman import Document, Plan
+from ferryman import Document, Plan, run
 from ferryman.destinations import Sql
-from ferryman.engine.wave import run
 from ferryman.sources import DataFrame
 
 TARGET = 0.9

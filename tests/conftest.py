@@ -21,9 +21,9 @@ os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSeri
 # A virtual machine whose host is busy takes milliseconds to hand a task from one core to another, and a query engine,
 # a table's log and a JVM do that all the time: a worker of xdist and its children stay on their share of the cores.
 if "PYTEST_XDIST_WORKER" in os.environ and hasattr(os, "sched_setaffinity"):
-    workers, worker = int(os.environ["PYTEST_XDIST_WORKER_COUNT"]), int(os.environ["PYTEST_XDIST_WORKER"][2:])
-    cores = sorted(os.sched_getaffinity(0))
-    os.sched_setaffinity(0, cores[worker % len(cores) :: workers])
+    _WORKERS, _WORKER = int(os.environ["PYTEST_XDIST_WORKER_COUNT"]), int(os.environ["PYTEST_XDIST_WORKER"][2:])
+    _CORES = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, _CORES[_WORKER % len(_CORES) :: _WORKERS])
 
 # Tests write a hundred thousand small files and sync each. In memory, where there is room, that costs nothing.
 _MEMORY = Path("/dev/shm")

@@ -46,6 +46,8 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "shipped sources": ports.sources,
     "source of jobs": ports.jobs,
     "promises of a source": ports.promises_of_a_source,
+    "log port": ports.log_port,
+    "promises of a log": ports.promises_of_a_log,
     "ready-made steps": ports.steps,
     "formats": extracted.formats,
     "what came out": extracted.came_out,

@@ -164,6 +164,27 @@ FINDINGS = (
         "lock = threading.Lock()\n\n\ndef guarded(doc):\n    with lock:\n        return doc\n\n\n"
         'plan.source("files", Files("corpus")).step("work", guarded).destination("index", index)',
     ),
+    Case(
+        "A plan that reads what it writes",
+        'again = plan.source("again", sources.Queue("texts", "/data/queues"))\n'
+        'again.destination("texts", destinations.Queue("texts", "/data/queues"))',
+    ),
+    Case(
+        "A join of one input",
+        'orders = plan.source("orders", sources.Queue("orders", "/data/queues"))\n'
+        'plan.join("bill", clean, {"order": orders}).destination("index", index)',
+    ),
+    Case(
+        "An input that is not a log",
+        'orders = plan.source("orders", sources.Queue("orders", "/data/queues"))\n'
+        'plan.alts("any", [orders, plan.source("files", Files("corpus"))]).destination("index", index)',
+    ),
+    Case(
+        "Two destinations of errors",
+        'plan.source("files", Files("corpus")).destination("index", index)\n'
+        'plan.errors(destinations.Queue("errors", "/data/queues"))\n'
+        'plan.errors(destinations.Queue("others", "/data/queues"), name="others")',
+    ),
 )  # fmt: skip
 """Each makes one mistake."""
 
@@ -203,6 +224,8 @@ def built(code: str) -> Plan:
     """The plan that the lines build, with the names that the page says they have."""
     names: dict[str, Any] = {
         **{name: getattr(module, name) for module in (routers, sources, destinations) for name in module.__all__},
+        "destinations": destinations,
+        "sources": sources,
         "Plan": Plan,
         "Effect": Effect,
         "threading": threading,

@@ -17,8 +17,9 @@ from ferryman.destinations.sql.postgresql import faults as postgresql_faults
 from ferryman.destinations.sql.sqlite import faults
 from ferryman.errors import DeliveryError, TransientError
 from ferryman.plan.plan import _default_guarantee
-from ferryman.sources import Jobs, Source
+from ferryman.sources import Entry, Jobs, Log, Piece, Source
 from ferryman.testing.destinations import DestinationSuite
+from ferryman.testing.logs import LogSuite
 from ferryman.testing.servers import ServerSuite
 from ferryman.testing.sources import SourceSuite
 
@@ -30,8 +31,8 @@ def shipped(package: Any, base: type) -> list[tuple[str, type]]:
 
 
 def sources() -> str:
-    """All but the one of the intake queue, which is on that queue's pages."""
-    return "\n\n".join(entry(n, cls, of=()) for n, cls in shipped(ferryman.sources, Source) if cls is not Jobs)
+    """All but the one of the intake queue, which is on that queue's pages, and the base of logs."""
+    return "\n\n".join(entry(n, cls, of=()) for n, cls in shipped(ferryman.sources, Source) if cls not in (Jobs, Log))
 
 
 def jobs() -> str:
@@ -130,6 +131,21 @@ def destination_port() -> str:
         entry("DestinationContext", DestinationContext),
     ]
     return "\n\n".join(pieces)
+
+
+def log_port() -> str:
+    """The port of logs, and what its methods take and give."""
+    of = ("identity", "nothing", "begin", "end", "pieces", "read_piece", "read", "entry", "note", "forget")
+    pieces = [
+        entry("Log", Log, of=of),
+        entry("Piece", Piece, call=False),
+        entry("Entry", Entry, call=False),
+    ]
+    return "\n\n".join(pieces)
+
+
+def promises_of_a_log() -> str:
+    return promises(LogSuite)
 
 
 def promises_of_a_destination() -> str:

@@ -38,7 +38,7 @@ def answers() -> str:
     """What ``run``, ``preview`` and ``retry`` return, and what is raised."""
     from ferryman import errors
     from ferryman.engine.preview.preview import Expected, Preview
-    from ferryman.engine.wave import Summary
+    from ferryman.engine.summary import FlowSummary, Summary
     from ferryman.operations.retry import Retried
     from ferryman.plan import Handle
 
@@ -48,6 +48,7 @@ def answers() -> str:
     pieces = [
         entry("Handle", Handle, call=False),
         entry("Summary", Summary, call=False),
+        entry("FlowSummary", FlowSummary, call=False),
         entry("Preview", Preview, call=False),
         entry("Expected", Expected, call=False),
         entry("Retried", Retried, call=False),
@@ -65,10 +66,11 @@ def routers() -> str:
 
 def testing() -> str:
     """The shipped means to test parts of one's own."""
-    from ferryman.testing import destinations, inprocess, proxy, servers, sources
+    from ferryman.testing import destinations, inprocess, logs, proxy, servers, sources
 
     pieces = [
-        entry("ferryman.testing.sources.SourceSuite", sources.SourceSuite, of=_told(sources.SourceSuite), call=False)
+        entry("ferryman.testing.sources.SourceSuite", sources.SourceSuite, of=_told(sources.SourceSuite), call=False),
+        entry("ferryman.testing.logs.LogSuite", logs.LogSuite, of=_told(logs.LogSuite), call=False),
     ]
     suite = destinations.DestinationSuite
     pieces.append(entry("ferryman.testing.destinations.DestinationSuite", suite, of=_told(suite), call=False))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from ferryman.destinations.base import Effect, Guarantee
 from ferryman.document import Document
 from ferryman.errors import Dropped, Misconfigured, PermanentError, TransientError, Unavailable
-from ferryman.plan import Plan
+from ferryman.plan import Flow, Plan
 
 if TYPE_CHECKING:
     from ferryman.destinations.sql.search import search
@@ -26,6 +26,7 @@ __all__ = [
     "Document",
     "Dropped",
     "Effect",
+    "Flow",
     "Guarantee",
     "Misconfigured",
     "PermanentError",

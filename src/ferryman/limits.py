@@ -222,7 +222,7 @@ SPLIT_SIZE: Final = {"characters": 1000, "tokens": 256, "paragraphs": 1, "senten
 """How much one part of a text has: what embedding models take in, else the smallest unit."""
 
 # --- state ----------------------------------------------------------------------------------------
-FORMAT: Final = 1
+FORMAT: Final = 2
 """Format of the state directory. A newer one is refused."""
 
 PART_BYTES: Final = 64 * MIB
@@ -306,6 +306,9 @@ QUEUE_TURN_S: Final = 5.0
 QUEUE_POLL_S: Final = 0.01
 QUEUE_POLL_MAX_S: Final = 0.05
 """How often a tailer that waits looks whether something came: a look takes 0.1 ms."""
+
+READER_CHARACTERS: Final = 110
+"""Of the name by which a queue knows a plan: what tells plan and source, before what tells the state."""
 
 QUEUE_STRAY_S: Final = 86_400.0
 """A data file that nobody names may be one that somebody is about to append: nobody takes a day for that."""

@@ -10,8 +10,9 @@ from pathlib import Path
 import cloudpickle
 import pytest
 
+from ferryman import Flow
 from ferryman.errors import UsageError
-from ferryman.plan.load import load_plan, plan_file
+from ferryman.plan.load import load, load_plan, plan_file
 
 Write = Callable[[str, str], Path]
 
@@ -216,3 +217,55 @@ def test_installed_packages_are_pickled_by_reference(write: Write, monkeypatch: 
     assert "plan" in by_value
     assert "installed_thing" not in by_value
     assert not any(name.startswith("ferryman") for name in by_value)
+
+
+FLOW = """
+from ferryman import Flow, Plan
+first, second = Plan("orders"), Plan("invoices", version=2)
+flow = Flow("shop", [first, second, Plan("third")])
+apart = Plan("apart")
+"""
+
+
+@pytest.mark.rule("flow.file")
+def test_a_file_that_makes_one_flow_is_that_flow(write: Write) -> None:
+    """Whatever plans it makes; the flow can be named, too."""
+    file = write("shop.py", FLOW)
+
+    assert load(str(file)) is not load(str(file)), "each time it is made again"
+    for spec in (str(file), f"{file}:flow"):
+        found = load(spec)
+        assert isinstance(found, Flow)
+        assert [plan.name for plan in found.plans] == ["orders", "invoices", "third"]
+
+
+@pytest.mark.rule("flow.file")
+def test_one_plan_of_a_flow_is_chosen_by_name(write: Write) -> None:
+    """By the name at the file's top level, or by the plan's own."""
+    file = write("shop.py", FLOW)
+
+    assert load_plan(f"{file}:second").key == "invoices-v2"
+    assert load_plan(f"{file}:invoices").key == "invoices-v2"
+    assert load_plan(f"{file}:third").key == "third-v0"
+    assert load_plan(f"{file}:apart").key == "apart-v0"
+    assert "no Plan or Flow named 'c'; it has: first, second, apart, flow, third. Correct" in refusal(f"{file}:c")
+
+
+@pytest.mark.rule("flow.file")
+def test_what_takes_one_plan_says_which_there_are(write: Write) -> None:
+    """A flow of one plan means that plan."""
+    file = write("shop.py", FLOW)
+
+    for spec in (str(file), f"{file}:flow"):
+        assert refusal(spec) == (f"{spec} is a flow of 3 plans (first, second, third): say which one: shop.py:first.")
+    alone = write("alone.py", "from ferryman import Flow, Plan\nflow = Flow('shop', [Plan('one')])\n")
+    assert load_plan(str(alone)).name == "one"
+
+
+def test_of_several_flows_one_is_named(write: Write) -> None:
+    """As of several plans."""
+    file = write("flows.py", "from ferryman import Flow, Plan\np = Plan('p')\na = Flow('a', [p])\nb = Flow('b', [p])\n")
+
+    assert "flows.py makes 2 flows (a, b): say which one: flows.py:a." in refusal(file)
+    assert isinstance(load(f"{file}:b"), Flow)
+    assert load_plan(f"{file}:p").name == "p"

@@ -6,12 +6,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from ferryman import crash
 from ferryman.destinations import Delivery, Destination, DestinationContext, Guarantee, Outcome, Queue
 from ferryman.document import Document
-from ferryman.errors import Misconfigured, UsageError
+from ferryman.errors import Misconfigured, Unavailable, UsageError
 from ferryman.plan import Plan
 from ferryman.queues import Queue as DurableQueue
 from ferryman.queues import once
@@ -196,3 +197,19 @@ def test_a_document_that_json_cannot_hold_harms_only_itself(place: Path) -> None
     outcomes = opened(place).write([delivery("a", 1, fields={"x": deep}), delivery("b", 2, fields={"x": 1})])
     assert outcomes == [Outcome.permanent("the message: it is nested more than 100 deep"), Outcome.ok()]
     assert [json.dumps(m.body) for m in messages(place)] == ['{"x": 1, "text": "some text"}']
+
+
+@pytest.mark.rule("queue.destination")
+@pytest.mark.parametrize("error", [MemoryError(), pa.ArrowInvalid("too large"), OSError(5, "Input/output error")])
+def test_an_append_that_fails_is_about_the_whole_queue(
+    place: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """Else its messages would be tried one by one, and later ones could come before them."""
+    queue = opened(place)
+
+    def fail(*_: Any) -> int:
+        raise error
+
+    monkeypatch.setattr(DurableQueue, "append_new", fail)
+    with pytest.raises(Unavailable):
+        queue.write(numbered(1, 4))

@@ -30,6 +30,7 @@ def names(page: str, wanted: str) -> dict[str, Any]:
 
 
 TestZip = names("reference/sources.md", "Zip")["TestZip"]
+TestNumbered = names("reference/sources.md", "Numbered")["TestNumbered"]
 TestCards = names("how-to/write-a-destination.md", "Cards")["TestCards"]
 
 

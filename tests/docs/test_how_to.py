@@ -25,6 +25,9 @@ PAGES = [
     "index-pdf-and-office-files",
     "split-text-for-rag",
     "use-a-queue",
+    "chain-plans",
+    "join-two-streams",
+    "keep-an-error-queue",
 ]
 """Of which all commands are run, in one shell a page."""
 

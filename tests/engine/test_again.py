@@ -27,8 +27,8 @@ class Clock:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.ahead_s = 0.0
         real = due.now_us
-        for module in ("ferryman.engine.wave", "ferryman.engine.pending"):
-            monkeypatch.setattr(f"{module}.now_us", lambda: real() + int(self.ahead_s * 1e6))
+        for module in ("wave", "pending", "logs", "transform.phase"):
+            monkeypatch.setattr(f"ferryman.engine.{module}.now_us", lambda: real() + int(self.ahead_s * 1e6))
 
 
 @pytest.fixture

@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import signal
 from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from ferryman import limits
 from ferryman.document import Document
 from ferryman.errors import TransientError, UsageError
 from ferryman.plan import Plan
@@ -85,6 +87,36 @@ def test_each_step_route_and_state_has_its_own(trial: Trial, place: Path) -> Non
         assert run_plan(plan, trial.folder / state).exit == 0
     keys = [*one.keys()["a", "1"], *two.keys()["a", "1"]]
     assert len(keys) == len(set(keys)) == 2 * 3
+
+
+@pytest.mark.rule("doc.idempotency-key")
+@pytest.mark.parametrize("children", [3, 50], ids=["few", "more than are held"])
+def test_a_generator_has_it_all_the_time(trial: Trial, children: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also while its first children are with other steps: the same key from its first line to its last."""
+    monkeypatch.setattr(limits, "HELD_CHILDREN", 10)
+    file = trial.folder / "told"
+
+    def tell(step: str, doc: Document) -> None:
+        with file.open("a") as out:
+            out.write(f"{step} {doc.idempotency_key}\n")
+
+    def parts(doc: Document) -> Iterator[Document]:
+        for n in range(children):
+            tell("parts", doc)
+            yield doc.child(n)
+        tell("parts", doc)
+
+    def look(doc: Document) -> Document:
+        tell("look", doc)
+        return doc
+
+    trial.build(parts, look)
+    trial.put("a")
+    assert trial.run().delivered == children
+    told = file.read_text().splitlines()
+    assert len(told) == 2 * children + 1
+    assert len({line for line in told if line.startswith("parts ")}) == 1
+    assert len({line for line in told if line.startswith("look ")}) == children
 
 
 def test_outside_of_a_step_there_is_none(trial: Trial) -> None:

@@ -43,7 +43,7 @@ ACTIONS: Final[dict[str, Action]] = {
     # a driver starts
     "take": Action(
         "a driver starts: takes the lock, mends, loads",
-        ("storage.lock.Lock.take", "storage.log.Log.mend", "state.state.State.load"),
+        ("storage.lock.Lock.take", "storage.log.TableLog.mend", "state.state.State.load"),
     ),
     "take.rival": Action("a driver starts while another one lives", ("state.state.State.take",), fault=True),
     "epoch": Action(

@@ -164,6 +164,7 @@ def call(programs: Path, folder: Path, *command: object) -> subprocess.Completed
     """What a command of that environment prints in ``folder``; neither knows of this repository."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV"))}
     environment["PATH"] = f"{programs}{os.pathsep}{environment['PATH']}"
+    environment["SPARK_SUBMIT_OPTS"] += " -Xshare:auto"  # no archive of classes is made for an environment of a minute
     return subprocess.run(
         [*map(str, command)],
         cwd=folder,

@@ -98,7 +98,7 @@ def test_read_many_notes_once(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> 
     tailer = queue.tailer("auditor")
     noted: list[int] = []
     note = tailer._store.positions.note
-    monkeypatch.setattr(tailer._store.positions, "note", lambda name, place: (noted.append(place), note(name, place)))
+    monkeypatch.setattr(tailer._store.positions, "note", lambda name, at, by: (noted.append(at), note(name, at, by)))
     assert [m.index for m in tailer.read_many(4)] == [1, 2, 3, 4]
     assert [m.index for m in tailer.read_many(4)] == [5]
     assert tailer.read_many(4) == tailer.read_many(0) == []

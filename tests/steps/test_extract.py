@@ -308,7 +308,7 @@ def test_a_file_whose_reader_ends_the_process_is_named(net: Network, monkeypatch
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)])
 def test_damaged_files_stop_no_run(net: Network, seed: int) -> None:
     """Every file of the corpus with random bytes changed, some cut off: each is delivered or ERROR_DOC."""
-    net.source().step("text", steps.extract_text(), timeout=300).destination("out", net.out("out"), attempts=1)
+    net.source().step("text", steps.extract_text(), timeout=20).destination("out", net.out("out"), attempts=1)
     for name, raw in (corpus.shipped() | {name: MADE[name] for name in SOUND}).items():
         for n, damaged in enumerate(mutated(seed, raw)):
             net.documents["docs"].append({"id": f"{n}-{name}", "raw": damaged})

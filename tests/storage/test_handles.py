@@ -6,11 +6,13 @@ import shutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
+from ferryman.storage import handles
 from ferryman.storage.handles import KEPT, OpenTable, newest, newest_to_read
 
 
@@ -75,6 +77,26 @@ def test_it_is_opened_again_where_the_log_was_trimmed(tmp_path: Path, opened: Ca
     assert newest is before
     (tmp_path / "_delta_log" / f"{0:020d}.json").unlink()
     assert opened(tmp_path) is not newest
+    assert told(opened(tmp_path)) == told(OpenTable(tmp_path))
+
+
+def test_it_is_opened_again_where_the_log_was_trimmed_while_it_was_opened(
+    tmp_path: Path, opened: Callable[[Path], OpenTable], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has begun at what is removed, and reads that only when it is asked."""
+    for number in (1, 2):
+        commit(tmp_path, number)
+
+    def overtaken(*args: Any, **options: Any) -> DeltaTable:
+        table = DeltaTable(*args, **options)
+        DeltaTable(str(tmp_path)).create_checkpoint()
+        (tmp_path / "_delta_log" / f"{0:020d}.json").unlink()
+        return table
+
+    with monkeypatch.context() as patch:
+        patch.setattr(handles, "DeltaTable", overtaken)
+        before = opened(tmp_path)
+    assert opened(tmp_path) is not before
     assert told(opened(tmp_path)) == told(OpenTable(tmp_path))
 
 

@@ -57,7 +57,7 @@ class Share(Memory):
     def __init__(self, documents: Any, flag: Path, error: Callable[[], BaseException], **options: Any) -> None:
         super().__init__(documents, **{"max_deleted": 1.0, **options})
         self.flag, self.error = flag, error
-        self.reads = flag.with_name("reads")
+        self.looks = flag.with_name("reads")
 
     def listing(self, partition: Any) -> Iterator[Listed]:
         for doc in super().listing(partition):
@@ -65,7 +65,7 @@ class Share(Memory):
             yield Listed(doc.id, len(doc.raw or b""), location=(doc.raw or b"").decode())
 
     def read(self, listed: Listed) -> Document:
-        with self.reads.open("a") as file:
+        with self.looks.open("a") as file:
             file.write(f"{listed.id}\n")
         if self.flag.exists():
             raise self.error()

@@ -19,13 +19,19 @@ from ferryman.testing.inprocess import InProcess
 
 
 def previewed(plan: Plan, state: Path, *, runner: Runner | None = None, **options: Any) -> Preview:
-    """A preview on this runner. Its scratch folder must be gone afterwards."""
+    """A preview on this runner. Its scratch folder must be gone afterwards.
+
+    It is on a disk: of a state in the same file system a preview holds the files by links, which ``snapshot`` sees.
+    """
 
     @contextlib.contextmanager
     def session_for(*_: Any) -> Iterator[Runner]:
         yield runner or InProcess()
 
-    with tempfile.TemporaryDirectory(prefix="ferryman-test-scratch-") as scratch, pytest.MonkeyPatch.context() as patch:
+    with (
+        tempfile.TemporaryDirectory(prefix="ferryman-test-scratch-", dir="/tmp") as scratch,
+        pytest.MonkeyPatch.context() as patch,
+    ):
         patch.setattr(driver, "session_for", session_for)
         patch.setattr(tempfile, "tempdir", scratch)
         try:

@@ -17,13 +17,18 @@ from typing import Any
 
 LOADED = (
     "ferryman.cli.app",
-    "ferryman.destinations.sql",
+    "ferryman.destinations.sql.sqlite",
+    "ferryman.destinations.webhook",
     "ferryman.engine.commands",
+    "ferryman.engine.preview",
     "ferryman.operations.fsck",
+    "ferryman.operations.retry",
+    "ferryman.operations.run",
     "ferryman.plan.load",
     "ferryman.sources",
     "rich.progress",
     "sqlalchemy.dialects.sqlite",
+    "typer._adapters",
 )
 
 

@@ -39,9 +39,11 @@ _EVENTS: Final = pa.schema(
         ("status", pa.int8()),
         ("deletes", pa.bool_()),
         ("destination", pa.int16()),
+        ("log", pa.int16()),
     ]
 )
-"""``o``: the hash of the family, ``h`` of the delivery; ``at`` orders the events of a delivery."""
+"""``o``: the hash of the family, ``h`` of the delivery; ``at`` orders the events of a delivery; ``log``: the number of
+its source among the logs, else -1."""
 
 _WAITING: Final = pa.schema([*_EVENTS, ("waits", pa.bool_())])
 
@@ -64,6 +66,8 @@ class Counts(NamedTuple):
     """Deliveries that ended more often than they were begun (an operator command begins one again)."""
     missing: int
     """Current documents of which no delivery to a destination is known that they can reach."""
+    entries: Counter[tuple[str, str]]
+    """(log, destination) -> entries of which a delivery is known."""
 
 
 class Tables(NamedTuple):
@@ -81,23 +85,30 @@ class Tables(NamedTuple):
     folder: Path
 
 
-def count(tables: Tables, reached: Mapping[str, Collection[str]], among: Collection[str] = ()) -> Counts:
+def count(
+    tables: Tables, reached: Mapping[str, Collection[str]], among: Collection[str] = (), logs: Sequence[str] = ()
+) -> Counts:
     """Count everything.
 
     Args:
         reached: source -> destinations of which each of its documents must have a delivery.
         among: only families that a delivery of such a status was in, and those that wait for failed steps; nothing
             that waits in the outbox.
+        logs: sources of which nothing is remembered but deliveries.
     """
-    return _Counting(tables, reached, among).all()
+    return _Counting(tables, reached, among, logs).all()
 
 
 class _Counting:
-    def __init__(self, tables: Tables, reached: Mapping[str, Collection[str]], among: Collection[str]) -> None:
+    def __init__(
+        self, tables: Tables, reached: Mapping[str, Collection[str]], among: Collection[str], logs: Sequence[str]
+    ) -> None:
         self._tables = tables
         self._db = tables.db
         self._reached = reached
         self._among = among
+        self._logs = logs
+        self._entries: Counter[int] = Counter()
         self._destinations = sorted({*tables.destinations, *(name for names in reached.values() for name in names)})
         self._parts = partitions_for(tables.rows, 0, limits.COMPARED_ROWS, 1)
         self._marked: Marks | None = None
@@ -133,6 +144,7 @@ class _Counting:
             self._pending,
             self._two_ends,
             self._missing,
+            Counter({(self._logs[n // len(names)], names[n % len(names)]): k for n, k in self._entries.items()}),
         )
 
     # -- what is read ------------------------------------------------------------------------------
@@ -156,15 +168,19 @@ class _Counting:
         status = _position(_STATUSES, "status")
         return (
             f"SELECT {_FAMILY}, {_HASH}, revision, wave * 4 + ordinal, {status}, operation = 'delete', "
-            f"{_position(self._destinations, 'destination')} FROM ledger WHERE destination <> ''"
+            f"{_position(self._destinations, 'destination')}, {self._log_number()} "
+            "FROM ledger WHERE destination <> ''"
         )
 
     def _waiting(self) -> str:
         return (
             f"SELECT {_FAMILY}, {_HASH}, revision, 0, {_STATUSES.index(Status.BATCHED)}, "
-            f"operation = 'delete', {_position(self._destinations, 'destination')}, due IS NOT NULL "
-            "FROM waiting"
+            f"operation = 'delete', {_position(self._destinations, 'destination')}, {self._log_number()}, "
+            "due IS NOT NULL FROM waiting"
         )
+
+    def _log_number(self) -> str:
+        return f"coalesce({_position(self._logs, 'source')}, -1)" if self._logs else "-1"
 
     def _documents(self) -> Iterator[Columns]:
         more = {
@@ -203,8 +219,10 @@ class _Counting:
         ends = {name: np.concatenate([ends[name], unsent[name]]) for name in ends}
         at, there = _found(documents["h"], ends["o"])
         current = ~there
-        current[there] = ends["revision"][there] == documents["revision"][at[there]]
+        current[there] = ends["revision"][there] >= documents["revision"][at[there]]
         self._count_ends({name: column[current] for name, column in ends.items()})
+        if self._logs:
+            self._count_entries({name: column[current & (ends["log"] >= 0)] for name, column in ends.items()})
         self._count_older(documents, events, waiting)
         if not self._among:
             self._count_missing(documents, ends["destination"][current & there], at[current & there], deleted)
@@ -230,6 +248,15 @@ class _Counting:
             rest, deletes = divmod(code, 2)
             destination, status = divmod(rest, len(_STATUSES))
             self._ends[destination, status, bool(deletes)] += number
+
+    def _count_entries(self, ends: Columns) -> None:
+        """Each entry once, at each destination, however often it was processed again by an operator."""
+        where = ends["log"].astype(np.int64) * len(self._destinations) + ends["destination"]
+        order = np.lexsort((ends["revision"], ends["o"], where))
+        columns = [column[order] for column in (where, ends["o"], ends["revision"])]
+        new = np.ones(len(order), bool)
+        new[1:] = np.any([column[1:] != column[:-1] for column in columns], axis=0)
+        self._entries.update(_tally(columns[0][new]))
 
     def _count_older(self, documents: Columns, events: Columns, waiting: Columns) -> None:
         at, there = _found(documents["h"], waiting["o"])

@@ -21,9 +21,10 @@ from ferryman import limits
 from ferryman.account import kept_counts
 from ferryman.account.filters import Filter, FilterOptions
 from ferryman.account.kept_counts import Counted
-from ferryman.account.relations import View
+from ferryman.account.logs import combined_counts, log_counts
+from ferryman.account.relations import COUNTS, View
 from ferryman.errors import EngineError, StateDamaged, UsageError
-from ferryman.plan import Plan, SourceNode, destinations_of_sources
+from ferryman.plan import Plan, SourceNode, destinations_of_sources, errors_node
 from ferryman.records.family import in_family
 from ferryman.records.schemas import LEDGER_COLUMNS
 from ferryman.records.statuses import shown
@@ -31,7 +32,7 @@ from ferryman.state.identity import plan_of
 from ferryman.state.layout import COUNTED, TABLES
 from ferryman.state.state import SETTLED, WAVE, State
 from ferryman.storage.files import disk_full
-from ferryman.storage.log import Log
+from ferryman.storage.log import TableLog
 from ferryman.storage.query import connect
 
 LEFT_OVER: Final = ("failed", "rejected", "in_doubt", "pending")
@@ -52,8 +53,16 @@ _T = TypeVar("_T")
 
 def status(root: Path, plan: Plan) -> dict[str, Any]:
     """What ``status --json`` shows; see semantics. ``balanced``: does every delivery of every document add up?"""
-    found = _counted(root, plan)
-    return _reading(root, plan, View.status) if found is None else found.status
+    counted = _counted(root, plan)
+    found = _reading(root, plan, View.status) if counted is None else counted.status
+    logs = retry_read(root, lambda: log_counts(State(root, plan), plan))  # they go on beside us: it is not kept
+    zero = dict.fromkeys(COUNTS, 0)
+    combined = {name: {**zero, "delivered": number} for name, number in combined_counts(plan, logs).items()}
+    return {
+        **found,
+        "sources": {**found["sources"], **logs},
+        "destinations": {**found["destinations"], **combined},
+    }
 
 
 def left_over(root: Path, plan: Plan) -> dict[str, int]:
@@ -62,6 +71,15 @@ def left_over(root: Path, plan: Plan) -> dict[str, int]:
         return _reading(root, plan, View.left_over)
     every = found.status["destinations"].values()
     return {name: sum(counts[name] for counts in every) for name in LEFT_OVER}
+
+
+def all_reported(root: Path, plan: Plan) -> bool:
+    """Has the plan an error queue, and has that taken all its messages?"""
+    if (node := errors_node(plan.nodes)) is None:
+        return False
+    return not any(
+        number_of_deliveries(root, plan=plan, destination=node.name, status=status) for status in ("failed", "rejected")
+    )
 
 
 def unread(root: Path, plan: Plan) -> dict[str, tuple[int, str]]:
@@ -187,6 +205,17 @@ def history(root: Path, document: str, plan: Plan | None = None) -> list[dict[st
     return _reading(root, plan, lambda view: view.rows(query, {"document": document}))
 
 
+def joined_of(root: Path, join: str, entry: str, plan: Plan | None = None) -> list[str]:
+    """Documents that a join has made of this entry of one of its inputs."""
+    query = """
+        SELECT DISTINCT origin FROM (
+            SELECT origin FROM ledger WHERE source = $join UNION ALL SELECT origin FROM unsent WHERE source = $join
+        ) WHERE list_contains(string_split(origin, '&'), $entry) ORDER BY origin
+    """
+    rows = _reading(root, plan, lambda view: view.rows(query, {"join": join, "entry": entry}))
+    return [row["origin"] for row in rows]
+
+
 class StateTables(NamedTuple):
     """The open tables of a state, as they are stored; see the reference of the state directory."""
 
@@ -270,7 +299,7 @@ def retry_read(root: Path, look: Callable[[], _T]) -> _T:
 
 def last_entries(root: Path) -> tuple[int, ...]:
     """The last entry of each table's log: what changes when a driver commits."""
-    return tuple(max(Log(root / name).versions(), default=-1) for name in TABLES)
+    return tuple(max(TableLog(root / name).versions(), default=-1) for name in TABLES)
 
 
 def _counted(root: Path, plan: Plan | None, *, by_plan: bool = True) -> Counted | None:

@@ -14,10 +14,11 @@ import pyarrow as pa
 
 from ferryman.account.counts import Tables, count
 from ferryman.account.filters import Filter
-from ferryman.plan import destinations_of_sources
+from ferryman.plan import destinations_of_sources, errors_node, logs_read
 from ferryman.records.reasons import alike_sql, reason_sql
-from ferryman.records.schemas import DOCUMENTS, LEDGER, LEDGER_COLUMNS, OUTBOX, OUTBOX_PARTITION
+from ferryman.records.schemas import DOCUMENTS, LEDGER, LEDGER_COLUMNS, OUTBOX, OUTBOX_CONTENT, OUTBOX_PARTITION
 from ferryman.records.statuses import SHOWN, Status, shown
+from ferryman.state.log_positions import LogPositions
 from ferryman.state.state import SETTLED, WAVE, State
 from ferryman.storage import parquet
 from ferryman.storage.query import quoted_list, register
@@ -46,7 +47,8 @@ class View:
         self._db = db
         self._folder = folder
         self._state = state
-        state.load_consistently([WAVE, SETTLED])
+        self._logs = {n.name: LogPositions(state, n.name) for n in logs_read(state.plan.nodes)}
+        state.load_consistently([WAVE, SETTLED, *(log.read_key for log in self._logs.values())])
         self.wave = wave = state.outbox.transactions[WAVE]
         staged: dict[str, list[str]] = {"documents": [], "ledger": []}
         if wave > state.outbox.transactions[SETTLED]:
@@ -91,8 +93,15 @@ class View:
         """
         plan = self._state.plan
         reached = destinations_of_sources(plan.nodes) if reached is None else reached
-        found = count(self._tables(), reached)
+        found = count(self._tables(), reached, logs=list(self._logs))
+        lost = any(
+            found.entries[name, destination] != log.read
+            for name, log in self._logs.items()
+            for destination in reached.get(name, ())
+        )
         destinations = {name: dict.fromkeys(COUNTS, 0) for names in reached.values() for name in names}
+        if (errors := errors_node(plan.nodes)) is not None:
+            destinations[errors.name] = dict.fromkeys(COUNTS, 0)
         for (destination, status, operation), number in found.ends.items():
             counts = destinations.setdefault(destination, dict.fromkeys(COUNTS, 0))
             counts[shown(status, operation)] += number
@@ -109,7 +118,7 @@ class View:
             "waves": self.wave,
             "sources": sources,
             "destinations": destinations,
-            "balanced": not found.two_ends and not found.missing,
+            "balanced": not (found.two_ends or found.missing or lost),
         }
 
     def waves(self, limit: int) -> list[dict[str, Any]]:
@@ -216,12 +225,12 @@ class View:
             CREATE OR REPLACE TEMP TABLE current AS
                 SELECT {named}, ordinal FROM ledger
                 JOIN last l ON hash(delivery_hash) = l.h AND {_AT} = l.at
-                JOIN now n ON hash(source, origin) = n.h AND revision = newest
-                WHERE {among}
+                LEFT JOIN now n ON hash(source, origin) = n.h
+                WHERE {_CURRENT} AND {among}
             UNION ALL
                 SELECT {named}, 3 AS ordinal FROM unsent
-                JOIN now n ON hash(source, origin) = n.h AND revision = newest
-                WHERE {among}
+                LEFT JOIN now n ON hash(source, origin) = n.h
+                WHERE {_CURRENT} AND {among}
             """,
             wanted or None,
         )
@@ -247,7 +256,7 @@ class View:
         return paths
 
     def _register_outbox(self, outbox: Table) -> None:
-        schema = pa.schema([f for f in OUTBOX if f.name not in (*OUTBOX_PARTITION, "fields", "raw")])
+        schema = pa.schema([f for f in OUTBOX if f.name not in (*OUTBOX_PARTITION, *OUTBOX_CONTENT)])
         by_place: dict[tuple[str, str], list[Path]] = {}
         for file in outbox.files.values():
             place = (file.partition["wave"], file.partition["destination"])
@@ -271,6 +280,9 @@ class View:
         [(value,)] = self._db.execute(query, parameters or None).fetchall()
         return int(value)
 
+
+_CURRENT: Final = "coalesce(revision >= newest, true)"
+"""Of an entry of a log that went through, nothing is remembered but its deliveries."""
 
 _ALL: Final = tuple(LEDGER_COLUMNS)
 
@@ -300,7 +312,7 @@ def _newest(where: list[str], limit: int | None, window: int | None) -> str:
         )
         SELECT {", ".join("c." + name for name in _ALL)} FROM candidates c
         LEFT JOIN last l ON c.delivery_hash = l.delivery_hash
-        JOIN now n ON c.source = n.source AND c.origin = n.document AND c.revision = n.revision
-        WHERE l.at IS NULL OR l.at = c.wave * 4 + c.ordinal
+        LEFT JOIN now n ON c.source = n.source AND c.origin = n.document
+        WHERE (l.at IS NULL OR l.at = c.wave * 4 + c.ordinal) AND coalesce(c.revision >= n.revision, true)
         {ordered} {"" if limit is None else f"LIMIT {int(limit)}"}
         """

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ferryman.cli.options import (
+    FlowSpec,
     Json,
     OfDestination,
     OfSource,
@@ -27,7 +28,7 @@ from ferryman.errors import UsageError
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ferryman.plan import Plan
+    from ferryman.plan import Flow, Plan
 
 
 class By(enum.StrEnum):
@@ -193,7 +194,7 @@ def _say_whether_whole(root: Path, family: str, loaded: Plan, plan: str, state: 
 
 
 def history(
-    plan: PlanSpec,
+    plan: FlowSpec,
     document: Annotated[str, typer.Argument(metavar="DOC", show_default=False, help="Id of a document.")],
     state: StateDir = None,
     json: Json = False,
@@ -201,13 +202,18 @@ def history(
 ) -> None:
     """Tell all that happened to a document.
 
-    Every event of it and its family, oldest first. Starts no Spark.
+    Every event of it and its family, oldest first. Starts no Spark. If PLAN is a flow, it is followed: through each
+    plan that knows it, and the messages made of it through the plans behind.
     """
     from ferryman import account
-    from ferryman.plan.load import load_plan, plan_file
+    from ferryman.plan import Flow
+    from ferryman.plan.load import load, plan_file
     from ferryman.state.state import state_root
 
-    loaded = load_plan(plan)
+    loaded = load(plan)
+    if isinstance(loaded, Flow):
+        _followed(loaded, plan, document, state, json)
+        return
     root = state_root(loaded, state, plan_file(plan))
     events = account.history(root, document, plan=loaded) if has_run(root) else []
     if json:
@@ -224,6 +230,23 @@ def history(
         say(f"{document}: version {version}, revision {last['revision']}, from source {last['source']}")
         origin = last["origin"] if document in (last["document"], last["origin"]) else document
         _say_whether_whole(root, origin, loaded, plan, state)
+
+
+def _followed(flow: Flow, spec: str, document: str, state: StateDir, json: bool) -> None:
+    """Its history in all plans of a flow."""
+    from ferryman.operations.follow import follow
+    from ferryman.plan.load import plan_file
+    from ferryman.state.state import state_root
+
+    events = follow(flow, {flow.label(p): state_root(p, state, plan_file(spec)) for p in flow.plans}, document)
+    if json:
+        json_line(events)
+    if not events:
+        raise UsageError(f"{document}: no plan of flow {flow.name} knows such a document.")
+    if not json:
+        columns = ("created", "plan", "wave", "document", "destination", "operation", "status", "attempt", "message")
+        _table(events, columns)
+        _say_tracebacks(events)
 
 
 def _are_nodes(plan: Plan, **options: str | None) -> None:

@@ -38,6 +38,14 @@ PlanSpec = Annotated[
         metavar="PLAN", show_default=False, help="plan.py, plan.py:name (one of several), or package.module:name."
     ),
 ]
+FlowSpec = Annotated[
+    str,
+    typer.Argument(
+        metavar="PLAN",
+        show_default=False,
+        help="plan.py, plan.py:name (one of several), or package.module:name: a plan, or a flow.",
+    ),
+]
 StateDir = Annotated[
     Path | None,
     typer.Option(

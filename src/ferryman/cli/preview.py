@@ -12,12 +12,13 @@ import typer
 
 from ferryman.cli import terminal
 from ferryman.cli.interrupt import CODE, Interrupt
-from ferryman.cli.options import Conf, Has, Json, Master, PlanSpec, StateDir, Verbose, machines_have, spark_settings
+from ferryman.cli.options import Conf, FlowSpec, Has, Json, Master, StateDir, Verbose, machines_have, spark_settings
+from ferryman.errors import UsageError
 from ferryman.observe.progress import one_line
 
 if TYPE_CHECKING:
     from ferryman.engine.preview.preview import Expected, Preview
-    from ferryman.plan import Plan
+    from ferryman.plan.load import Runnable
 
 LIMIT = 20
 """Documents that are transformed, unless another number is asked for: what a user reads."""
@@ -35,7 +36,7 @@ REASONS = {
 
 
 def preview(
-    plan: PlanSpec,
+    plan: FlowSpec,
     limit: Annotated[
         int, typer.Option("--limit", metavar="N", min=1, help="Transform at most this many documents.")
     ] = LIMIT,
@@ -61,7 +62,9 @@ def preview(
     fail, and why. Writes nothing, calls no destination, and may be used beside a run. Its scratch files go where TMPDIR
     says (on a cluster: a folder that executors see, too) and are removed.
 
-    With --json the output is one JSON object:
+    Of a flow each plan is previewed by itself, with what its queues have now.
+
+    With --json the output is one JSON object, of a flow {"flow", "plans": {NAME: such an object}}:
 
     \b
     plan, version    of the plan
@@ -85,40 +88,59 @@ def preview(
     none, or if it is not UTF-8) and bytes (its size), too; the others have
     status and message, and errors have attempts, the most that there can be.
     """
-    from ferryman.plan.load import load_plan, plan_file
+    from ferryman.plan import Flow
+    from ferryman.plan.load import load, plan_file, spec_of
 
     settings = {**machines_have(has), **spark_settings(conf)}
-    loaded = load_plan(plan)
+    loaded = load(plan)
+    if document is not None and isinstance(loaded, Flow):
+        one = terminal.command("preview", spec_of(plan, loaded, loaded.plans[0]), "--doc", document, state=state)
+        raise UsageError(f"--doc is for one plan of flow {loaded.name}, as in {one}.")
     found = _previewed(
         loaded, plan_file(plan), state, verbose=verbose, limit=limit, document=document, master=master, conf=settings
     )
     if json:
-        terminal.json_line(found.as_dict())
-    else:
-        _tell(found, verbose)
-        terminal.say(f"Nothing was written. To do it: {terminal.command('run', plan, state=state)}")
+        objects = {name: each.as_dict() for name, each in found.items()}
+        terminal.json_line(
+            {"flow": loaded.name, "plans": objects} if isinstance(loaded, Flow) else objects[loaded.name]
+        )
+        return
+    for name, each in found.items():
+        if isinstance(loaded, Flow):
+            terminal.say(f"plan {name}")
+        _tell(each, verbose)
+    terminal.say(f"Nothing was written. To do it: {terminal.command('run', plan, state=state)}")
 
 
-def _previewed(plan: Plan, file: Path | None, state: Path | None, *, verbose: bool = False, **options: Any) -> Preview:
-    """The preview, with progress on stderr.
+def _previewed(
+    plan: Runnable, file: Path | None, state: Path | None, *, verbose: bool = False, **options: Any
+) -> dict[str, Preview]:
+    """The preview of a plan, or of each of a flow, by name; with progress on stderr.
 
     Raises:
         typer.Exit: with 130, when the user interrupts.
     """
     from ferryman.observe import watching
     from ferryman.observe.log import logging_to
+    from ferryman.plan import Flow
     from ferryman.state.state import state_root
 
     for warning in plan.check():
         if verbose:
             terminal.note(f"warning: {warning}")
-    root = state_root(plan, state, file)
+    folder = state_root(plan.plans[0] if isinstance(plan, Flow) else plan, state, file).parent
     with Interrupt() as interrupt:
         try:
             with watching(sys.stderr, verbose) as observer, logging_to(observer, verbose):
-                from ferryman.engine.preview.preview import preview  # loads Spark: after what can be refused without it
+                options |= {"state": folder, "observer": interrupt.heeding(observer)}
+                if isinstance(plan, Flow):  # what is imported loads Spark: after what can be refused without it
+                    from ferryman.engine.preview.flow import preview_flow
 
-                return preview(plan, state=root.parent, observer=interrupt.heeding(observer), **options)
+                    del options["document"]
+                    return preview_flow(plan, **options)
+                from ferryman.engine.preview.preview import preview
+
+                return {plan.name: preview(plan, **options)}
         except BaseException:
             if not interrupt.asked:
                 raise

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, overload
 
 import typer
 from typer.core import TyperCommand
@@ -13,13 +13,13 @@ from ferryman.cli import terminal
 from ferryman.cli.interrupt import CODE, Interrupt
 from ferryman.cli.options import (
     Conf,
+    FlowSpec,
     Has,
     Json,
     LogFile,
     LogFormat,
     LogFormatOption,
     Master,
-    PlanSpec,
     StateDir,
     Verbose,
     has_run,
@@ -29,11 +29,14 @@ from ferryman.cli.options import (
     size_bytes,
     spark_settings,
 )
-from ferryman.errors import UsageError
+from ferryman.errors import UsageError, message_of
 
 if TYPE_CHECKING:
-    from ferryman.engine.wave import Summary
-    from ferryman.plan import Plan
+    from collections.abc import Mapping
+
+    from ferryman.engine.summary import FlowSummary, Summary
+    from ferryman.plan import Flow, Plan
+    from ferryman.plan.load import Runnable
 
 Log = tuple[Path | None, str]
 """Log file, and its format."""
@@ -60,7 +63,7 @@ REASONS = 5
 
 
 def run(
-    plan: PlanSpec,
+    plan: FlowSpec,
     state: StateDir = None,
     master: Master = "local[*]",
     conf: Conf = None,
@@ -143,8 +146,13 @@ def run(
     130  interrupted
 
     With --json the last line of the output is a JSON object: what this run did and what it left.
+
+    If PLAN is a flow, its plans take turns until nothing is left to do. A plan that stops with an error does not stop
+    the others. The exit code is the first of 1, 2, 4, 3, 0 that any plan has; the JSON object has flow, exit and plans:
+    by name, each plan's own.
     """
-    from ferryman.plan.load import load_plan, plan_file
+    from ferryman.plan import Flow
+    from ferryman.plan.load import load, plan_file
 
     options: dict[str, Any] = {
         "conf": {**machines_have(has), **spark_settings(conf)},
@@ -160,8 +168,10 @@ def run(
         options["max_pending"] = size_bytes("--max-pending", max_pending)
     if options["every"] == 0:
         raise UsageError("--every 0: give a time above 0, as in --every 30s.")
-    loaded = load_plan(plan)
+    loaded = load(plan)
     log = (log_file, log_format)
+    if isinstance(loaded, Flow):
+        raise typer.Exit(run_flow(loaded, plan, state, json=json, verbose=verbose, log=log, **options))
     root, summary = carried(loaded, plan_file(plan), state, verbose=verbose, log=log, **options)
     if json:
         terminal.json_line(summary.as_dict())
@@ -184,23 +194,58 @@ def carried(
     Raises:
         typer.Exit: with 130, when the user interrupts; a message says how to continue.
     """
+    from ferryman.state.state import state_root
+
+    root = state_root(plan, state, file)
+    return root, run_watched(plan, {"": (plan, root)}, verbose, log, options)
+
+
+@overload
+def run_watched(
+    plan: Plan, states: Mapping[str, tuple[Plan, Path]], verbose: bool, log: Log, options: dict[str, Any]
+) -> Summary: ...
+
+
+@overload
+def run_watched(
+    plan: Flow, states: Mapping[str, tuple[Plan, Path]], verbose: bool, log: Log, options: dict[str, Any]
+) -> FlowSummary: ...
+
+
+def run_watched(
+    plan: Runnable, states: Mapping[str, tuple[Plan, Path]], verbose: bool, log: Log, options: dict[str, Any]
+) -> Summary | FlowSummary:
+    """Run it with progress on stderr.
+
+    Args:
+        states: the plans with the roots of their states, by the names that messages have before them.
+
+    Raises:
+        typer.Exit: with 130, when the user interrupts; a message says how to continue.
+    """
     from ferryman.observe import watching
     from ferryman.observe.log import logging_to
-    from ferryman.state.state import state_root
 
     for warning in plan.check():
         if verbose:
             terminal.note(f"warning: {warning}")
-    root = state_root(plan, state, file)
+    folder = next(iter(states.values()))[1].parent
     with Interrupt() as interrupt:
         try:
             with watching(sys.stderr, verbose, *log) as observer, logging_to(observer, verbose):
+                from ferryman.engine.summary import FlowSummary
                 from ferryman.operations.run import run as run_plan  # loads Spark: after all that can be refused
 
-                if not has_run(root) and not options.get("from_version"):
-                    observer.message(new_state(root, plan.version))
-                summary = run_plan(plan, state=root.parent, observer=interrupt.heeding(observer), **options)
-                observer.finished(summary.as_dict())
+                for name, (each, root) in states.items():
+                    if not has_run(root) and not options.get("from_version"):
+                        observer.about(name)
+                        observer.message(new_state(root, each.version))
+                observer.about("")
+                summary = run_plan(plan, state=folder, observer=interrupt.heeding(observer), **options)
+                ends = summary.plans if isinstance(summary, FlowSummary) else {"": summary}
+                for name, end in ends.items():
+                    observer.about(name)
+                    observer.finished(end.as_dict())
         except BaseException:
             if not interrupt.asked:
                 raise
@@ -209,7 +254,28 @@ def carried(
                 "interrupted: nothing is lost. Run the same command again: it first sends what was committed."
             )
             raise typer.Exit(CODE)
-    return root, summary
+    return summary
+
+
+def run_flow(flow: Flow, spec: str, state: Path | None, *, json: bool, verbose: bool, log: Log, **options: Any) -> int:
+    """Run a flow, and print what was done; its exit code."""
+    from ferryman.cli.status import states_of
+    from ferryman.plan.load import plan_file, spec_of
+
+    if options.pop("from_version") is not None:
+        one = terminal.command("run", spec_of(spec, flow, flow.plans[0]), "--from-version", "N", state=state)
+        raise UsageError(f"--from-version is for one plan of flow {flow.name}: migrate it first, as in {one}.")
+    states = states_of(flow, state, plan_file(spec))
+    summary = run_watched(flow, states, verbose, log, options)
+    if json:
+        terminal.json_line(summary.as_dict())
+        return summary.exit
+    for name, each in summary.plans.items():
+        plan, root = states[name]
+        if (error := summary.errors.get(name)) is not None:
+            terminal.say(f"{name}: it stopped: {message_of(error)}")
+        tell(each, root, plan, spec_of(spec, flow, plan), state, name)
+    return summary.exit
 
 
 def new_state(root: Path, version: int) -> str:
@@ -223,9 +289,13 @@ def new_state(root: Path, version: int) -> str:
     return f"new state: {root}{here}{migrate}. Every document is new to it, and is sent."
 
 
-def tell(summary: Summary, root: Path, loaded: Plan, plan: str, state: Path | None) -> None:
-    """What this run did and left, and what to type next. (Its messages were told when they came up.)"""
-    terminal.say(_counts(summary))
+def tell(summary: Summary, root: Path, loaded: Plan, plan: str, state: Path | None, name: str = "") -> None:
+    """What this run did and left, and what to type next. (Its messages were told when they came up.)
+
+    Args:
+        name: the plan's, in a flow.
+    """
+    terminal.say(f"{name}: {_counts(summary)}" if name else _counts(summary))
     left = (
         (summary.failed, "failed"),
         (summary.rejected, "rejected"),
@@ -259,7 +329,7 @@ def _in_words(status: str) -> str:
 def _counts(summary: Summary) -> str:
     """``2 waves: 1200 delivered, 4 deleted, 3 dropped``."""
     if not summary.waves:
-        waits = summary.exit in (2, 4)  # what that is was told: deletes, documents, a listing that is not whole
+        waits = summary.exit in (1, 2, 4)  # what that is was told: deletes, documents, a listing that is not whole
         return "Nothing was delivered." if waits else "Nothing has changed since the last run."
     waves = "1 wave" if summary.waves == 1 else f"{summary.waves} waves"
     deleted = f", {summary.deleted} deleted" if summary.deleted else ""

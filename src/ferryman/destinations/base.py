@@ -61,6 +61,8 @@ class _Row(msgspec.Struct, eq=False):
     origin_id: str = None  # type: ignore[assignment]  # until it is made: then its own id
     route: tuple[str, ...] = ()
     attempt: int = 1
+    came_from: str | None = None
+    """As JSON; see ``Delivery.provenance``."""
 
 
 _given = vars(_Row)["fields"].__get__  # ``super().fields``, but faster
@@ -77,6 +79,7 @@ class Delivery(_Row, eq=False):
         route: names of the duplicating branches taken on the way.
         raw: the document's bytes at this point, or None.
         attempt: from 1.
+        came_from: see ``provenance``.
     """
 
     _decoded: dict[str, Any] | None = None
@@ -92,6 +95,12 @@ class Delivery(_Row, eq=False):
             given = _given(self)
             self._decoded = decode_fields(given or b"{}") if given is None or isinstance(given, bytes) else given
         return self._decoded
+
+    @property
+    def provenance(self) -> dict[str, Any]:
+        """Of what comes from a log, where it came from: of a queue ``{"queues": {name: {"index", "time"}}, "tx": index
+        on the first queue}``. {} where nothing is known, or the plan has ``provenance=False``."""
+        return msgspec.json.decode(self.came_from) if self.came_from else {}
 
     @property
     def _fields_json(self) -> bytes:
@@ -200,6 +209,8 @@ class Destination:
     """True: stores ``delivery.hash`` in the same transaction as the effect. Makes exactly-once possible."""
     single_writer: ClassVar[bool] = False
     """True: one writer at a time (an embedded database). It gets one lane, whatever else is going on."""
+    in_order: ClassVar[bool] = False
+    """Do the rows of a wave come in the order of the documents that they are made of, whichever branches those took?"""
     compares_sequences: ClassVar[bool] = False
     """True: refuses (as stale) what is older than what it has, so a late write cannot undo a newer one."""
 

@@ -10,10 +10,10 @@ from typing import ClassVar, Final
 
 from ferryman import places
 from ferryman.destinations.base import Delivery, Destination, Effect, Facts, Outcome
-from ferryman.destinations.folder import explained
 from ferryman.destinations.payload import payloads
 from ferryman.errors import PlanError
 from ferryman.storage import files
+from ferryman.storage.folder import explained
 
 STALE_S: Final = 3600.0
 """A temporary file older than this is a killed writer's: no ``write`` takes nearly as long."""

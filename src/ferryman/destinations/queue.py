@@ -8,13 +8,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
+import msgspec
 import pyarrow as pa
 
-from ferryman import places
+from ferryman import limits, places
 from ferryman.destinations.base import Delivery, Destination, DestinationContext, Effect, Facts, Outcome
-from ferryman.destinations.folder import explained
-from ferryman.errors import EngineError, Misconfigured, StateFolderError, Unavailable, UsageError
+from ferryman.errors import BadDocument, Misconfigured, plain_text
 from ferryman.queues import Queue as DurableQueue
+from ferryman.queues.explained import explained_queue
 from ferryman.queues.message import CONTENT, text_of
 from ferryman.queues.once import SEQUENCE, WRITER
 from ferryman.queues.place import check_name
@@ -25,7 +26,8 @@ class Queue(Destination):
     """A durable queue (docs/how-to/use-a-queue.md): each delivery is one message, once, in the order of the deliveries.
 
     The message is the document's fields. ``meta`` says which document it was: ``id``, ``source``, ``sequence``, and
-    ``writer`` (plan, node, state); of a child also ``parent_id`` and ``origin_id``. A delete is an empty message whose
+    ``writer`` (plan, node, state); of a child also ``parent_id`` and ``origin_id``; of what came from queues ``queues``
+    (queue -> ``index``, ``time``) and ``tx``, the index on the first of them. A delete is an empty message whose
     ``meta`` has ``"operation": "delete"``.
 
     A chunk is one atomic append. After a kill it may come again: messages of the same hash and sequence are not
@@ -35,6 +37,7 @@ class Queue(Destination):
     effect = Effect.POTENT
     transactional = True
     single_writer = True
+    in_order = True
     preferred_batch: ClassVar[int | None] = 5000
     """A commit costs three syncs, however many messages it has."""
 
@@ -90,8 +93,9 @@ class Queue(Destination):
 
     def open(self, context: DestinationContext) -> None:
         self._writer = f"{context.plan}-v{context.plan_version}/{context.destination} {context.state}".strip()
+        self._queue = None  # a worker keeps its plan for many runs, and the queue may have been made again since
         with self._explained():
-            self._queue = self._opened()
+            self._opened()
 
     def write(self, chunk: list[Delivery]) -> list[Outcome]:
         """Append the chunk, in the order of the sequences, in one commit.
@@ -105,8 +109,8 @@ class Queue(Destination):
         for position, delivery in enumerate(chunk):
             try:
                 rows[delivery.sequence, delivery.hash] = self._row(delivery)
-            except (UsageError, ValueError, TypeError) as e:
-                outcomes[position] = Outcome.permanent(str(e).removesuffix(". Nothing was appended."))
+            except (TypeError, ValueError, BadDocument) as e:
+                outcomes[position] = Outcome.permanent(f"the message: {plain_text(e)}")
         if rows:
             schema = CONTENT.append(pa.field(SEQUENCE, pa.int64()))
             columns = zip(*(rows[key] for key in sorted(rows)), strict=True)
@@ -116,18 +120,32 @@ class Queue(Destination):
 
     def _row(self, delivery: Delivery) -> tuple[str, str, str, int]:
         """Message, meta, hash, sequence."""
-        body: dict[str, Any] = {}
-        meta: dict[str, Any] = {"id": delivery.id, "source": delivery.source}
+        return self._message(delivery), self._meta(delivery), delivery.hash, delivery.sequence
+
+    def _message(self, delivery: Delivery) -> str:
+        """The fields as they are stored, in JSON; they are looked at again only where they may not be a message."""
         if delivery.operation == "delete":
-            meta["operation"] = "delete"
-        else:
+            return "{}"
+        if self.text is not None and delivery.raw is not None:
             body = dict(delivery.fields)
-            if self.text is not None and delivery.raw is not None:
-                body.setdefault(self.text, delivery.text())
+            body.setdefault(self.text, delivery.text())
+            return text_of(body)
+        fields = delivery._fields_json
+        flat = fields.count(b"{") + fields.count(b"[") <= limits.QUEUE_NESTED
+        return fields.decode() if flat and len(fields) <= limits.QUEUE_MESSAGE_BYTES else text_of(delivery.fields)
+
+    def _meta(self, delivery: Delivery) -> str:
+        about: dict[str, Any] = {"id": delivery.id, "source": delivery.source}
+        if delivery.operation == "delete":
+            about["operation"] = "delete"
         if delivery.parent_id is not None:
-            meta |= {"parent_id": delivery.parent_id, "origin_id": delivery.origin_id}
-        meta |= {SEQUENCE: delivery.sequence, WRITER: self._writer}
-        return text_of(body, "the message"), text_of(meta, "what is said of it"), delivery.hash, delivery.sequence
+            about |= {"parent_id": delivery.parent_id, "origin_id": delivery.origin_id}
+        about |= {SEQUENCE: delivery.sequence, WRITER: self._writer}
+        try:
+            text = msgspec.json.encode(about).decode()
+        except UnicodeEncodeError:  # half a character in an id
+            text = text_of(about)
+        return f"{text[:-1]},{delivery.came_from[1:]}" if delivery.came_from else text
 
     def _opened(self) -> DurableQueue:
         if self._queue is None:
@@ -138,13 +156,11 @@ class Queue(Destination):
     def _explained(self) -> Iterator[None]:
         """Errors of a queue as those of a destination, about all of it."""
         try:
-            with explained(self.root / self.name):
+            with explained_queue(self.root / self.name):
                 yield
-        except (StateFolderError, UsageError) as e:
+        except Misconfigured:
             self._queue = None
-            raise Misconfigured(str(e)) from e
-        except EngineError as e:
-            raise Unavailable(str(e)) from e
+            raise
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_queue": None}

@@ -16,6 +16,7 @@ from ferryman import crash, limits
 from ferryman.account.filters import Filter
 from ferryman.account.questions import view
 from ferryman.engine.commit.commit import commit_wave
+from ferryman.engine.forced_entries import forced_entries, of_logs
 from ferryman.engine.settle.settle import in_process, settle
 from ferryman.records.events import EVENT_OF_ROW, ORDINAL_COMMAND, events, table_of
 from ferryman.records.family import FailedMember, Owed, decode_failures, encode_failures, open_deliveries
@@ -148,7 +149,7 @@ def _close_claims(state: State, in_outbox: dict[str, set[str]]) -> None:
 
 def _changed_documents(state: State, chosen: list[dict[str, Any]], number: int, effect: DocumentsEffect) -> list[Part]:
     """``documents`` rows that make the next scan take these deliveries, or their documents, up again."""
-    if not chosen or not state.documents.files or effect is DocumentsEffect.UNTOUCHED:
+    if not chosen or effect is DocumentsEffect.UNTOUCHED:
         return []
     wanted: dict[tuple[str, str], set[tuple[str, str, str]]] = defaultdict(set)
     for c in chosen:
@@ -163,6 +164,10 @@ def _changed_documents(state: State, chosen: list[dict[str, Any]], number: int, 
                 QUALIFY row_number() OVER (PARTITION BY d.source, d.document ORDER BY wave DESC) = 1
             ) WHERE operation = 'upsert'
         """).fetchall()  # a deleted document cannot be read again
+    if effect is DocumentsEffect.FORCED:
+        known = {(row[0], row[1]) for row in found}
+        missing = forced_entries(state, [name for name in of_logs(state, wanted) if name not in known], number)
+        found += [tuple(row[f.name] for f in DOCUMENTS) for row in missing]
     if not found:
         return []
     columns: dict[str, Any] = {f.name: [row[i] for row in found] for i, f in enumerate(DOCUMENTS)}

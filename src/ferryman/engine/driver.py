@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from ferryman.engine import migration
 from ferryman.engine.runner.base import Runner
+from ferryman.engine.runner.class_sharing import make_later
 from ferryman.errors import EngineError, FerrymanError
 from ferryman.observe import Observer
-from ferryman.plan import Plan
+from ferryman.plan import Plan, SourceNode
+from ferryman.sources import DataFrame
 from ferryman.state.state import State, state_root
 from ferryman.storage.files import disk_full
 
@@ -34,14 +36,24 @@ def drive(
         State.take(state_root(plan, state), plan) as taken,
         plain_errors(taken),
         check_plan_changes(taken, accept_changes),
-        session_for(plan, spark, master, conf, observer) as runner,
+        session_for(plan.key, [plan], spark, master, conf, observer) as runner,
     ):
         yield taken, runner
 
 
 @contextlib.contextmanager
 def check_plan_changes(state: State, accept_changes: bool) -> Iterator[None]:
-    """The state remembers the plan; its changes are reported when the run begins."""
+    """See ``remember_plan``."""
+    remember_plan(state, accept_changes)
+    yield
+
+
+def remember_plan(state: State, accept_changes: bool) -> None:
+    """The state remembers the plan; its changes are reported when the run begins.
+
+    Raises:
+        PlanChanged: see ``State.follow``.
+    """
     if not migration.is_pending(state):
         found = state.follow(accept_changes=accept_changes)
         again = "to reprocess all, run `ferryman retry --force`"
@@ -51,24 +63,29 @@ def check_plan_changes(state: State, accept_changes: bool) -> Iterator[None]:
                 f"{', '.join(found.code)} changed: the change applies to documents processed from now on; {again}"
             )
         state.notes += [f"{change}: what was already delivered stays where it is; {again}" for change in found.targets]
-    yield
 
 
 @contextlib.contextmanager
-def session_for(plan: Plan, spark: Any, master: str, conf: Mapping[str, str], observer: Observer) -> Iterator[Runner]:
+def session_for(
+    name: str, plans: Iterable[Plan], spark: Any, master: str, conf: Mapping[str, str], observer: Observer
+) -> Iterator[Runner]:
     """A runner on the given session, on the program's own, or on a new one, which is stopped at the end."""
-    from ferryman.engine.runner.spark import SparkRunner, running, start  # Spark is loaded once the state is sound
+    from ferryman.engine.runner.spark import SparkRunner, running, start, stop  # loaded once the state is sound
 
     theirs = spark if spark is not None else running()
     if theirs is not None:
         yield SparkRunner(theirs)
         return
     observer.message("starting Spark")  # which takes seconds, and says nothing meanwhile
-    started = start(master, conf, f"ferryman {plan.key}")
+    nodes = [node for plan in plans for node in plan.nodes]
+    queries = any(isinstance(node, SourceNode) and isinstance(node.source, DataFrame) for node in nodes)
+    started = start(master, conf, f"ferryman {name}", queries=queries)
     try:
         yield SparkRunner(started)
     finally:
-        started.stop()
+        stop(started)
+    if master.startswith("local"):
+        make_later()
 
 
 @contextlib.contextmanager

@@ -16,7 +16,7 @@ from ferryman.engine.transform.node_errors import ErrorKind, NodeError
 from ferryman.engine.trouble import Troubles
 from ferryman.needs import VARIABLE, here, listed
 from ferryman.notify import Stopped
-from ferryman.plan import Plan, StepNode
+from ferryman.plan import JoinNode, Plan, StepNode
 from ferryman.plan.forgotten import REMEDY, returns_nothing
 from ferryman.records.family import decode_held
 
@@ -47,7 +47,7 @@ class Nodes:
         """Of these, those that no executor could run."""
         self._missed: Counter[str] = Counter()
         """Waves in a row of which no task came to a machine that has what a step needs."""
-        self._steps = {n.name: n for n in plan.nodes if isinstance(n, StepNode)}
+        self._steps = {n.name: n for n in plan.nodes if isinstance(n, (StepNode, JoinNode))}
         self._nones: Counter[str] = Counter()
         """Calls that returned None, of steps that have returned nothing else in this run."""
         self._made: set[str] = set()
@@ -115,6 +115,18 @@ class Nodes:
                 if not self.blocked(key):  # a scan for what is pending may come in between: it is not a try that counts
                     self.troubles.begin(self._about(key), listing.outage.why, permanent=listing.outage.permanent)
         return waiting
+
+    def stop(self, node: str, why: str) -> None:
+        """Somebody has to say how it goes on."""
+        self.troubles.begin(self._about(node), why, permanent=True)
+
+    def pause(self, node: str, why: str) -> None:
+        """It is away for now."""
+        self.troubles.begin(self._about(node), why, permanent=False)
+
+    def go_on(self, node: str) -> None:
+        """Nothing is wrong with it any more."""
+        self.troubles.end(self._about(node))
 
     def _count_batches(self, node: str, told: Iterable[NodeReport]) -> None:
         """A wave may try again what an earlier one has tried: the documents of a batch are not added up."""
@@ -201,8 +213,8 @@ class Nodes:
         A filter may drop the two documents that are new today: it takes more, or code that cannot return anything else.
         """
         return [
-            f"step {name} returned None for {'the only document' if count == 1 else f'all {count} documents'} that "
-            f"came to it, so it dropped {'it' if count == 1 else 'them'}. {REMEDY}"
+            f"{self._about(name)} returned None for {'the only document' if count == 1 else f'all {count} documents'} "
+            f"that came to it, so it dropped {'it' if count == 1 else 'them'}. {REMEDY}"
             for name, count in self._nones.items()
             if name not in self._made and (count >= _SILENT or (count and returns_nothing(self._steps[name].fn)))
         ]

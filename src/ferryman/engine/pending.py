@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ferryman.engine import step_retries
 from ferryman.engine.deliver.dispatch import Dispatcher
+from ferryman.engine.logs import Logs
 from ferryman.engine.nodes import Nodes
 from ferryman.engine.step_retries import Hashes, StepDebt
 from ferryman.engine.unlisted import Unlisted
@@ -20,11 +21,12 @@ class PendingWork:
             the nodes' keys: all is to be scanned again.
     """
 
-    def __init__(self, state: State, dispatcher: Dispatcher, nodes: Nodes, unlisted: Unlisted) -> None:
+    def __init__(self, state: State, dispatcher: Dispatcher, nodes: Nodes, unlisted: Unlisted, logs: Logs) -> None:
         self._state = state
         self._dispatcher = dispatcher
         self._nodes = nodes
         self._unlisted = unlisted
+        self._logs = logs
         self._longest_s = state.plan.longest_backoff_s
         self._at_steps: list[StepDebt] = []
         self._at_steps_of: tuple[frozenset[str], Hashes] = (frozenset(), unlisted.hashes)
@@ -45,7 +47,7 @@ class PendingWork:
             if not debt.unlisted and (held := self._nodes.wait_s(debt.held)) is not None:
                 waits.append(max(held, wait_s(debt.due, now, self._longest_s)))
         sources = [self._nodes.wait_of(source) for source in self.unseen]
-        waits += [until for until in sources if until is not None]
+        waits += [until for until in (*sources, self._logs.wait_s()) if until is not None]
         return min(waits, default=None)
 
     def rows(self) -> int:

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any, Final
+
+_EXITS: Final = (1, 2, 4, 3)
+"""Of the exit codes of a flow's plans, the first of these is the flow's; else 0."""
 
 
 @dataclasses.dataclass
@@ -30,16 +34,48 @@ class Summary:
         del counts["messages"]
         return counts
 
-    def set_exit(self, *, held: bool, incomplete: bool) -> None:
+    def set_exit(self, *, held: bool, incomplete: bool, reported: bool = False) -> None:
         """The exit code of the command line, from the counts.
 
         Args:
             held: deletes wait for an operator.
-            incomplete: a source was not listed to its end, or could not be looked at.
+            incomplete: a source was not read to its end, or could not be looked at.
+            reported: all that failed is in the plan's error queue.
         """
         if held:
             self.exit = 2
         elif self.pending or incomplete:
             self.exit = 4
-        elif self.failed or self.rejected or self.in_doubt:
+        elif self.in_doubt or ((self.failed or self.rejected) and not reported):
             self.exit = 3
+
+
+@dataclasses.dataclass
+class FlowSummary:
+    """What a run of a flow did and what it left.
+
+    Attributes:
+        plans: by the plans' names (``name-vVERSION`` where two versions of one are in the flow), in the order of their
+            turns.
+        errors: of the plans that stopped, why; their counts are as far as they are known.
+    """
+
+    flow: str
+    plans: dict[str, Summary] = dataclasses.field(default_factory=dict)
+    errors: dict[str, Exception] = dataclasses.field(default_factory=dict)
+
+    @property
+    def exit(self) -> int:
+        """The first of 1, 2, 4, 3, 0 that any plan has."""
+        found = {summary.exit for summary in self.plans.values()}
+        return next((code for code in _EXITS if code in found), 0)
+
+    @property
+    def messages(self) -> list[str]:
+        """Those of all plans, each behind its plan's name."""
+        return [f"{name}: {text}" for name, summary in self.plans.items() for text in summary.messages]
+
+    def as_dict(self) -> dict[str, Any]:
+        """The object of ``run --json``."""
+        plans = {name: summary.as_dict() for name, summary in self.plans.items()}
+        return {"flow": self.flow, "exit": self.exit, "plans": plans}

@@ -11,36 +11,36 @@ A wave, numbered as in the architecture:
 
 from __future__ import annotations
 
-import dataclasses
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from ferryman import crash, limits
-from ferryman.account.questions import left_over
+from ferryman.account.questions import all_reported, left_over
 from ferryman.engine import commands, migration, step_retries
 from ferryman.engine.backlog import Backlog
-from ferryman.engine.commit.commit import commit_wave
+from ferryman.engine.commit.commit import NOWHERE, commit_wave
 from ferryman.engine.counting import Counting
 from ferryman.engine.deliver.dispatch import Dispatcher
 from ferryman.engine.deliver.newer import Newer
 from ferryman.engine.live import Follower
+from ferryman.engine.logs import Logs
 from ferryman.engine.nodes import Nodes
 from ferryman.engine.outcomes import describe_listing, describe_staged
 from ferryman.engine.pending import PendingWork
-from ferryman.engine.runner.base import IsolatingRunner, PickledPlan, Runner, run_isolating
+from ferryman.engine.runner.base import IsolatingRunner, PickledPlan, Runner
 from ferryman.engine.scan.batches import WaveBatch
 from ferryman.engine.scan.detect import ChangeSet, detect_changes
 from ferryman.engine.scan.guard import Allowed
 from ferryman.engine.scan.listing import list_sources
+from ferryman.engine.scan.log_batches import LogBatch
 from ferryman.engine.settle.settle import late_answers, settle
 from ferryman.engine.summary import Summary as Summary
+from ferryman.engine.transform.phase import TransformPhase
 from ferryman.engine.transform.staged import Staged
-from ferryman.engine.transform.task import Transform
 from ferryman.engine.trouble import Troubles
 from ferryman.engine.unlisted import Unlisted
-from ferryman.errors import WorkerDied
 from ferryman.notify import Reporter, Stopped
 from ferryman.observe.progress import Observer
 from ferryman.plan import NotifyTarget
@@ -93,57 +93,57 @@ class Run:
         self._counting = Counting(state)
         self._backlog = Backlog(state, limits.MAX_PENDING_BYTES if max_pending is None else max_pending)
         self._incomplete = False
-        self._held = False
-        """Deletes wait for an operator."""
+        self._held = False  # deletes wait for an operator
         self._stopped_short = False
         """The last scan of everything, or one since, stopped reading, for too much is pending."""
         self._told_short = self._endless = False
-        self._littered = False
-        """A worker died: it may have left files that nothing names."""
         self._waited = 0.0
         self._live = Follower(state.staging / _LIVE, observer)
-        self._transformed = False
-        """Documents have been through the steps in this run."""
         self._nodes = Nodes(state.plan, self._tell, clock)
         self._unlisted = Unlisted(state.plan, clock)
-        self._pending = PendingWork(state, self._dispatcher, self._nodes, self._unlisted)
+        self._logs = Logs(state, self._nodes, self._tell)
+        self._transform = TransformPhase(state, self._shipped, runner, self._nodes, self._logs, self._live, self._tell)
+        self._pending = PendingWork(state, self._dispatcher, self._nodes, self._unlisted, self._logs)
 
     def go(self, every: float | None = None) -> Summary:
         """Recover, then scan and deliver; with ``every`` forever."""
-        self._goes_on(every is not None)
         self.recover()
         while True:
             began = time.monotonic()
-            until = began + every if every is not None else None
-            self._incomplete = not self._scan()
-            self._catch_up(until)
-            while self._stopped_short and not self._backlog.too_large:
-                self._incomplete = not self._scan()
-                self._catch_up(until)
-            self._tell_stale()
-            for hint in self._nodes.hints():
-                self._tell_once(hint)
-            self.notify()
-            self._counting.keep()
+            self.turn(endless=every is not None, until=began + every if every is not None else None)
+            self.report()
             if every is None:
-                return self._finish()
+                return self.finish()
             self._sleep(max(0.0, began + every - time.monotonic()))
 
-    def turn(self, *, scan: bool = True) -> bool:
-        """Scan once, if asked to, and deliver what is due; nothing is waited for. Was the listing complete?
+    def turn(self, *, scan: bool = True, endless: bool = True, until: float | None = None) -> bool:
+        """Scan once, if asked to, and deliver what is due. Was the listing complete?
 
-        For who drives a state for long: call ``recover`` first, then this, as often as there is something to do.
+        For who drives a state for long: call ``recover`` first, then this, as often as there is something to do. With
+        ``wait=0`` nothing is waited for.
+
+        Args:
+            endless: nobody starts this run again: a node in permanent trouble is asked again later.
+            until: monotonic time; what comes due after it is not waited for.
         """
-        self._goes_on(True)
-        del self._summary.messages[:-_KEPT_MESSAGES]
-        complete = self._scan() if scan else True
-        self._catch_up(None)
+        self._endless = self._trouble.endless = self._nodes.troubles.endless = endless
+        if endless:
+            del self._summary.messages[:-_KEPT_MESSAGES]
+        if scan:
+            self._incomplete = not self._scan()
+        self._catch_up(until)
+        while self._stopped_short and not self._backlog.too_large:
+            self._incomplete = not self._scan()
+            self._catch_up(until)
         self._tell_stale()
         self._counting.keep()
-        return complete
+        return not (scan and self._incomplete)
 
-    def _goes_on(self, endless: bool) -> None:
-        self._endless = self._trouble.endless = self._nodes.troubles.endless = endless
+    def report(self) -> None:
+        """Hints at what the plan may have wrong; and tell whoever wants to be told: see ``notify``."""
+        for hint in self._nodes.hints():
+            self._tell_once(hint)
+        self.notify()
 
     def notify(self, least_s: float = 0.0) -> None:
         """Tell whoever wants to be told what is new since the last time, unless that is less than ``least_s`` ago."""
@@ -189,7 +189,21 @@ class Run:
             least *= 2  # so that it comes to an end however often somebody has something to say
         self._told_short &= self._stopped_short
         shutil.rmtree(self._state.staging / _SCAN, ignore_errors=True)
-        return bool(complete)
+        read = only_owed or not self._logs or self._read_logs()
+        return bool(complete) and read
+
+    def _read_logs(self) -> bool:
+        """Take up what there is in logs now; False: one could not be asked, or there was no room."""
+        complete = self._logs.look()
+        idle = 0
+        while idle < _IDLE_TURNS and (batch := self._logs.batch(self._runner.slots, self._wave_bytes)) is not None:
+            if not self._has_room():
+                return False
+            before = self._state.wave
+            self._wave(batch)
+            idle = 0 if self._state.wave > before else idle + 1
+            self._take_commands()
+        return complete
 
     def _carry(self, changes: ChangeSet, least: int) -> bool | None:
         """Was the listing complete, and carried to its end? None: list again. After ``least`` waves operator commands
@@ -207,14 +221,14 @@ class Run:
         self._observer.phase(self._state.wave + 1, "scan")
         folder = self._state.scratch(_SCAN)
         waiting = self._nodes.waiting(self._pending.at_steps())
-        owed, only = None, None
+        owed, only, entries = None, None, self._logs.waiting()
         if only_owed:
             owed = step_retries.pending_at_steps(self._state, now_us(), waiting)
             only = step_retries.named(self._state, owed) if len(owed) <= limits.NAMED_DOCUMENTS else None
         else:
             self._pending.unseen = set()
         with self._live.following() as live:
-            listings = list_sources(self._plan, self._shipped, folder, self._patient, only, live)
+            listings = list_sources(self._plan, self._shipped, folder, self._patient, only, live, entries)
         self._pending.unseen |= self._nodes.hear_listings(listings)
         crash.point("scan.listed")
         changes: ChangeSet = detect_changes(
@@ -253,35 +267,22 @@ class Run:
             self._tell(self._backlog.describe(over=False))
         return not full
 
-    def _wave(self, piece: WaveBatch) -> None:
+    def _wave(self, piece: WaveBatch | LogBatch) -> None:
         number = self._state.wave + 1
         self._observer.phase(number, "transform")
         self._observer.expects(piece.rows)
-        task = Transform(self._shipped, str(self._state.root), number, now_us(), self._state.epoch, self._nodes.now())
-        with self._live.following() as live:
-            task = dataclasses.replace(task, live=live, live_errors=not self._transformed)
-            staged = self._transform(task, piece)
-        self._transformed = True
+        staged, positions = self._transform.run(number, piece)
+        self._pending.unseen |= self._transform.unseen
         self._observer.outcome(describe_staged(piece.rows, staged))
-        self._nodes.hear(report for s in staged for report in s.nodes)
-        self._pending.unseen |= {cut.source for cut, s in zip(piece.tasks, staged, strict=True) if s.unseen}
         crash.point("transform.done")
-        if any(s.outbox or s.documents or s.ledger for s in staged):
+        if positions or any(s.outbox or s.documents or s.ledger for s in staged):
             self._observer.taken_up(sum(part.rows for s in staged for _, part in s.outbox))
             self._summary.dropped += sum(s.counts["dropped"] for s in staged)
-            self._commit(number, staged)
+            self._commit(number, staged, positions)
+            self._logs.committed()
             self._deliver_and_settle(number, refused=sum(s.counts["dead"] + s.counts["error_doc"] for s in staged))
 
-    def _transform(self, task: Transform, piece: WaveBatch) -> list[Staged]:
-        """2; if a worker dies, the tasks one by one, and those that die again in isolation mode."""
-
-        def died(death: WorkerDied) -> None:
-            self._tell(f"wave {task.wave}: {death}. Its tasks are run again, one by one.")
-            self._littered = True
-
-        return run_isolating(self._runner, task, piece.tasks, dataclasses.replace(task, isolated=True), died)
-
-    def _commit(self, number: int, staged: list[Staged]) -> None:
+    def _commit(self, number: int, staged: list[Staged], positions: Mapping[str, int] = NOWHERE) -> None:
         self._observer.phase(number, "commit")
         self._newer.before_commit()
         commit_wave(
@@ -290,6 +291,7 @@ class Run:
             outbox=[part for s in staged for part in s.outbox],
             documents=[part for s in staged for part in s.documents],
             ledger=[part for s in staged for part in s.ledger],
+            positions=positions,
         )
 
     def _deliver_and_settle(self, number: int, refused: int = 0) -> int:
@@ -308,9 +310,9 @@ class Run:
         self._summary.deleted += info["deleted"]
         self._newer.note(info["stale"])
         self._maintain()
-        if self._littered:
+        if self._transform.littered:
             sweep(self._state)
-            self._littered = False
+            self._transform.littered = False
         self._nodes.forget(self._pending.at_steps())
         owed = sum(debt.owed for debt in self._pending.at_steps()) + self._pending.rows()
         self._observer.settled(info["delivered"], owed, info["dead"] + refused)
@@ -354,15 +356,14 @@ class Run:
                 self._sleep(pause)
                 idle = 0
                 continue
-            moved = 0
+            before = self._state.wave
+            if self._logs.wait_s() == 0:
+                self._read_logs()
             if self._pending.sources_back():
-                before = self._state.wave
                 self._incomplete = not self._scan()  # of everything: it says what is missing now
-                moved += self._state.wave - before
             if self._pending.steps_due():
-                before = self._state.wave
                 self._scan(only_owed=True)
-                moved += self._state.wave - before
+            moved = self._state.wave - before
             if self._pending.rows_due():
                 moved += self._redeliver()
             idle = 0 if moved or self._nodes.missed else idle + 1
@@ -375,15 +376,19 @@ class Run:
 
     # -- the end ---------------------------------------------------------------------------------
 
-    def _finish(self) -> Summary:
+    def finish(self) -> Summary:
+        """What was done, and what is left."""
         summary = self._summary
         for name, value in left_over(self._state.root, self._plan).items():
             setattr(summary, name, value)
         if self._stopped_short:
             self._tell(self._backlog.describe(over=True))
-        for message in (*self._dispatcher.messages(), *self._nodes.messages(self._pending.at_steps())):
+        nodes = self._nodes.messages(self._pending.at_steps())
+        for message in (*self._dispatcher.messages(), *nodes, *self._logs.messages()):
             self._tell(message)
-        summary.set_exit(held=self._held, incomplete=self._incomplete or bool(self._pending.unseen))
+        incomplete = self._incomplete or bool(self._pending.unseen or self._logs.waits)
+        reported = bool(summary.failed or summary.rejected) and all_reported(self._state.root, self._plan)
+        summary.set_exit(held=self._held, incomplete=incomplete, reported=reported)
         return summary
 
     def _tell_once(self, text: str) -> None:

@@ -33,6 +33,8 @@ class JsonLog(Following):
     - ``error``: ``document``, ``reason``, ``traceback``; of the first documents of a run
     - ``message``: ``level``, ``text``
     - ``finished``: the counts of ``run --json``
+
+    In the run of a flow also ``plan``, where it is about one.
     """
 
     def __init__(self, stream: Writable, clock: Callable[[], float] = time.monotonic) -> None:
@@ -66,15 +68,16 @@ class JsonLog(Following):
         return {"wave": self.wave, "phase": self.name, "documents": self.pace.done, "seconds": seconds}
 
     def _write(self, event: str, **values: Any) -> None:
-        self._stream.write(json.dumps({"time": _now(), "event": event, **values}) + "\n")
+        about = {"plan": self.plan} if self.plan else {}
+        self._stream.write(json.dumps({"time": _now(), "event": event, **about, **values}) + "\n")
         self._stream.flush()
 
 
 class LogLines(LineProgress):
     """Lines as in a pipe, each with its time."""
 
-    def message(self, text: str) -> None:
-        super().message(f"{_now()} {text}")
+    def write(self, text: str) -> None:
+        super().write(f"{_now()} {text}")
 
     def finished(self, counts: Mapping[str, int]) -> None:
         super().finished(counts)

@@ -87,6 +87,9 @@ class Observer(Protocol):
     def finished(self, counts: Mapping[str, int]) -> None:
         """The run has ended: its exit code and counts, as ``run --json`` has them."""
 
+    def about(self, plan: str) -> None:
+        """In the run of a flow: what follows is about this plan; "": about all of them. Between two phases."""
+
 
 class Silent:
     """Says nothing."""
@@ -103,6 +106,7 @@ class Silent:
     def settled(self, delivered: int, pending: int, failed: int) -> None: ...
     def message(self, text: str) -> None: ...
     def finished(self, counts: Mapping[str, int]) -> None: ...
+    def about(self, plan: str) -> None: ...
 
 
 class Forwarding:
@@ -152,6 +156,10 @@ class Forwarding:
         for each in self._observers:
             each.finished(counts)
 
+    def about(self, plan: str) -> None:
+        for each in self._observers:
+            each.about(plan)
+
 
 _LONG_S: Final = 10.0
 """A phase that came to nothing is worth a line if it took so long."""
@@ -166,6 +174,7 @@ class Following:
     Attributes:
         wave: the number of the present one.
         name: of the present phase; "" between two.
+        plan: which plan of a flow this is about; "" where there is only one, or where all are meant.
     """
 
     follows = True
@@ -174,7 +183,7 @@ class Following:
         self.clock = clock
         self.pace = Pace(clock)
         self.wave = 0
-        self.name = ""
+        self.name = self.plan = ""
         self._outcome = ""
         self._began = self._said = clock()
 
@@ -217,6 +226,15 @@ class Following:
 
     def finished(self, counts: Mapping[str, int]) -> None:
         self.end_phase()
+
+    def about(self, plan: str) -> None:
+        if plan != self.plan:
+            self.end_phase()
+        self.plan = plan
+
+    def named(self, text: str) -> str:
+        """A line, behind the name of the plan that it is about."""
+        return f"{self.plan}: {text}" if self.plan else text
 
     def end_phase(self) -> None:
         """Report on the present phase, if there is one."""
@@ -269,6 +287,10 @@ class LineProgress(Following):
         )
 
     def message(self, text: str) -> None:
+        self.write(self.named(text))
+
+    def write(self, text: str) -> None:
+        """A line as it is."""
         self.stream.write(one_line(text) + "\n")
         self.stream.flush()
 
@@ -302,7 +324,7 @@ class Bar(Following):
         if documents:
             self.progress.update(
                 self.task,
-                description=f"wave {self.wave}: {self.name}: {self.pace.told(counted)}",
+                description=self.named(f"wave {self.wave}: {self.name}: {self.pace.told(counted)}"),
                 completed=documents,
                 total=self.pace.expected or None,
             )
@@ -325,7 +347,7 @@ class Bar(Following):
         self._show()
 
     def message(self, text: str) -> None:
-        self.progress.console.print(one_line(text), markup=False, highlight=False, soft_wrap=True)
+        self.progress.console.print(one_line(self.named(text)), markup=False, highlight=False, soft_wrap=True)
 
     def _show(self) -> None:
         done = self.delivered + self.failed

@@ -4,7 +4,7 @@
 
 1. become the older state's driver, and finish what it left
 2. fence it: from now on nobody drives it any more
-3. build the new state beside it, under a temporary name, with the older one's data files
+3. build the new state beside it, under a temporary name, with the older one's data files and its positions in logs
 4. give it its name; until then the older state is held, so that only one makes it
 
 A crash before 4 leaves a temporary folder and, after 2, a state from which only this version may migrate. The first
@@ -22,9 +22,10 @@ from ferryman import crash
 from ferryman.engine import commands
 from ferryman.engine.settle.settle import in_process, settle
 from ferryman.errors import UsageError
-from ferryman.plan import Plan
+from ferryman.plan import Plan, logs_read
 from ferryman.state.commands import waiting
 from ferryman.state.layout import MIGRATION, NOTIFIED
+from ferryman.state.log_positions import LogPositions, reader_of
 from ferryman.state.state import SEQUENCE, SETTLED, WAVE, State
 from ferryman.storage import files
 from ferryman.storage.lock import Lock
@@ -54,7 +55,7 @@ def migrate(root: Path, plan: Plan, from_version: int) -> None:
         if (root / "state.json").exists():  # made by another who was faster
             return
         if old.wave > old.settled:
-            settle(old, old.wave, in_process)
+            settle(old, old.wave, in_process, plan)
         for command in waiting(old):
             commands.apply(old, command)
         old.check_ours()
@@ -73,7 +74,10 @@ def migrate(root: Path, plan: Plan, from_version: int) -> None:
 def _build(old: State, new: State, from_version: int) -> None:
     """The new state's folder: made as ever, then filled with the older one's data files in one commit a table."""
     files.make_folder(new.root)
-    new.create({"from": from_version}, remembered=old.remembered())
+    readers = [
+        reader_of(old, name) for name, node in old.remembered().items() if node.kind in ("source", "join", "alts")
+    ]
+    new.create({"from": from_version, "readers": readers}, remembered=old.remembered())
     new.load()
     new.announce(after=old.epoch)  # the files that it gets are named after that one's epochs
     wave = old.wave
@@ -83,13 +87,19 @@ def _build(old: State, new: State, from_version: int) -> None:
         table.commit("version", adds=source.files.values(), transactions=numbers)
     _link(old.outbox.folder, new.outbox.folder, old.outbox.files)
     sequence = max(old.next_sequence, new.next_sequence)
-    new.outbox.commit(
-        "version", adds=old.outbox.files.values(), transactions={**numbers, WAVE: wave, SEQUENCE: sequence}
-    )
+    transactions = {**numbers, WAVE: wave, SEQUENCE: sequence, **_positions(old, new.plan)}
+    new.outbox.commit("version", adds=old.outbox.files.values(), transactions=transactions)
     new.journal.close(wave)
     if (notified := old.root / NOTIFIED).exists():  # the waves' numbers go on: nobody is told of the past again
         files.replace(new.root / NOTIFIED, notified.read_bytes())
     files.replace(new.root / MIGRATION, files.sealed({"from": from_version}))
+
+
+def _positions(old: State, plan: Plan) -> dict[str, int]:
+    """How far the older version has read the logs that this one has under the same names. The logs are not asked: one
+    that is away is read on where it was, like the others."""
+    logs = [LogPositions(old, node.name) for node in logs_read(plan.nodes)]
+    return {key: number for log in logs for key, number in log.all_transactions().items()}
 
 
 def _clear(root: Path, scratch: Path, plan: Plan) -> None:

@@ -1,23 +1,62 @@
-"""Run: carry a plan's documents to their destinations."""
+"""Run: carry a plan's documents to their destinations, or those of all plans of a flow."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
-from ferryman.engine.driver import drive
-from ferryman.engine.summary import Summary
+from ferryman.engine import driver
+from ferryman.engine.flow import FlowRun, take_plans
+from ferryman.engine.summary import FlowSummary, Summary
 from ferryman.engine.wave import Run
 from ferryman.errors import UsageError
 from ferryman.observe.progress import Observer, Silent
 from ferryman.operations.migrate import migrate
-from ferryman.plan import NotifyTarget, Plan
+from ferryman.plan import Flow, NotifyTarget, Plan
 from ferryman.state.state import state_root
 
 
+@overload
 def run(
     plan: Plan,
+    *,
+    state: str | Path | None = ...,
+    spark: Any = ...,
+    master: str = ...,
+    conf: Mapping[str, str] | None = ...,
+    wait: float | None = ...,
+    every: float | None = ...,
+    allow_deletes: bool | Collection[str] = ...,
+    accept_changes: bool = ...,
+    from_version: int | None = ...,
+    max_pending: int | None = ...,
+    notify: Sequence[str] = ...,
+    observer: Observer | None = ...,
+) -> Summary: ...
+
+
+@overload
+def run(
+    plan: Flow,
+    *,
+    state: str | Path | None = ...,
+    spark: Any = ...,
+    master: str = ...,
+    conf: Mapping[str, str] | None = ...,
+    wait: float | None = ...,
+    every: float | None = ...,
+    allow_deletes: bool | Collection[str] = ...,
+    accept_changes: bool = ...,
+    from_version: int | None = ...,
+    max_pending: int | None = ...,
+    notify: Sequence[str] = ...,
+    observer: Observer | None = ...,
+) -> FlowSummary: ...
+
+
+def run(
+    plan: Plan | Flow,
     *,
     state: str | Path | None = None,
     spark: Any = None,
@@ -31,8 +70,12 @@ def run(
     max_pending: int | None = None,
     notify: Sequence[str] = (),
     observer: Observer | None = None,
-) -> Summary:
-    """Run a plan until all is delivered, or nothing more can be done now.
+) -> Summary | FlowSummary:
+    """Run a plan until all is delivered, or nothing more can be done now; a flow until that is so of all its plans.
+
+    The plans of a flow take turns, first those that others read from. One that stops with an error does not stop the
+    others: its ``exit`` and the flow's say so, and ``FlowSummary.errors`` has the error. What is said below of a plan
+    holds for each plan of a flow.
 
     Args:
         state: directory of states; this plan's is ``<state>/<plan>-v<version>``. Default ``.ferryman``.
@@ -44,7 +87,8 @@ def run(
         allow_deletes: let a scan delete more than a source's ``max_deleted``: of everything, or of these first-level
             folders.
         accept_changes: go on under this version although the plan's structure has changed.
-        from_version: continue from the state of this older version of the plan, if that was not done before.
+        from_version: continue from the state of this older version of the plan, if that was not done before. Not for a
+            flow.
         max_pending: bytes on the disk, 4 GiB if None. While more is pending in the outbox, no more documents are read;
             what is pending is sent.
         notify: who is notified of what goes wrong, beside those that the plan names: see ``Plan.notify``.
@@ -58,17 +102,26 @@ def run(
     targets = [NotifyTarget(to) for to in notify]
     if findings := [finding for target in targets for finding in target.findings()]:
         raise UsageError("\n".join(findings))
+    observer = observer or Silent()
+    options: dict[str, Any] = {
+        "wait": wait,
+        "allow_deletes": allow_deletes,
+        "notify": targets,
+        "max_pending": max_pending,
+    }
+    if isinstance(plan, Flow):
+        if from_version is not None:
+            raise UsageError(
+                f"flow {plan.name}: from_version={from_version} is for one plan: run that plan alone with it first, "
+                "then the flow."
+            )
+        with (
+            take_plans(plan, state, accept_changes) as plans,
+            driver.session_for(plan.name, plan.plans, spark, master, conf or {}, observer) as runner,
+        ):
+            return FlowRun(plan.name, plans, runner, observer, **options).go(every)
     if from_version is not None:
         plan.freeze()
         migrate(state_root(plan, state), plan, from_version)
-    observer = observer or Silent()
-    with drive(plan, state, spark, master, conf or {}, accept_changes, observer=observer) as (taken, runner):
-        return Run(
-            taken,
-            runner,
-            observer,
-            wait=wait,
-            allow_deletes=allow_deletes,
-            notify=targets,
-            max_pending=max_pending,
-        ).go(every)
+    with driver.drive(plan, state, spark, master, conf or {}, accept_changes, observer=observer) as (taken, runner):
+        return Run(taken, runner, observer, **options).go(every)

@@ -1,17 +1,43 @@
 """What is to be done, as frozen data."""
 
-from ferryman.plan.graph import End, conflicting_sources, destinations_of_sources, ends, successors, target_of
-from ferryman.plan.nodes import CalledNode, DestinationNode, Limits, Node, Policy, RouterNode, SourceNode, StepNode
+from ferryman.plan.flow import Flow, Joint
+from ferryman.plan.graph import (
+    End,
+    conflicting_sources,
+    destinations_of_sources,
+    ends,
+    errors_node,
+    logs_read,
+    sources_read,
+    successors,
+    target_of,
+)
+from ferryman.plan.nodes import (
+    AltsNode,
+    CalledNode,
+    DestinationNode,
+    JoinNode,
+    Limits,
+    Node,
+    Policy,
+    RouterNode,
+    SourceNode,
+    StepNode,
+)
 from ferryman.plan.notice import NotifyTarget
 from ferryman.plan.plan import Handle, Plan
 from ferryman.plan.structure import Changes, NodeRecord, changed_sources, changes, structure
 
 __all__ = [
+    "AltsNode",
     "CalledNode",
     "Changes",
     "DestinationNode",
     "End",
+    "Flow",
     "Handle",
+    "JoinNode",
+    "Joint",
     "Limits",
     "Node",
     "NodeRecord",
@@ -26,6 +52,9 @@ __all__ = [
     "conflicting_sources",
     "destinations_of_sources",
     "ends",
+    "errors_node",
+    "logs_read",
+    "sources_read",
     "structure",
     "successors",
     "target_of",

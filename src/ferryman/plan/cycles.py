@@ -5,8 +5,19 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Protocol
 
 from ferryman.plan.nodes import Node
+
+
+class Linked(Protocol):
+    """What may follow others: a node, a plan of a flow."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def after(self) -> Sequence[str]: ...
 
 
 def in_order(nodes: Sequence[Node]) -> list[Node]:
@@ -23,7 +34,7 @@ def in_order(nodes: Sequence[Node]) -> list[Node]:
     return ordered
 
 
-def cycles(nodes: Sequence[Node]) -> list[list[str]]:
+def cycles(nodes: Sequence[Linked]) -> list[list[str]]:
     """Rings of names, each from its first node on the way that documents take.
 
     Any plan may be given: names that are not there are passed over, and where several nodes have one name, the first

@@ -14,7 +14,7 @@ from pathlib import PurePath
 from types import CodeType
 from typing import Any
 
-from ferryman.plan.nodes import DestinationNode, Node, RouterNode, SourceNode, StepNode
+from ferryman.plan.nodes import DestinationNode, JoinNode, Node, RouterNode, SourceNode, StepNode
 
 
 def fingerprint(nodes: Sequence[Node]) -> str:
@@ -37,6 +37,8 @@ def _parts(node: Node) -> Iterator[str]:
     match node:
         case SourceNode():
             yield type(node.source).__name__
+            if isinstance(node, JoinNode):
+                yield from code_of(node)
         case DestinationNode():
             yield type(node.destination).__name__
             yield node.policy.guarantee.value
@@ -48,9 +50,9 @@ def _parts(node: Node) -> Iterator[str]:
             yield from code_of(node)
 
 
-def code_of(node: StepNode | RouterNode) -> Iterator[str]:
+def code_of(node: StepNode | RouterNode | JoinNode) -> Iterator[str]:
     """What a step or router does: its code, and what it was made with."""
-    if isinstance(node, StepNode):
+    if isinstance(node, (StepNode, JoinNode)):
         yield from _code(node.fn)
         return
     yield from _router(node.router)

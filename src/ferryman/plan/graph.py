@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import combinations
 from math import inf
 from typing import NamedTuple, cast
@@ -13,9 +13,11 @@ from ferryman import limits
 from ferryman.destinations.base import Destination, Effect, Guarantee
 from ferryman.needs import is_name
 from ferryman.plan.cycles import cycles, in_order
-from ferryman.plan.nodes import CalledNode, DestinationNode, Node, RouterNode, SourceNode, StepNode
+from ferryman.plan.inputs import bad_inputs
+from ferryman.plan.nodes import AltsNode, CalledNode, DestinationNode, JoinNode, Node, RouterNode, SourceNode, StepNode
 from ferryman.routers.base import Router
 from ferryman.sources.base import Source
+from ferryman.sources.log import Log
 
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]*\Z")
 
@@ -56,9 +58,7 @@ def ends(nodes: Sequence[Node]) -> dict[str, tuple[End, ...]]:
 def destinations_of_sources(nodes: Sequence[Node]) -> dict[str, list[str]]:
     """Source -> the destinations, tees too, that its documents may come to; in plan order, for a checked plan."""
     reached = ends(nodes)
-    return {
-        n.name: list(dict.fromkeys(e.destination for e in reached[n.name])) for n in nodes if isinstance(n, SourceNode)
-    }
+    return {n.name: list(dict.fromkeys(e.destination for e in reached[n.name])) for n in sources_read(nodes)}
 
 
 def conflicting_sources(nodes: Sequence[Node]) -> dict[str, list[str]]:
@@ -88,6 +88,23 @@ def _sources_of_targets(nodes: Sequence[Node]) -> dict[str, list[SourceNode]]:
     return reached
 
 
+def sources_read(nodes: Iterable[Node]) -> list[SourceNode]:
+    """The sources that are read: not those that are inputs of a join or alts, which reads them."""
+    sources = [n for n in nodes if isinstance(n, SourceNode)]
+    inputs = {name for n in sources for name in n.after}
+    return [n for n in sources if n.name not in inputs]
+
+
+def logs_read(nodes: Iterable[Node]) -> list[SourceNode]:
+    """Of these, the logs."""
+    return [n for n in sources_read(nodes) if isinstance(n.source, Log)]
+
+
+def errors_node(nodes: Iterable[Node]) -> DestinationNode | None:
+    """The destination that ``Plan.errors`` named; None: there is none."""
+    return next((n for n in nodes if isinstance(n, DestinationNode) and n.errors), None)
+
+
 def target_of(node: Node) -> str:
     """The physical place that a destination writes to; its own name if it is nobody else's."""
     assert isinstance(node, DestinationNode)
@@ -97,6 +114,7 @@ def target_of(node: Node) -> str:
 def check(name: str, version: object, nodes: Sequence[Node]) -> tuple[list[str], list[str]]:
     """(findings that refuse the plan, warnings), each naming the node and the remedy."""
     findings = [*_bad_names(name, version, nodes), *_bad_edges(nodes), *_bad_nodes(nodes), *_cycles(nodes)]
+    findings += _endless(nodes)
     findings += [
         f"{text} on_unequal='error' refuses this: lead each branch to all of them, or allow it with 'warn'."
         for strict, text in _unequal_branches(nodes)
@@ -116,6 +134,9 @@ def _bad_names(name: str, version: object, nodes: Sequence[Node]) -> list[str]:
     for node in nodes:
         if not isinstance(node.name, str) or not NAME.match(node.name):
             found.append(f"{node.name!r}: bad name: {rule}")
+    errors = [n.name for n in nodes if isinstance(n, DestinationNode) and n.errors]
+    if len(errors) > 1:
+        found.append(f"{', '.join(errors)}: a plan has one destination for errors: remove all but one.")
     for twice, count in Counter(n.name for n in nodes).items():
         if count > 1:
             found.append(f"{twice}: {count} nodes have this name: names are unique in a plan, rename all but one.")
@@ -137,9 +158,14 @@ def _bad_edges(nodes: Sequence[Node]) -> list[str]:
                     f"{node.name}: follows {name}, but a destination is the end of a path: follow the node before it, "
                     f"or make {name} a tee: .tee(name, …)."
                 )
-        if isinstance(node, SourceNode):
+        if isinstance(node, (JoinNode, AltsNode)):
+            found += bad_inputs(node, kinds)
+        elif isinstance(node, SourceNode):
             if node.after:
                 found.append(f"{node.name}: a source follows nothing: remove its after=.")
+        elif isinstance(node, DestinationNode) and node.errors:
+            if node.after:
+                found.append(f"{node.name}: the destination of errors follows nothing: remove its after=.")
         elif not node.after:
             found.append(
                 f"{node.name}: follows no node and is not a source: give it after=[…], or make it from another node."
@@ -253,6 +279,22 @@ def _cycles(nodes: Sequence[Node]) -> list[str]:
     return [
         f"{' → '.join([*ring, ring[0]])}: a cycle: these nodes follow each other; remove one of the edges (after=)."
         for ring in cycles(nodes)
+    ]
+
+
+def _endless(nodes: Sequence[Node]) -> list[str]:
+    """Sources that read what a destination of the same plan writes."""
+    written = {
+        target: n.name
+        for n in reversed(nodes)
+        if isinstance(n, DestinationNode) and isinstance(n.destination, Destination)
+        if (target := n.destination.target()) is not None
+    }
+    return [
+        f"{n.name}: reads {target}, which {written[target]} of the same plan writes: a loop without end. Make two "
+        "plans of it, one that writes and one that reads, and run them together as a Flow: Flow(name, [first, second])."
+        for n in nodes
+        if isinstance(n, SourceNode) and isinstance(n.source, Source) and (target := n.source.reads()) in written
     ]
 
 

@@ -1,4 +1,4 @@
-"""From what an operator types to a plan: ``file.py``, ``file.py:name`` or ``package.module:name``.
+"""From what an operator types to a plan or a flow: ``file.py``, ``file.py:name`` or ``package.module:name``.
 
 What a plan file defines (steps, destinations, sources) is pickled to the workers by value, and so are the modules that
 lie beside it: the workers need not have these files. Modules that are installed are pickled by reference.
@@ -11,28 +11,69 @@ import importlib
 import importlib.util
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
+from typing import TypeVar
 
 import cloudpickle
 
 from ferryman.errors import FerrymanError, UsageError
 from ferryman.places import relative_to
+from ferryman.plan.flow import Flow
 from ferryman.plan.plan import Plan
 
 FORMS = "give a Python file that makes a Plan (plan.py), one plan of it (plan.py:name), or package.module:name"
 
+Runnable = Plan | Flow
+"""What ``run``, ``status``, ``preview``, ``plan check`` and ``plan show`` take."""
 
-def load_plan(spec: str) -> Plan:
-    """The plan that ``spec`` names.
+Made = TypeVar("Made", Plan, Flow)
+
+
+def load(spec: str) -> Runnable:
+    """The plan or the flow that ``spec`` names. A file that makes one flow is that flow, whatever plans it makes.
 
     Runs the user's file: what it prints goes to stderr, and what it raises is reported as its own error, with file and
     line. The file's folder is put first on ``sys.path``, and what it says of relative paths is meant from there.
 
     Raises:
-        UsageError: no such file or module, an error in it, no Plan in it, or more than one and none named.
+        UsageError: no such file or module, an error in it, no Plan in it, or several and none named.
     """
+    return _pick(*_module(spec))
+
+
+def load_plan(spec: str) -> Plan:
+    """The one plan that ``spec`` names, for what cannot be asked of several; otherwise as ``load``.
+
+    Raises:
+        UsageError: also of a flow of several plans; names them.
+    """
+    module, place, name = _module(spec)
+    found = _pick(module, place, name)
+    if isinstance(found, Plan):
+        return found
+    if len(found.plans) == 1:
+        return found.plans[0]
+    names = [_name_of(plan, found, _made(module, Plan)) for plan in found.plans]
+    raise UsageError(
+        f"{spec} is a flow of {len(names)} plans ({', '.join(names)}): say which one: {_example(place, names)}."
+    )
+
+
+def plan_file(spec: str) -> Path | None:
+    """The plan file that ``spec`` names, absolute; None where it names a module."""
+    place, _ = _split(spec)
+    return place if isinstance(place, Path) else None
+
+
+def spec_of(spec: str, flow: Flow, plan: Plan) -> str:
+    """How an operator names one plan of the flow that ``spec`` names: ``plan.py:orders``."""
+    return f"{spec if spec.endswith('.py') else spec.rpartition(':')[0]}:{flow.label(plan)}"
+
+
+def _module(spec: str) -> tuple[ModuleType, str, str | None]:
+    """The module that ``spec`` names, run or imported; how it was named; the name after the colon."""
     place, name = _split(spec)
     if isinstance(place, Path):
         folder = place.parent
@@ -41,13 +82,7 @@ def load_plan(spec: str) -> Plan:
         folder = Path.cwd()
         module = _import(place, folder)
     _pickle_by_value(module, folder)
-    return _pick(module, str(place), name)
-
-
-def plan_file(spec: str) -> Path | None:
-    """The plan file that ``spec`` names, absolute; None where it names a module."""
-    place, _ = _split(spec)
-    return place if isinstance(place, Path) else None
+    return module, str(place), name
 
 
 def _split(spec: str) -> tuple[Path | str, str | None]:
@@ -184,21 +219,48 @@ def _imported_from(module: object, name: str, folder: Path) -> bool:
     return Path(file) in (stem.with_name(f"{stem.name}.py"), stem / "__init__.py")
 
 
-def _pick(module: ModuleType, place: str, name: str | None) -> Plan:
-    """The one plan, or the named one."""
-    plans: dict[str, Plan] = {}
-    for key, value in vars(module).items():
-        if isinstance(value, Plan) and not any(value is known for known in plans.values()):
-            plans[key] = value
-    found = ", ".join(plans) if plans else "none"
+def _pick(module: ModuleType, place: str, name: str | None) -> Runnable:
+    """The named one; else the one flow, or where there is none the one plan."""
+    plans, flows = _made(module, Plan), _made(module, Flow)
     if name is not None:
-        value = vars(module).get(name)
-        if not isinstance(value, Plan):
-            raise UsageError(f"{place} has no Plan named {name!r}; it has: {found}. Correct the name after the colon.")
-        return value
-    if not plans:
+        return _named(module, place, name)
+    found: Mapping[str, Runnable] = flows or plans
+    if not found:
         raise UsageError(f'{place} makes no Plan: write plan = Plan("name") at its top level, not in a function.')
-    if len(plans) > 1:
-        example = f"{Path(place).name}:{next(iter(plans))}"
-        raise UsageError(f"{place} makes {len(plans)} plans ({found}): say which one: {example}.")
-    return next(iter(plans.values()))
+    if len(found) > 1:
+        what = f"{len(found)} {'flows' if flows else 'plans'} ({', '.join(found)})"
+        raise UsageError(f"{place} makes {what}: say which one: {_example(place, list(found))}.")
+    return next(iter(found.values()))
+
+
+def _named(module: ModuleType, place: str, name: str) -> Runnable:
+    """What the module calls so; else the plan that a flow of it calls so."""
+    value = vars(module).get(name)
+    if isinstance(value, Plan | Flow):
+        return value
+    plans, flows = _made(module, Plan), _made(module, Flow)
+    members = {flow.label(plan): plan for flow in flows.values() for plan in flow.plans}
+    if name in members:
+        return members[name]
+    there = [*plans, *flows, *(label for label, plan in members.items() if plan not in plans.values())]
+    kinds = "Plan or Flow" if flows else "Plan"
+    has = ", ".join(there) or "none"
+    raise UsageError(f"{place} has no {kinds} named {name!r}; it has: {has}. Correct the name after the colon.")
+
+
+def _made(module: ModuleType, kind: type[Made]) -> dict[str, Made]:
+    """The plans, or flows, at a module's top level, each by the first of its names."""
+    found: dict[str, Made] = {}
+    for key, value in vars(module).items():
+        if isinstance(value, kind) and not any(value is known for known in found.values()):
+            found[key] = value
+    return found
+
+
+def _name_of(plan: Plan, flow: Flow, made: Mapping[str, Plan]) -> str:
+    """How a plan of a flow is named behind the colon."""
+    return next((name for name, each in made.items() if each is plan), flow.label(plan))
+
+
+def _example(place: str, names: Sequence[str]) -> str:
+    return f"{Path(place).name}:{names[0]}"

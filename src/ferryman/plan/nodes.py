@@ -132,6 +132,19 @@ class SourceNode(CalledNode):
 
 
 @dataclass(frozen=True, slots=True)
+class JoinNode(SourceNode):
+    """Makes one document of one entry of each of several logs. Its source reads all of them."""
+
+    fn: StepFunction = field(kw_only=True)
+    timeout: float | None = field(default=None, kw_only=True)
+
+
+@dataclass(frozen=True, slots=True)
+class AltsNode(SourceNode):
+    """Takes the entries of several logs in turns. Its source reads all of them."""
+
+
+@dataclass(frozen=True, slots=True)
 class StepNode(CalledNode):
     fn: StepFunction = field(kw_only=True)
     effect: Effect = field(default=Effect.SAFE, kw_only=True)
@@ -152,6 +165,8 @@ class DestinationNode(Node):
     policy: Policy = field(kw_only=True)
     tee: bool = field(default=False, kw_only=True)
     """The document goes on, whatever becomes of its delivery here."""
+    errors: bool = field(default=False, kw_only=True)
+    """It follows nothing: it gets a message of each final failure in the plan."""
 
     @property
     def kind(self) -> str:

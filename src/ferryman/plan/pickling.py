@@ -9,7 +9,7 @@ from typing import Any, Final
 import cloudpickle
 
 from ferryman.errors import plain_text
-from ferryman.plan.nodes import DestinationNode, Node, RouterNode, StepNode
+from ferryman.plan.nodes import DestinationNode, JoinNode, Node, RouterNode, StepNode
 
 _DEPTH: Final = 5
 """How far a name is followed from function to function."""
@@ -19,7 +19,7 @@ def cannot_be_pickled(nodes: Sequence[Node]) -> Iterator[str]:
     """A finding for each step, router and destination that cannot be pickled, which names what of it cannot."""
     for node in nodes:
         match node:
-            case StepNode():
+            case StepNode() | JoinNode():
                 code: Any = node.fn
             case RouterNode():
                 code = node.router

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ferryman import durations, limits
@@ -13,11 +13,23 @@ from ferryman.plan import graph
 from ferryman.plan.extras import missing_extras
 from ferryman.plan.fingerprint import fingerprint
 from ferryman.plan.forgotten import forgotten_returns
-from ferryman.plan.nodes import DestinationNode, Node, Policy, RouterNode, SourceNode, StepFunction, StepNode
+from ferryman.plan.nodes import (
+    AltsNode,
+    DestinationNode,
+    JoinNode,
+    Node,
+    Policy,
+    RouterNode,
+    SourceNode,
+    StepFunction,
+    StepNode,
+)
 from ferryman.plan.notice import NotifyTarget
 from ferryman.plan.pickling import cannot_be_pickled
 from ferryman.routers.base import Router
 from ferryman.sources.base import Source
+from ferryman.sources.combined import Alternating, Joined
+from ferryman.sources.log import Log
 
 
 class Plan:
@@ -28,11 +40,15 @@ class Plan:
 
     Name and version decide where the state lives. A plan is frozen once it runs: adding to it raises ``PlanError``.
     Mistakes are not raised while it is built but found all at once by ``check()``, which every run calls first.
+
+    Args:
+        provenance: of what comes from a log, keep with each delivery where it came from; see ``Delivery.provenance``.
     """
 
-    def __init__(self, name: str, version: int = 0) -> None:
+    def __init__(self, name: str, version: int = 0, *, provenance: bool = True) -> None:
         self.name = name
         self.version = version
+        self.provenance = provenance
         self._nodes: list[Node] = []
         self._notified: list[NotifyTarget] = []
         self._frozen = False
@@ -66,6 +82,47 @@ class Plan:
         for ``step``."""
         policy = _called(brake, patience, attempts)
         return self._add(SourceNode(_name(name), source=source, **policy))
+
+    def join(
+        self,
+        name: str,
+        fn: StepFunction,
+        inputs: Mapping[str, Any],
+        *,
+        timeout: float | None = None,
+        brake: int | None = limits.BRAKE,
+        patience: float | str = limits.PATIENCE_S,
+        attempts: int | None = None,
+    ) -> Handle:
+        """The k-th entry of each of several logs together: those that their filters let pass. It waits for the slowest.
+
+        Args:
+            fn: called with a document of each input, by the inputs' names. It returns one of them or another document
+                or a dict (its fields go on), None (dropped), or several (each goes on as a child).
+            inputs: name -> source of this plan, which must be a log.
+        """
+        logs = {key: self._log(given) for key, given in inputs.items()}
+        after, policy = _names(inputs.values()), _called(brake, patience, attempts)
+        return self._add(JoinNode(_name(name), after, source=Joined(logs), fn=fn, timeout=timeout, **policy))
+
+    def alts(
+        self,
+        name: str,
+        inputs: Iterable[Any],
+        *,
+        brake: int | None = limits.BRAKE,
+        patience: float | str = limits.PATIENCE_S,
+        attempts: int | None = None,
+    ) -> Handle:
+        """The entries of several logs, a share of each in turns: whichever has one. Each log keeps its order; the
+        commit of a wave fixes which of them it has taken.
+
+        Args:
+            inputs: sources of this plan, which must be logs.
+        """
+        after, policy = _names(inputs), _called(brake, patience, attempts)
+        logs = {key: self._log(key) for key in after}
+        return self._add(AltsNode(_name(name), after, source=Alternating(logs), **policy))
 
     def step(
         self,
@@ -137,6 +194,7 @@ class Plan:
         *,
         after: Any = None,
         tee: bool = False,
+        errors: bool = False,
         guarantee: Guarantee | str | None = None,
         attempts: int | None = None,
         patience: float | str = limits.PATIENCE_S,
@@ -156,6 +214,7 @@ class Plan:
                 between 0 and that. Default 1, 4, 16 … at most an hour.
             batch: rows a chunk at most; default: what the destination prefers, else 500.
             tee: the document goes on from here; see ``Plan.tee``.
+            errors: it gets what failed, and nothing else; see ``Plan.errors``.
             send_timeout: seconds that one call (``check``, ``open``, ``write``, ``close``) may take; one that takes
                 longer is given up, and cannot act later: its process is ended.
             lanes: at most so many tasks write to it at once. Default: as many as Spark runs at once, less one where
@@ -175,7 +234,24 @@ class Plan:
             send_timeout=send_timeout,
             lanes=lanes,
         )
-        return self._add(DestinationNode(_name(name), _names(after), destination=destination, policy=policy, tee=tee))
+        return self._add(
+            DestinationNode(_name(name), _names(after), destination=destination, policy=policy, tee=tee, errors=errors)
+        )
+
+    def errors(self, destination: Destination, *, name: str = "errors", **policy: Any) -> Handle:
+        """Where final failures go as messages, most often a ``Queue``: one for each failure of a step, a router or a
+        source's ``read``, and for each delivery that a destination refused. The failures are counted as ever, but with
+        them here a run ends with 0, and a log goes on behind an entry that failed.
+
+        The fields are ``type`` (of the node that failed: step, router, source, destination), ``cause``, ``where`` (its
+        name), ``config`` (plan, version, and the destinations that get nothing) and ``messages`` (a list of what it
+        failed for: ``id``, ``source``, and of a log's entry or a refused delivery ``body``, its fields).
+
+        Args:
+            name: of the node.
+            policy: as ``Plan.destination``.
+        """
+        return self.destination(name, destination, errors=True, **policy)
 
     def notify(self, to: str, *, secret: str | None = None, timeout_s: float = limits.NOTIFY_TIMEOUT_S) -> None:
         """Tell somebody, once a run and once a period of ``--every``, when deliveries are newly failed, rejected or in
@@ -221,6 +297,11 @@ class Plan:
     def fingerprint(self) -> str:
         """32 hex digits over structure and step code."""
         return fingerprint(self.nodes)
+
+    def _log(self, given: Any) -> Any:
+        """The source that an input names; ``check`` looks whether it is a log."""
+        [name] = _names(given) or ("",)
+        return next((n.source for n in self._nodes if n.name == name and isinstance(n, SourceNode)), Log())
 
     def _add(self, node: Node) -> Handle:
         if self._frozen:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import msgspec
 
 from ferryman.plan.fingerprint import code_of
-from ferryman.plan.nodes import DestinationNode, Node, RouterNode, SourceNode, StepNode
+from ferryman.plan.nodes import DestinationNode, JoinNode, Node, RouterNode, SourceNode, StepNode
 from ferryman.plan.plan import Plan
 
 
@@ -73,7 +73,7 @@ def changed_sources(before: Structure, after: Structure) -> list[str]:
     return [
         name
         for name, node in after.items()
-        if node.kind == "source" and name in before and _below(before, name) != _below(after, name)
+        if node.kind in ("source", "join", "alts") and name in before and _below(before, name) != _below(after, name)
     ]
 
 
@@ -91,6 +91,8 @@ def _below(plan: Structure, source: str) -> dict[str, NodeRecord]:
 def _record(node: Node) -> NodeRecord:
     after = list(node.after)
     match node:
+        case JoinNode(source=what):
+            return NodeRecord(node.kind, type(what).__name__, after, _hash(node))
         case SourceNode(source=what):
             return NodeRecord(node.kind, type(what).__name__, after)
         case StepNode():
@@ -102,7 +104,7 @@ def _record(node: Node) -> NodeRecord:
     raise TypeError(f"{node!r} is not a node")
 
 
-def _hash(node: StepNode | RouterNode) -> str:
+def _hash(node: StepNode | RouterNode | JoinNode) -> str:
     h = blake2b(digest_size=8)
     for part in code_of(node):
         h.update(part.encode("utf-8", "surrogatepass") + b"\0")

@@ -48,8 +48,8 @@ def content_of(bodies: Iterable[Mapping[str, Any]], meta: Mapping[str, Any] | No
     """
     if isinstance(bodies, Mapping | str | bytes):
         raise UsageError("append takes a list of messages, each a JSON object: append([{…}]). Nothing was appended.")
-    texts = [text_of(body, f"message {place}") for place, body in enumerate(bodies, 1)]
-    about = text_of(meta, "meta") if meta else None
+    texts = [_appendable(body, f"message {place}") for place, body in enumerate(bodies, 1)]
+    about = _appendable(meta, "meta") if meta else None
     parts = [_table(texts[start:upto], about) for start, upto in _bounded(texts)]
     return pa.concat_tables(parts) if parts else CONTENT.empty_table()
 
@@ -80,24 +80,28 @@ def _table(texts: list[str], meta: str | None) -> pa.Table:
     return pa.table([pa.array(texts, pa.string()), pa.array([meta] * len(texts), pa.string()), nothing], CONTENT)
 
 
-def text_of(body: object, what: str) -> str:
+def _appendable(body: object, what: str) -> str:
+    try:
+        return text_of(body)
+    except (TypeError, ValueError) as e:
+        raise UsageError(f"{what}: {plain_text(e)}. Nothing was appended.") from None
+
+
+def text_of(body: object) -> str:
     """A message, or what is said about it, as JSON.
 
     Raises:
-        UsageError: it is not a JSON object, or too large.
+        TypeError, ValueError: it is not a JSON object, or too large; says what is wrong.
     """
-    try:
-        if not isinstance(body, Mapping):
-            raise TypeError(f"a {type(body).__name__} is not a JSON object")
-        plain = _plain(body, 0)
-        text = json.dumps(plain, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-        if _lone_surrogate(text):
-            text = json.dumps(plain, allow_nan=False, separators=(",", ":"))
-    except (TypeError, ValueError) as e:
-        raise UsageError(f"{what}: {plain_text(e)}. Nothing was appended.") from None
+    if not isinstance(body, Mapping):
+        raise TypeError(f"a {type(body).__name__} is not a JSON object")
+    plain = _plain(body, 0)
+    text = json.dumps(plain, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    if _lone_surrogate(text):
+        text = json.dumps(plain, allow_nan=False, separators=(",", ":"))
     if len(text) > limits.QUEUE_MESSAGE_BYTES:
         most = limits.QUEUE_MESSAGE_BYTES // limits.MIB
-        raise UsageError(f"{what}: it has more than {most} MiB. Nothing was appended; append what names the content.")
+        raise ValueError(f"it has more than {most} MiB: append what names the content")
     return text
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ferryman import crash
+from ferryman.errors import StateDamaged
 from ferryman.storage.files import fsync_folder, replace, sealed, unseal
 from ferryman.storage.lock import turn
 
@@ -44,10 +45,29 @@ class Positions:
         said: Any = unseal(path)
         return int(said["position"])
 
-    def note(self, name: str, position: int) -> None:
-        """From now on it stands there, durably."""
-        replace(self._folder / name, sealed({"reader": name, "queue": self._queue, "position": position}))
+    def note(self, name: str, position: int, moved: str = "") -> None:
+        """From now on it stands there, durably.
+
+        Args:
+            moved: tells this move from all others, if somebody else than the reader moves it.
+        """
+        said = {"reader": name, "queue": self._queue, "position": position}
+        replace(self._folder / name, sealed({**said, "moved": moved} if moved else said))
         crash.point("tailer.noted")
+
+    def moved(self, name: str) -> tuple[int, str] | None:
+        """Where it was moved, and what tells this move from all others; None: it went where it stands by itself.
+
+        Both are read at once: who may only read the queue cannot hold the reader.
+        """
+        path = self._folder / name
+        try:
+            said: Any = unseal(path)
+        except StateDamaged:
+            if path.exists():
+                raise
+            return None  # it is not registered
+        return (int(said["position"]), str(token)) if (token := said.get("moved")) else None
 
     def forget(self, name: str) -> bool:
         """It is not a reader any more; False: it was none."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from ferryman import limits, places
 from ferryman.errors import EngineError, UsageError
@@ -111,6 +112,26 @@ class Queue:
         store = self._there()
         return iter(()) if store is None else reading.between(store, start, end, ROWS.names)
 
+    def indices_of(self, hashes: Collection[str]) -> list[int]:
+        """Indices of the kept messages with these hashes: all of them are looked at."""
+        store = self._there()
+        if store is None or not hashes:
+            return []
+        store.move_on()
+        wanted = pa.array(list(hashes), pa.string())
+        found: list[int] = []
+        for rows in reading.between(store, store.table.first, store.table.last + 1, ["index", "hash"]):
+            found += rows.filter(pc.is_in(rows["hash"], value_set=wanted))["index"].to_pylist()
+        return found
+
+    def files(self, start: int, end: int) -> list[tuple[int, int, int]]:
+        """(first index, index after the last, bytes) of each file with kept messages of ``start`` ≤ index < ``end``."""
+        store = self._there()
+        if store is None:
+            return []
+        store.move_on()
+        return [(f.first, f.end, f.size) for f in store.table.covering(start, end)]
+
     def tailer(self, name: str | None = None) -> Tailer:
         """A reader that knows its place: kept under this name, or from 1 on each time.
 
@@ -121,17 +142,29 @@ class Queue:
             place.check_name(name, "a reader")
         return Tailer(self._made(), name)
 
-    def register(self, reader: str, position: int) -> None:
-        """Note where a reader stands, durably: what it has not read is not trimmed.
+    def register(self, reader: str, position: int, moved: str = "") -> None:
+        """Note where a reader stands, durably: what it has not read is not trimmed. Where somebody has moved it
+        meanwhile, it stays.
 
         Args:
             position: index of the message that comes next.
+            moved: the last move that the reader has followed; see ``moved``.
         """
         place.check_name(reader, "a reader")
         store = self._made()
         with store.damage_told(), store.positions.held(reader):
             store.check()
-            store.positions.note(reader, position)
+            if (found := store.positions.moved(reader)) is None or found[1] == moved:
+                store.positions.note(reader, position)
+
+    def moved(self, reader: str) -> tuple[int, str] | None:
+        """Where somebody else has moved a reader (``queue rewind``), and what tells this move from all others; None: it
+        stands where it went by itself."""
+        store = self._there()
+        if store is None:
+            return None
+        with store.damage_told():
+            return store.positions.moved(place.check_name(reader, "a reader"))
 
     def readers(self) -> dict[str, int]:
         """Registered reader -> index of the message that comes next."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from typing import Self
 
@@ -168,14 +169,14 @@ class Tailer:
         with self._alone():
             self._known()
             self._store.move_on()
-            self._note(place(self._store.table.first, self._store.table.last))
+            self._note(place(self._store.table.first, self._store.table.last), moved=uuid.uuid4().hex)
         return self
 
-    def _note(self, place: int) -> None:
+    def _note(self, place: int, moved: str = "") -> None:
         if self.name is None:
             self._place = place
         else:
-            self._store.positions.note(self.name, place)
+            self._store.positions.note(self.name, place, moved)
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:

@@ -79,18 +79,20 @@ OUTBOX: Final = pa.schema(
         pa.field("transient", pa.int64()),
         pa.field("fields", pa.binary()),
         pa.field("raw", pa.binary()),
+        pa.field("provenance", pa.string()),
     ]
 )
 """One row a committed delivery that has not left. Sequence = ``first_sequence`` + ``row``. ``attempt``: attempts made.
 ``due``: µs since 1970, 0 = now; null: held for review (dead, rejected, in doubt). ``since``: its first
-transient error, µs since 1970; ``transient``: how many attempts ended so; null: none did. ``fields`` is JSON."""
+transient error, µs since 1970; ``transient``: how many attempts ended so; null: none did. ``fields`` is JSON,
+``provenance`` too: of what comes from a log, where it came from."""
 
 OUTBOX_PARTITION: Final = ["wave", "destination", "first_sequence"]
 
 OUTBOX_FILE: Final = pa.schema([f for f in OUTBOX if f.name not in OUTBOX_PARTITION])
 """Columns inside an outbox file."""
 
-OUTBOX_CONTENT: Final = ["fields", "raw"]
+OUTBOX_CONTENT: Final = ["fields", "raw", "provenance"]
 """The large columns of the outbox."""
 
 OUTBOX_KEPT: Final = [name for name in OUTBOX_FILE.names if name not in OUTBOX_CONTENT]

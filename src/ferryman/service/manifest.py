@@ -34,7 +34,7 @@ _ALIASES: Final = {"localid": "local_id", "primaryid": "primary_id", "filename":
 _NOT_IN_NAMES: Final = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
 
 
-class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
+class ManifestEntry(msgspec.Struct, frozen=True, omit_defaults=True):
     """One file that a submitter names."""
 
     url: str
@@ -51,7 +51,7 @@ class ManifestRow(NamedTuple):
     """A line of a manifest."""
 
     line: int
-    entry: Entry
+    entry: ManifestEntry
     local_id: str
     primary_id: str
     priority: int | None
@@ -145,7 +145,7 @@ def _row(line: int, values: Mapping[str, Any], base: str) -> ManifestRow:
     try:
         given = {name: "" if values.get(name) is None else str(values[name]).strip() for name in _OWN}
         url = checked_url(urljoin(base, given["url"]) if given["url"] else "")
-        entry = Entry(
+        entry = ManifestEntry(
             url,
             checked_path(given["file_name"]) if given["file_name"] else "",
             checked_digest(given["digest"]),

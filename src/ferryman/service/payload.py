@@ -15,7 +15,7 @@ from ferryman.service.errors import Corrupt
 from ferryman.service.fetch import Fetcher
 from ferryman.service.manifest import (
     MANIFEST_BYTES,
-    Entry,
+    ManifestEntry,
     ManifestRow,
     Object,
     checked_digest,
@@ -210,7 +210,7 @@ def _priority(submission: Mapping[str, Any]) -> int:
 # --- a job's files ----------------------------------------------------------------------------------------------------
 
 
-def listed(job: Job, work: Workspace, fetcher: Fetcher) -> list[Entry]:
+def listed(job: Job, work: Workspace, fetcher: Fetcher) -> list[ManifestEntry]:
     """The files that a job's submitter names; read once, then known in the working space.
 
     Raises:
@@ -231,7 +231,7 @@ def is_container(job: Job) -> bool:
     return configuration.get("payload_type") != _OBJECT_FILE and kind_of(configuration) is PayloadKind.CONTAINER
 
 
-def _entries(configuration: Mapping[str, Any], fetcher: Fetcher) -> list[Entry]:
+def _entries(configuration: Mapping[str, Any], fetcher: Fetcher) -> list[ManifestEntry]:
     url = _url(configuration)
     digest = checked_digest(str(configuration.get("digest") or ""))
     if configuration.get("payload_type") == _OBJECT_FILE:
@@ -242,7 +242,7 @@ def _entries(configuration: Mapping[str, Any], fetcher: Fetcher) -> list[Entry]:
             if size is not None and not str(size).isdigit():
                 raise Corrupt(f"size {size!r} is not an integer.")
             name = str(configuration.get("payload_file_name") or "") or name_in(url)
-            return [Entry(url, checked_path(name), digest, None if size is None else int(size))]
+            return [ManifestEntry(url, checked_path(name), digest, None if size is None else int(size))]
         case PayloadKind.OBJECT:
             rows = rows_of(fetcher.content(url, MANIFEST_BYTES, digest), url)
             alone = [row._replace(local_id="1", collection="") for row in rows]

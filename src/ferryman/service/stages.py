@@ -21,7 +21,7 @@ from ferryman.service import container
 from ferryman.service.callback import Callback
 from ferryman.service.errors import Later, Stopping
 from ferryman.service.fetch import Fetched, Fetcher, checked
-from ferryman.service.manifest import Entry
+from ferryman.service.manifest import ManifestEntry
 from ferryman.service.payload import is_container, listed
 from ferryman.service.workspace import FULL, Workspace
 from ferryman.storage import files
@@ -188,10 +188,10 @@ class Downloading(JobStage):
         size = sum(each.size for each in held)
         return Done(f"{len(held)} {'file' if len(held) == 1 else 'files'}, {size} bytes")
 
-    def _fetched(self, job: Job, entries: list[Entry]) -> list[StoredFile]:
+    def _fetched(self, job: Job, entries: list[ManifestEntry]) -> list[StoredFile]:
         folder = self._work.files(job.id)
 
-        def fetch(entry: Entry) -> Fetched:
+        def fetch(entry: ManifestEntry) -> Fetched:
             if not job.locked:
                 raise Later("its lock is lost")
             return self._fetcher.file(entry.url, folder / entry.path, entry.digest, entry.size)
@@ -202,7 +202,7 @@ class Downloading(JobStage):
             for entry, one in zip(entries, found, strict=True)
         ]
 
-    def _unpacked(self, job: Job, entries: list[Entry]) -> list[StoredFile]:
+    def _unpacked(self, job: Job, entries: list[ManifestEntry]) -> list[StoredFile]:
         (entry,) = entries
         packed = self._work.job(job.id) / PACKED
         self._fetcher.file(entry.url, packed, entry.digest, entry.size)
@@ -301,7 +301,9 @@ def _object_of(job: Job) -> str:
     return str(job.identifiers.get("primary_id") or "")
 
 
-def _side_by_side(fetch: Callable[[Entry], Fetched], entries: list[Entry], at_once: int) -> list[Fetched]:
+def _side_by_side(
+    fetch: Callable[[ManifestEntry], Fetched], entries: list[ManifestEntry], at_once: int
+) -> list[Fetched]:
     """Fetch some at once. The first that fails ends it, when those that have begun are done."""
     from concurrent.futures import ThreadPoolExecutor
 

@@ -22,7 +22,7 @@ import msgspec
 
 from ferryman.intake import Batch, Job, NodeInvalid, Queue
 from ferryman.intake.inventory import FILES
-from ferryman.service.manifest import Entry
+from ferryman.service.manifest import ManifestEntry
 from ferryman.storage import files
 
 FULL: Final = 0.8
@@ -70,12 +70,12 @@ class Workspace:
     def space(self) -> Space:
         return self._space(self.root)
 
-    def set_entries(self, job_id: str, entries: Iterable[Entry]) -> None:
+    def set_entries(self, job_id: str, entries: Iterable[ManifestEntry]) -> None:
         """Publish what the submitter named of a job."""
         files.make_folder(self.job(job_id))
         write_entries(self.job(job_id) / "list.jsonl", entries)
 
-    def entries(self, job_id: str) -> list[Entry] | None:
+    def entries(self, job_id: str) -> list[ManifestEntry] | None:
         """What the submitter named; None if that is not known here."""
         try:
             return read_entries((self.job(job_id) / "list.jsonl").read_bytes())
@@ -107,13 +107,13 @@ class Workspace:
         return swept
 
 
-def write_entries(path: Path, entries: Iterable[Entry]) -> None:
+def write_entries(path: Path, entries: Iterable[ManifestEntry]) -> None:
     files.make_folder(path.parent)
     files.replace(path, b"".join(msgspec.json.encode(entry) + b"\n" for entry in entries))
 
 
-def read_entries(data: bytes) -> list[Entry]:
-    return [msgspec.json.decode(line, type=Entry) for line in data.splitlines() if line]
+def read_entries(data: bytes) -> list[ManifestEntry]:
+    return [msgspec.json.decode(line, type=ManifestEntry) for line in data.splitlines() if line]
 
 
 def _is_done(load: Callable[[str], Batch | Job], id: str) -> bool:

@@ -11,15 +11,33 @@ from ferryman.sources.dataframe import DataFrame
 from ferryman.sources.files import Files
 from ferryman.sources.jsonlines import JsonLines
 from ferryman.sources.lines import Lines
+from ferryman.sources.log import Entry, Log, Piece
 from ferryman.sources.memory import Memory
 
 if TYPE_CHECKING:
     from ferryman.sources.jobs import Jobs
+    from ferryman.sources.queue import Queue
     from ferryman.sources.sql import Sql
 
-__all__ = ["Csv", "DataFrame", "Doubt", "Files", "Jobs", "JsonLines", "Lines", "Listed", "Memory", "Source", "Sql"]
+__all__ = [
+    "Csv",
+    "DataFrame",
+    "Doubt",
+    "Entry",
+    "Files",
+    "Jobs",
+    "JsonLines",
+    "Lines",
+    "Listed",
+    "Log",
+    "Memory",
+    "Piece",
+    "Queue",
+    "Source",
+    "Sql",
+]
 
-_HEAVY: Final = {"Jobs": "jobs", "Sql": "sql"}
+_HEAVY: Final = {"Jobs": "jobs", "Queue": "queue", "Sql": "sql"}
 """On demand, from these modules: SQLAlchemy takes longer to load than all of Ferryman, and few plans read a queue."""
 
 

@@ -114,6 +114,11 @@ class Source:
         """Where it reads, for people: an absolute path or a URL, without secrets; None if there is no such place."""
         return None
 
+    def reads(self) -> str | None:
+        """The ``target()`` of a destination whose deliveries it reads; None: it reads nothing that a destination
+        writes. By it a ``Flow`` knows which plan comes after which."""
+        return None
+
     def not_installed(self) -> str:
         """Which package is missing, and the command that installs it; "" if all is there. Opens nothing."""
         return ""

@@ -48,6 +48,11 @@ def identity_of(root: Path, plan: Plan) -> dict[str, Any]:
             f"{path}: format {found['format']}, this Ferryman knows up to {limits.FORMAT}. "
             "Nothing was touched. Use the newer Ferryman that wrote it."
         )
+    if found["format"] < limits.FORMAT:
+        raise StateForeign(
+            f"{path}: format {found['format']}, which an older Ferryman wrote; this one writes {limits.FORMAT}. "
+            "Nothing was touched. Finish its runs with the older one, then begin a new state with --state."
+        )
     if (found["plan"], found["version"]) != (plan.name, plan.version):
         raise StateForeign(
             f"{root} is the state of plan {found['plan']} version {found['version']}, not of {plan.name} "

@@ -360,7 +360,7 @@ class State:
                 table.create()
             crash.point("create.table")
         self.remember(structure(self.plan) if remembered is None else remembered)
-        files.replace(self.root / IDENTITY, files.sealed(new_identity(self.plan, more or {})))
+        files.publish(self.root / IDENTITY, files.sealed(new_identity(self.plan, more or {})))  # once, also unlocked
         crash.point("create.state")
 
     def announce(self, *, after: int = 0) -> None:

@@ -11,7 +11,7 @@ import pyarrow as pa
 from deltalake import DeltaTable
 
 from ferryman.storage.files import stamp
-from ferryman.storage.log import Log
+from ferryman.storage.log import TableLog
 
 KEPT: Final = 6
 """Handles of a thread: the tables of two states."""
@@ -41,7 +41,7 @@ class OpenTable:
 
     def move_on(self) -> None:
         """To the newest version. Versions have no gaps: without the next one there is nothing to read."""
-        if Log(self.folder).path(self.version + 1).exists():
+        if TableLog(self.folder).path(self.version + 1).exists():
             self.table.update_incremental()
             self._note()
 
@@ -49,7 +49,7 @@ class OpenTable:
     def holds(self) -> bool:
         """Is the log still the one that was read? Not if another state was put into its place, nor if it was trimmed:
         delta-rs reads the older part only when it is asked for what stands there."""
-        found = stamp(Log(self.folder).path(self.version))
+        found = stamp(TableLog(self.folder).path(self.version))
         return found is not None and found == self._stamp and self._first == _first_entry(self.folder)
 
     def transaction(self, application: str) -> int:
@@ -66,7 +66,7 @@ class OpenTable:
 
     def _note(self) -> None:
         self.version = self.table.version()
-        self._stamp = stamp(Log(self.folder).path(self.version))
+        self._stamp = stamp(TableLog(self.folder).path(self.version))
         self._files = None
         self._transactions = {}
 
@@ -107,7 +107,7 @@ def newest_to_read(folder: Path) -> OpenTable:
 
 def _first_entry(folder: Path) -> int | None:
     """The first entry of the log that there is."""
-    return min(Log(folder).versions(), default=None)
+    return min(TableLog(folder).versions(), default=None)
 
 
 def _add_actions(table: DeltaTable) -> list[dict[str, Any]]:

@@ -62,7 +62,7 @@ def turn(path: Path, wait_s: float | None = None) -> Iterator[bool]:
     """
     fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     try:
-        yield _waited_for(fd, wait_s)
+        yield _waited_for(fd, fcntl.LOCK_EX, wait_s)
     finally:
         os.close(fd)
 
@@ -88,7 +88,7 @@ class Readers:
             fd = os.open(self._path, os.O_RDONLY)
         try:
             if fd is not None:
-                _share(fd)
+                _waited_for(fd, fcntl.LOCK_SH, _CLEARING_S)
             yield
         finally:
             if fd is not None:
@@ -109,22 +109,16 @@ class Readers:
         return self._path.stat().st_mtime
 
 
-def _waited_for(fd: int, wait_s: float | None) -> bool:
+def _waited_for(fd: int, kind: int, wait_s: float | None) -> bool:
     if wait_s is None:
-        fcntl.flock(fd, fcntl.LOCK_EX)
+        fcntl.flock(fd, kind)
         return True
     until = time.monotonic() + wait_s
-    while not _locked(fd, fcntl.LOCK_EX):
+    while not _locked(fd, kind):
         if time.monotonic() >= until:
             return False
         time.sleep(0.001)
     return True
-
-
-def _share(fd: int) -> None:
-    until = time.monotonic() + _CLEARING_S
-    while not _locked(fd, fcntl.LOCK_SH) and time.monotonic() < until:
-        time.sleep(0.01)
 
 
 def _locked(fd: int, kind: int) -> bool:

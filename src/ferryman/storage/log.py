@@ -12,12 +12,15 @@ then *marked*: a small sealed file beside the log holds its checksum. What this 
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from ferryman.errors import StateDamaged
 from ferryman.storage.files import TEMPORARY, checksum, fsync_file, fsync_folder, make_folder, replace, sealed, unseal
@@ -32,7 +35,7 @@ _OURS: Final = "ferryman"
 _OTHERS: Final = "others"
 
 
-class Log:
+class TableLog:
     """The log of the table in ``folder``: ``_delta_log/`` and its marks in ``_marks/``."""
 
     def __init__(self, folder: Path) -> None:
@@ -79,6 +82,27 @@ class Log:
         if not self.folder.is_dir():
             return []
         return sorted(int(m[1]) for p in self.folder.iterdir() if (m := _COMMIT.match(p.name)))
+
+    def transactions(self) -> dict[str, int]:
+        """Application id -> number of its last transaction, of all that there are.
+
+        Raises:
+            StateDamaged: the log cannot be read.
+        """
+        mark, torn = self._checkpoint_mark(), self.torn()
+        base = -1 if mark is None else int(mark["version"])
+        found: dict[str, int] = {}
+        if mark is not None:
+            path = self.folder / f"{base:020d}.checkpoint.parquet"
+            with _readable(path):
+                rows = pq.read_table(path, columns=["txn"])["txn"].to_pylist()
+            found = {row["appId"]: row["version"] for row in rows if row is not None}
+        for version in self.versions():
+            if version > base and version != torn:
+                for line in _read(self.path(version)).splitlines():
+                    if (action := msgspec.json.decode(line).get("txn")) is not None:
+                        found[action["appId"]] = action["version"]
+        return found
 
     def verify(self) -> None:
         """Check the chain without changing anything; an unmarked last entry is allowed.
@@ -238,6 +262,14 @@ class Log:
             (self.folder / _HINT).unlink(missing_ok=True)
             for path in unmarked:
                 path.unlink()
+
+
+@contextlib.contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, pa.ArrowException) as e:
+        raise StateDamaged(str(path), f"it cannot be read ({e})") from e
 
 
 def _checksum(path: Path) -> str:

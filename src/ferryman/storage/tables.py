@@ -25,7 +25,7 @@ from ferryman import crash
 from ferryman.errors import EngineError, StateDamaged, StateLost
 from ferryman.storage.files import TEMPORARY, changed_before, fsync_folder, make_folder
 from ferryman.storage.handles import DataFile, OpenTable, newest, newest_to_read
-from ferryman.storage.log import Log
+from ferryman.storage.log import TableLog
 from ferryman.storage.parquet import Part, epoch_of
 
 _CONFIGURATION: dict[str, str | None] = {
@@ -44,7 +44,7 @@ class Table:
         self.name = folder.name
         self.schema = schema
         self.partition_by = partition_by
-        self.log = Log(folder)
+        self.log = TableLog(folder)
         self.files: dict[str, DataFile] = {}
         self.version = -1
         self.transactions: dict[str, int] = {}
@@ -87,6 +87,13 @@ class Table:
             self.transactions = {a: handle.transaction(a) for a in applications}
             self.files = handle.files()
 
+    def number(self, application: str) -> int:
+        """The number of its last transaction, 0 if there was none; as of our last load or commit."""
+        if application not in self.transactions:
+            with self._readable():
+                self.transactions[application] = newest_to_read(self.folder).transaction(application)
+        return self.transactions[application]
+
     def fence(self, application: str, epoch: int) -> None:
         """From now on every commit carries this epoch, and finds it there or stops. The first one announces it."""
         self._fence = (application, epoch)
@@ -113,7 +120,7 @@ class Table:
         Args:
             kind: what the commit is for; names its crash points.
             removes: paths of live files.
-            info: kept in the log, see ``Log.info``.
+            info: kept in the log, see ``TableLog.info``.
 
         Raises:
             StateLost: another driver has taken over.

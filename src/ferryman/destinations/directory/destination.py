@@ -13,13 +13,13 @@ from ferryman import places
 from ferryman.destinations.base import Delivery, Destination, DestinationContext, Effect, Facts, Outcome
 from ferryman.destinations.directory.names import NAME_BYTES, PATH_BYTES
 from ferryman.destinations.directory.writer import DOCUMENTS, INDEX, Body, Shelf
-from ferryman.destinations.folder import explained
 from ferryman.destinations.payload import payload, shown_id
 from ferryman.destinations.sequences import compare
 from ferryman.destinations.sql.sqlite import SQLite, database
 from ferryman.document import encode_fields
 from ferryman.errors import BadDocument, Misconfigured, PlanError
 from ferryman.storage import files
+from ferryman.storage.folder import explained
 
 Content = Literal["raw", "json"]
 By = Literal["id", "content"]

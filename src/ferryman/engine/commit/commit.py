@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Final
 
 from ferryman import crash
 from ferryman.state.state import SEQUENCE, WAVE, State
 from ferryman.storage.files import fsync_folder
 from ferryman.storage.handles import DataFile
 from ferryman.storage.parquet import Part
+
+NOWHERE: Final[Mapping[str, int]] = MappingProxyType({})
 
 
 def commit_wave(
@@ -19,18 +23,20 @@ def commit_wave(
     documents: Sequence[Part] = (),
     ledger: Sequence[Part] = (),
     replaced: Sequence[tuple[str, DataFile | None]] = (),
+    positions: Mapping[str, int] = NOWHERE,
 ) -> None:
     """Commit wave ``number``.
 
     1. sync the folders: the staged files' names become durable (their content is); look that all of them are there
     2. one transaction: outbox rows under their sequences, the names of the staged ``documents`` rows and ledger events,
-       the wave's number, the next free sequence, the driver's epoch
+       how far logs were read, the wave's number, the next free sequence, the driver's epoch
 
     Before 2 there are only orphan files; after it the wave is a fact, and nothing of it is computed again.
 
     Args:
         outbox: (destination, file) in the order of their rows.
         replaced: (path of a live outbox file, the file in its place or None): an operator command on waiting rows.
+        positions: transactions that say how far logs were read; see ``state.log_positions``.
 
     Raises:
         StateLost: another driver took over; nothing was committed.
@@ -51,6 +57,6 @@ def commit_wave(
         "wave",
         adds=adds,
         removes=[path for path, _ in replaced],
-        transactions={WAVE: number, SEQUENCE: sequence},
+        transactions={WAVE: number, SEQUENCE: sequence, **positions},
         info={"wave": number, "documents": list(documents), "ledger": list(ledger)},
     )

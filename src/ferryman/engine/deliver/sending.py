@@ -50,6 +50,7 @@ _SENT: Final = (
     "origin",
     "route",
     "attempt",
+    "provenance",
 )
 """Columns that a delivery is made of, in the order of its own fields."""
 

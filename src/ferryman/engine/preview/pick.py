@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,13 +35,19 @@ class Picked(NamedTuple):
 
 
 def pick(
-    id: str, cuts: Iterable[TaskSplit], listings: Iterable[Listing], documents: list[Path], folder: Path
+    id: str,
+    cuts: Iterable[TaskSplit],
+    listings: Iterable[Listing],
+    documents: list[Path],
+    folder: Path,
+    through: Collection[str] = (),
 ) -> Picked:
     """Find it among what is processed, else in the listing.
 
     Args:
         documents: files of the state's table.
         folder: for the rows.
+        through: logs whose entry of this id was processed: that nothing is known of it does not make it new.
     """
     found: dict[str, tuple[pa.Table, int]] = {}
     for cut in cuts:
@@ -49,12 +55,16 @@ def pick(
             mine = rows.filter(pc.equal(rows["id"], id))
             if mine.num_rows:
                 found[cut.source] = mine, cut.number
+    passed = {s: _with(rows, reason=Reason.FORCED) for s, (rows, _) in found.items() if s in through and _is_new(rows)}
+    anyway = {s: ("unchanged", _cut(s, rows, 0, folder / f"anyway-{s}")) for s, rows in passed.items()}
+    found = {source: row for source, row in found.items() if source not in passed}
     cuts = [_cut(source, rows, number, folder / f"picked-{source}") for source, (rows, number) in found.items()]
-    anyway = {}
     files = kept(documents, folder / "known")
     with connect(folder) as db:
         for listing in listings:
             name = listing.source.name
+            if name in passed:
+                continue
             rows = found[name][0] if name in found else _listed(id, listing)
             if rows is None or rows["reason"][0].as_py() not in _UNSURE:
                 continue
@@ -63,6 +73,10 @@ def pick(
             cut = _cut(name, rows, 0, folder / f"anyway-{name}")
             anyway[name] = ("later" if retry else "unchanged", cut)
     return Picked(id, cuts, anyway)
+
+
+def _is_new(rows: pa.Table) -> bool:
+    return bool(rows["reason"][0].as_py() == Reason.NEW)
 
 
 def _listed(id: str, listing: Listing) -> pa.Table | None:

@@ -22,12 +22,13 @@ import pyarrow.compute as pc
 from ferryman.account.questions import named_damage, retry_read
 from ferryman.engine import driver, migration
 from ferryman.engine.nodes import Nodes
+from ferryman.engine.preview import logs
 from ferryman.engine.preview.pick import Picked, pick
-from ferryman.engine.preview.sample import Draw, Sample, Sampled, draw, reasons
+from ferryman.engine.preview.sample import Cut, Draw, Sample, Sampled, draw, reasons
 from ferryman.engine.runner.base import IsolatingRunner, PickledPlan, Runner, run_isolating
-from ferryman.engine.scan.batches import TaskSplit
 from ferryman.engine.scan.detect import ChangeSet, detect_changes
-from ferryman.engine.scan.listing import Listing, list_sources
+from ferryman.engine.scan.listing import NONE, Listing, Only, list_sources
+from ferryman.engine.scan.log_looks import entries_that_wait
 from ferryman.engine.scan.reason import Reason
 from ferryman.engine.transform.task import Transform
 from ferryman.errors import EngineError, PlanChanged, UsageError, WorkerDied
@@ -129,7 +130,7 @@ def preview(
     seen = retry_read(root, lambda: Seen.of(State(root, plan)))  # before Spark is started
     observer = observer or Silent()
     observer.phase(seen.wave + 1, "scan")
-    with scratch() as folder, driver.session_for(plan, spark, master, conf or {}, observer) as runner:
+    with scratch() as folder, driver.session_for(plan.key, [plan], spark, master, conf or {}, observer) as runner:
         return Previewing(plan, root, folder, runner, observer).of(limit, document)
 
 
@@ -188,6 +189,7 @@ class Detected(NamedTuple):
 
     seen: Seen
     changes: ChangeSet
+    ahead: logs.LogsAhead
     picked: Picked | None
 
 
@@ -213,23 +215,27 @@ class Previewing:
         found = Preview(self._plan.name, self._plan.version, limit if document is None else None, document)
         listed = self._folder / "listed"
         listed.mkdir()
-        listings = list_sources(self._plan, self._shipped, listed, IsolatingRunner(self._runner))
+        entries = self._entries(found, document)
+        runner = IsolatingRunner(self._runner)
+        listings = list_sources(self._plan, self._shipped, listed, runner, entries=entries)
         with State(self._root, self._plan).readers.reading():  # tasks read the rows of documents, too
             self._fill(found, listings, limit, document)
         return found
 
     def _fill(self, found: Preview, listings: list[Listing], limit: int, document: str | None) -> None:
         detected = retry_read(self._root, lambda: self._detect(listings, document))
-        cuts = [cut for piece in detected.changes.slices for cut in piece.tasks]
+        cuts: list[Cut] = [cut for piece in detected.changes.slices for cut in piece.tasks]
         self._tell_of_scan(found, detected)
         self._observer.phase(detected.seen.wave + 1, "transform")
         task = self._task(detected.seen.wave + 1)
         if detected.picked is None:
+            cuts += detected.ahead.splits
             draws, rest = draw(cuts, limit, lambda items: self._sample(found, task, items), self._runner.slots)
             left = reasons(rest)
         else:
             draws = self._one(found, task, detected.picked)
-            left = reasons(cuts) - reasons(detected.picked.cuts)
+            picked = reasons(detected.picked.cuts)
+            left = reasons(cuts) - picked + detected.ahead.but(detected.picked)
         found.unread = left.pop(Reason.LOOK, 0)
         found.more = dict(left)
         nodes = Nodes(self._plan, lambda _: None, time.monotonic)
@@ -241,6 +247,27 @@ class Previewing:
 
     # -- scan --------------------------------------------------------------------------------------
 
+    def _entries(self, found: Preview, document: str | None) -> Only:
+        """Entries of logs that are read by their ids: those that wait, and the one that is asked for."""
+        if not (of := logs.logs_of(self._plan)):
+            return NONE
+        folder = Path(tempfile.mkdtemp(dir=self._folder))
+
+        def look() -> Only:
+            state = State(self._root, self._plan)
+            with named_damage(state, folder):
+                documents = Seen.of(state).state.documents.paths()
+                return entries_that_wait(of, documents, folder, self._now_us)
+
+        with State(self._root, self._plan).readers.reading():
+            waiting = retry_read(self._root, look)
+        if document is None:
+            return waiting
+        asked, notes = logs.asked_for(self._plan, document)
+        for note in notes:
+            self._tell(found, note)
+        return logs.merged(waiting, asked)
+
     def _detect(self, listings: list[Listing], document: str | None) -> Detected:
         """One look at the state."""
         folder = Path(tempfile.mkdtemp(dir=self._folder))
@@ -251,18 +278,20 @@ class Previewing:
             picked = None
             if document is not None:
                 cuts = [cut for piece in changes.slices for cut in piece.tasks]
-                picked = pick(document, cuts, listings, state.documents.paths(), folder)
-        return Detected(seen, changes, picked)
+                through = logs.gone_through(state, document, logs.logs_of(self._plan), folder)
+                picked = pick(document, cuts, listings, state.documents.paths(), folder, through)
+            ahead = logs.logs_ahead(self._plan, state)
+        return Detected(seen, changes, ahead, picked)
 
     def _tell_of_scan(self, found: Preview, detected: Detected) -> None:
         for node in self._plan.nodes:
             if isinstance(node, DestinationNode):
                 found.destinations[node.name] = Expected(waiting=detected.seen.waiting.get(node.name, 0))
-        found.complete = detected.changes.complete
+        found.complete = detected.changes.complete and detected.ahead.complete
         seen, plan = detected.seen, self._plan
         if seen.differences and not migration.is_pending(seen.state):
             found.stopped.append(str(PlanChanged(plan.name, plan.version, seen.differences)))
-        for note in (*detected.changes.notes, *detected.changes.too_many):
+        for note in dict.fromkeys((*detected.changes.notes, *detected.changes.too_many, *detected.ahead.notes)):
             self._tell(found, note)
         for why in found.stopped:
             self._tell(found, f"A run would stop: {why} What follows is what it would do otherwise.")
@@ -287,7 +316,7 @@ class Previewing:
             (self._staged / name).mkdir(parents=True)
         return Transform(self._shipped, str(self._staged), number, self._now_us)
 
-    def _sample(self, found: Preview, task: Transform, items: Sequence[tuple[TaskSplit, int]]) -> list[Sampled]:
+    def _sample(self, found: Preview, task: Transform, items: Sequence[tuple[Cut, int]]) -> list[Sampled]:
         """Tasks whose worker dies are run again one by one, and those that die again in isolation mode, as in a run."""
 
         def died(death: WorkerDied) -> None:
@@ -319,6 +348,9 @@ class Previewing:
 
     def _tell_of(self, found: Preview, drawn: Draw) -> None:
         """Read back what was staged."""
+        if (blocked := drawn.staged.blocked) is not None:
+            does = "would stop before" if blocked.stop else "would wait at"
+            self._tell(found, f"source {drawn.source} {does} {blocked.id}: {blocked.why}")
         order = {d.id: n for n, d in enumerate(drawn.documents)}
         for each in drawn.documents:
             found.documents.append({"source": drawn.source, "document": each.id, "reason": each.reason})

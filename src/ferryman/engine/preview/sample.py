@@ -12,10 +12,13 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ferryman.engine.scan.batches import TaskSplit
+from ferryman.engine.scan.log_batches import LogSplit
 from ferryman.engine.scan.reason import Reason
 from ferryman.engine.transform.block import Block
 from ferryman.engine.transform.staged import Staged
 from ferryman.engine.transform.task import TaskProcessing, Transform
+
+Cut = TaskSplit | LogSplit
 
 _BLOCK = 1024
 """Rows read at a time, at most."""
@@ -46,8 +49,10 @@ class Sample:
 
     transform: Transform
 
-    def __call__(self, item: tuple[TaskSplit, int]) -> Sampled:
+    def __call__(self, item: tuple[Cut, int]) -> Sampled:
         cut, most = item
+        if isinstance(cut, LogSplit):
+            return self._of_log(cut, most)
         drawn: list[Drawn] = []
         passed = 0
         with TaskProcessing(self.transform, cut) as processing:
@@ -63,6 +68,25 @@ class Sample:
                     break
         return Sampled(drawn, passed, processing.finish())
 
+    def _of_log(self, cut: LogSplit, most: int) -> Sampled:
+        """Rows are places. After an entry that cannot be processed now comes none."""
+        drawn: list[Drawn] = []
+        passed = cut.rows
+        with TaskProcessing(self.transform, cut) as processing:
+            for block in processing.blocks(min(most, _BLOCK)):
+                processing.take_up(block)
+                at = [place - cut.piece.start for place in block.places]
+                drawn += map(Drawn, at, block.ids, block.reasons)
+                if len(drawn) >= most:
+                    passed = at[-1] + 1
+                    break
+        staged = processing.finish()
+        if staged.blocked is not None:
+            passed = cut.rows
+            behind = staged.blocked.place - cut.piece.start
+            drawn = [each for each in drawn if each.at < behind or each.id == staged.blocked.id]
+        return Sampled(drawn, passed, staged)
+
 
 class Draw(NamedTuple):
     """Some documents of a source, and the files in which is what they came to (of others, too)."""
@@ -73,17 +97,17 @@ class Draw(NamedTuple):
 
 
 def draw(
-    cuts: Iterable[TaskSplit],
+    cuts: Iterable[Cut],
     limit: int,
-    run: Callable[[Sequence[tuple[TaskSplit, int]]], list[Sampled]],
+    run: Callable[[Sequence[tuple[Cut, int]]], list[Sampled]],
     slots: int,
-) -> tuple[list[Draw], list[TaskSplit]]:
+) -> tuple[list[Draw], list[Cut]]:
     """The first documents of each source, ``limit`` in all; and what of the cuts was not looked at.
 
     Args:
         run: a ``Sample`` on a runner.
     """
-    queues: dict[str, list[TaskSplit]] = {}
+    queues: dict[str, list[Cut]] = {}
     for cut in cuts:
         queues.setdefault(cut.source, []).append(cut)
     draws: list[Draw] = []
@@ -100,7 +124,7 @@ def draw(
                 sampled = next(answers)
                 kept = sampled.drawn[:room]
                 room -= len(kept)
-                if kept:
+                if kept or sampled.staged.blocked is not None:
                     draws.append(Draw(source, kept, sampled.staged))
                 passed = sampled.rows if len(kept) == len(sampled.drawn) else kept[-1].at + 1 if kept else 0
                 rest.append(cut.after(passed))
@@ -111,7 +135,7 @@ def draw(
     return sorted(draws, key=lambda d: in_order.index(d.source)), [c for queue in queues.values() for c in queue]
 
 
-def reasons(cuts: Iterable[TaskSplit]) -> Counter[str]:
+def reasons(cuts: Iterable[Cut]) -> Counter[str]:
     """How many rows of the cuts are processed for which reason; ``look``: if their content has changed."""
     return sum((cut.reasons() for cut in cuts), Counter())
 

@@ -34,18 +34,23 @@ def check_java(environment: Mapping[str, str] = os.environ) -> None:
         UsageError: there is no Java, JAVA_HOME is not the folder of one, or it is too old.
     """
     home = environment.get("JAVA_HOME", "")
-    if home:
-        java: str | None = str(Path(home, "bin", "java"))
-        if not os.access(str(java), os.X_OK):
-            raise UsageError(f"JAVA_HOME is {home}, and there is no bin/java in it. {_INSTALL}.")
-    else:
-        java = shutil.which("java", path=environment.get("PATH"))
-        if java is None:
-            raise UsageError(f"There is no Java: no java on the PATH, and JAVA_HOME is not set. {_INSTALL}.")
-    version = _version(str(java), environment)
+    java = java_command(environment)
+    if java is None and home:
+        raise UsageError(f"JAVA_HOME is {home}, and there is no bin/java in it. {_INSTALL}.")
+    if java is None:
+        raise UsageError(f"There is no Java: no java on the PATH, and JAVA_HOME is not set. {_INSTALL}.")
+    version = _version(java, environment)
     if version is not None and version < OLDEST:
         where = f"JAVA_HOME is {home}, which" if home else f"{java}"
         raise UsageError(f"{where} is Java {version}. {_INSTALL}.")
+
+
+def java_command(environment: Mapping[str, str] = os.environ) -> str | None:
+    """The Java that Spark starts: that of JAVA_HOME, or else the first on the PATH; None: there is none."""
+    if home := environment.get("JAVA_HOME", ""):
+        java = str(Path(home, "bin", "java"))
+        return java if os.access(java, os.X_OK) else None
+    return shutil.which("java", path=environment.get("PATH"))
 
 
 def _version(java: str, environment: Mapping[str, str]) -> int | None:

@@ -10,6 +10,7 @@ import functools
 import gc
 import os
 import pickle
+import shlex
 import signal
 import sys
 import threading
@@ -25,11 +26,14 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from ferryman.engine.runner.base import Answer, Item
+from ferryman.engine.runner.class_sharing import java_options
 from ferryman.engine.runner.java import check_java
 from ferryman.errors import EngineError, UsageError, WorkerDied
 
 _INTERRUPTED = 130
 """Exit code of a process that a signal has ended."""
+
+_OPTIONS = "spark.driver.extraJavaOptions"
 
 _ANSWER = "number long, answer binary"
 
@@ -82,8 +86,11 @@ def running() -> SparkSession | None:
     return SparkSession.getActiveSession()
 
 
-def start(master: str, conf: Mapping[str, str], name: str) -> SparkSession:
+def start(master: str, conf: Mapping[str, str], name: str, *, queries: bool = True) -> SparkSession:
     """A session of our own. Workers run this very Python.
+
+    Args:
+        queries: the JVM runs queries, those of ``DataFrame`` sources. Without them it does little, and starts faster.
 
     Raises:
         UsageError: Spark does not start with this master and configuration, or there is no Java for it.
@@ -95,11 +102,9 @@ def start(master: str, conf: Mapping[str, str], name: str) -> SparkSession:
     if master.startswith("local"):
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")  # no look-up of this machine's name, no warning about it
         settings |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
-    if not master.startswith("sc://"):
-        settings["spark.driver.extraJavaOptions"] = (
-            f"-Dlog4j2.configurationFile={Path(__file__).with_name('log4j2.properties')}"
-        )
     settings |= conf
+    if not master.startswith("sc://"):
+        settings |= {_OPTIONS: _java_options(conf.get(_OPTIONS, ""), master.startswith("local"), queries)}
     builder = SparkSession.builder.appName(name)
     builder = builder.remote(master) if master.startswith("sc://") else builder.master(master)
     for key, value in settings.items():
@@ -114,6 +119,18 @@ def start(master: str, conf: Mapping[str, str], name: str) -> SparkSession:
     with contextlib.suppress(AttributeError, PySparkException):  # Connect has no context
         session.sparkContext.setLogLevel("ERROR")
     return session
+
+
+def stop(session: SparkSession) -> None:
+    """End a session of our own. What receives accumulators, which we have none of, needs a second for that: it may."""
+    with contextlib.suppress(
+        AttributeError, PySparkException
+    ):  # Connect has no context, another PySpark perhaps no such server
+        server: Any = session.sparkContext._accumulatorServer
+        end = type(server).shutdown
+        server.shutdown = lambda: threading.Thread(target=end, args=(server,), daemon=True).start()
+        server.handle_error = lambda *_: None  # that the JVM ends meanwhile is none
+    session.stop()
 
 
 @contextlib.contextmanager
@@ -143,6 +160,12 @@ def _unbroken() -> Iterator[None]:
             handler(heard[0], None)
         elif heard and handler is signal.SIG_DFL:
             signal.raise_signal(heard[0])
+
+
+def _java_options(theirs: str, local: bool, queries: bool) -> str:
+    log = shlex.quote(f"-Dlog4j2.configurationFile={Path(__file__).with_name('log4j2.properties')}")
+    theirs = f"{log} {theirs}".strip()  # theirs, where both name one
+    return java_options(theirs, queries=queries) if local else theirs
 
 
 _CHATTER = b"WARNING: Using incubator modules: "

@@ -10,6 +10,7 @@ from functools import partial
 from itertools import chain, groupby
 from operator import itemgetter
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
@@ -23,7 +24,7 @@ from ferryman.errors import BadDocument, Misconfigured, Unavailable, UsageError,
 from ferryman.outages import is_connection
 from ferryman.plan import Plan, SourceNode
 from ferryman.records.events import table_of
-from ferryman.sources import DataFrame, Doubt, Listed, Source
+from ferryman.sources import DataFrame, Doubt, Listed, Log, Source
 from ferryman.storage.files import disk_full
 
 LISTING: Final = pa.schema(
@@ -45,6 +46,9 @@ what is fed, also if the table changes meanwhile. Most of it is not looked at ag
 
 _TASKS_A_SLOT: Final = 4
 """Listing tasks for each task slot: enough to even out folders of different sizes."""
+
+_ENTRIES: Final = 10_000
+"""Entries of a log that are listed at once, by their ids."""
 
 _TOLD_DOUBTS: Final = 3  # that a message names; an unmounted share may have thousands of folders
 _SEE_THE_SAME: Final = "Every machine must see the same there: mount it on all of them."
@@ -113,14 +117,23 @@ class Listing(NamedTuple):
 Only = Mapping[str, frozenset[str]]
 """Source -> ids of the documents that are wanted; nothing of the other sources."""
 
+NONE: Final[Only] = MappingProxyType({})
+
 
 def list_sources(
-    plan: Plan, shipped: PickledPlan, folder: Path, runner: Runner, only: Only | None = None, live: str = ""
+    plan: Plan,
+    shipped: PickledPlan,
+    folder: Path,
+    runner: Runner,
+    only: Only | None = None,
+    live: str = "",
+    entries: Only = NONE,
 ) -> list[Listing]:
     """List every source of the plan, or only these documents, into files in ``folder``.
 
     Args:
         live: folder for what is reported meanwhile; see ``engine.live``.
+        entries: of logs, if not only some documents are wanted: what is new of logs is asked for by place.
     """
     sources = [n for n in plan.nodes if isinstance(n, SourceNode) and (only is None or n.name in only)]
     pieces: list[tuple[str, Any]] = []
@@ -128,12 +141,16 @@ def list_sources(
     for node in sources:
         try:
             node.source.check()
-            if not isinstance(node.source, DataFrame):
+            if isinstance(node.source, Log):
+                if ids := (entries if only is None else only).get(node.name):
+                    wanted = sorted(map(node.source.own_id, ids))
+                    pieces += [(node.name, wanted[at : at + _ENTRIES]) for at in range(0, len(wanted), _ENTRIES)]
+            elif not isinstance(node.source, DataFrame):
                 pieces += [(node.name, piece) for piece in node.source.partitions()]
         except UsageError:
             raise
         except Exception as e:
-            parts.append(ListedPart(node.name, "", 0, 0, message_of(e), outage=_outage_of(e)))
+            parts.append(ListedPart(node.name, "", 0, 0, message_of(e), outage=outage_of(e)))
     per_task = -(-len(pieces) // (_TASKS_A_SLOT * runner.slots))  # a task costs more than a small folder
     tasks = [pieces[at : at + per_task] for at in range(0, len(pieces), per_task)] if pieces else []
     listed = chain.from_iterable(runner.run(ListPieces(shipped, str(folder), only, live), tasks))
@@ -191,7 +208,7 @@ class ListPieces:
                     if isinstance(e, OSError) and disk_full(e):
                         raise  # our own disk, not the source
                     failures.append(message_of(e))
-                    if (outage := _outage_of(e)) is not None:
+                    if (outage := outage_of(e)) is not None:
                         outages.append(outage)
             live.add(listed % _TOLD_ROWS)
             live.flush()
@@ -218,11 +235,11 @@ class ListFrame:
             except Exception as e:
                 for _ in batches:  # Spark wants its input read to the end
                     pass
-                return out.finish(message_of(e))._replace(outage=_outage_of(e))
+                return out.finish(message_of(e))._replace(outage=outage_of(e))
             return out.finish()
 
 
-def _outage_of(error: Exception) -> Outage | None:
+def outage_of(error: Exception) -> Outage | None:
     """What of a source that raised this; None: it is a fault of what was read, and asking again would not help."""
     if isinstance(error, Misconfigured):
         return Outage(message_of(error), permanent=True)

@@ -18,7 +18,7 @@ import duckdb
 import pyarrow as pa
 
 from ferryman.records.family import Published, encode_published
-from ferryman.records.schemas import OUTBOX, OUTBOX_PARTITION
+from ferryman.records.schemas import OUTBOX, OUTBOX_CONTENT, OUTBOX_PARTITION
 from ferryman.storage import parquet
 from ferryman.storage.query import quoted, stream
 from ferryman.storage.tables import Table
@@ -36,7 +36,7 @@ UNCONFIRMED: Final = pa.schema(
 )
 """A row that waits, or is held for review: ``document`` is null if it is an upsert. ``h``: the hash of its origin."""
 
-_COLUMNS: Final = pa.schema([f for f in OUTBOX if f.name not in (*OUTBOX_PARTITION, "fields", "raw")])
+_COLUMNS: Final = pa.schema([f for f in OUTBOX if f.name not in (*OUTBOX_PARTITION, *OUTBOX_CONTENT)])
 
 _OF_VERDICT: Final = """
     SELECT u.origin, u.document, u.route, u.destination

@@ -7,9 +7,10 @@ Numbered as in the body of ``settle``; a crash between any two is finished by ru
 3. write the ledger events that no worker wrote (of chunks whose worker died after it noted them, and of unknown ones)
 4. commit the ledger: this fixes the fold forever
 5. commit the wave's staged ``documents`` rows
-6. rewrite outbox files of which some rows stay (executors do)
+6. rewrite outbox files of which some rows stay (executors do); where the plan has an error queue, write a message for
+   each row that failed for good
 7. remove the pass's journal, but for unanswered claims: their late results belong to the next settle
-8. commit the outbox: what is done leaves it
+8. commit the outbox: what is done leaves it, error messages come to it
 
 5–8 follow from what 4 committed, never from the journal again. Files are moved, not rows: workers' results are data
 files of the ledger already, and an outbox file that was delivered whole is only removed.
@@ -28,6 +29,8 @@ import pyarrow.compute as pc
 
 from ferryman import crash
 from ferryman.engine.settle.overtaken import drop_overtaken
+from ferryman.engine.settle.refused import RefusalReporter, Refusals
+from ferryman.plan import Plan
 from ferryman.records.events import sent_events
 from ferryman.records.row_results import Result, RowResult, Rows
 from ferryman.records.schemas import OUTBOX_KEPT
@@ -76,8 +79,12 @@ class Fold(NamedTuple):
     """Claims of this pass without a result."""
 
 
-def settle(state: State, wave: int, run: RunTasks) -> dict[str, Any]:
-    """Settle a committed wave; returns what it came to: ``{"counts": {status: n}, …}``. Idempotent."""
+def settle(state: State, wave: int, run: RunTasks, plan: Plan | None = None) -> dict[str, Any]:
+    """Settle a committed wave; returns what it came to: ``{"counts": {status: n}, …}``. Idempotent.
+
+    Args:
+        plan: whose error queue gets what was refused; None: the state's.
+    """
     if state.ledger.transactions[SETTLED] < wave:
         state.journal.close(wave)  # 1
         crash.point("settle.closed")
@@ -91,7 +98,12 @@ def settle(state: State, wave: int, run: RunTasks) -> dict[str, Any]:
         state.documents.commit("documents", adds=adds, transactions={SETTLED: wave})  # 5
     if state.outbox.transactions[SETTLED] < wave:
         touched = {path: parts for path, parts in info["files"].items() if path in state.outbox.files}
-        mixed = [Rewrite(str(state.root), path, tuple(parts), state.epoch) for path, parts in touched.items() if parts]
+        reporter = RefusalReporter.of(plan or state.plan, wave)
+        mixed = [
+            Rewrite(str(state.root), path, tuple(parts), state.epoch, reporter.about(state.outbox.files[path]))
+            for path, parts in touched.items()
+            if parts
+        ]
         rewritten = run(rewrite, mixed) if mixed else []  # 6
         crash.point("settle.rewritten")
         keep = {Rows(*rows) for rows in info["unknown"]}
@@ -102,10 +114,12 @@ def settle(state: State, wave: int, run: RunTasks) -> dict[str, Any]:
         fsync_folder(state.outbox.folder)
         adds = [
             state.outbox.data_file(part, state.outbox.files[item.path].partition)
-            for item, part in zip(mixed, rewritten, strict=True)
+            for item, (part, _) in zip(mixed, rewritten, strict=True)
             if part is not None
         ]
-        state.outbox.commit("outbox", adds=adds, removes=list(touched), transactions={SETTLED: wave})  # 8
+        errors, sequence = reporter.files(state, [part for _, part in rewritten if part is not None])
+        numbers = {SETTLED: wave, **sequence}
+        state.outbox.commit("outbox", adds=[*adds, *errors], removes=list(touched), transactions=numbers)  # 8
         state.retire(state.outbox, touched)
     return info
 
@@ -268,20 +282,31 @@ class Rewrite(NamedTuple):
     path: str
     parts: tuple[str, ...]
     epoch: int
+    refused: Refusals | None = None
+    """What is made of rows that were refused; None: nothing."""
 
 
-def rewrite(item: Rewrite) -> Part | None:
-    """Task: write the rows that stay, with their new attempt and due time; None if all leave.
+def rewrite(item: Rewrite) -> tuple[Part | None, Part | None]:
+    """Task: write the rows that stay, with their new attempt and due time, and error messages for those that failed for
+    good; None: there is none.
 
     A row leaves when the ledger says INDEXED or DROPPED. ERROR waits until it is due; the rest is held for review
     (due null).
     """
     root = Path(item.root)
-    said = pa.concat_tables([read_part(root / "ledger" / p, ["delivery_hash", "status", *_TRIES]) for p in item.parts])
-    latest = {h: (s, *tries) for h, s, *tries in zip(*(c.to_pylist() for c in said.columns), strict=True)}
-    writer = OutboxWriter(root / "outbox", epoch=item.epoch)
+    columns = ["delivery_hash", "status", *_TRIES, "message"]
+    said = pa.concat_tables([read_part(root / "ledger" / p, columns) for p in item.parts])
+    latest = {h: tuple(told) for h, *told in zip(*(c.to_pylist() for c in said.columns), strict=True)}
+    failed = {h: told[-1] or "" for h, told in latest.items() if told[0] in (Status.DEAD, Status.ERROR_DOC)}
+    writer, errors = (OutboxWriter(root / "outbox", epoch=item.epoch) for _ in range(2))
     for group in row_groups(root / "outbox" / item.path):
         writer.write(_staying(group, latest))
+        if item.refused is not None and failed:
+            errors.write(item.refused.messages(group, failed, errors.rows))
+    return _finished(writer), _finished(errors)
+
+
+def _finished(writer: OutboxWriter) -> Part | None:
     part = writer.finish()
     if part is not None:
         crash.point("settle.rewrite")
@@ -297,7 +322,7 @@ def _staying(rows: pa.Table, latest: dict[str, tuple[Any, ...]]) -> pa.Table:
     stays, tries = [], []
     columns = (rows[c].to_pylist() for c in ("delivery_hash", *_TRIES))
     for digest, *before in zip(*columns, strict=True):
-        status, *now = latest.get(digest, (None, *before))
+        status, *now = latest.get(digest, (None, *before, None))[: 1 + len(_TRIES)]
         stays.append(status not in (Status.INDEXED, Status.DROPPED))
         tries.append(now)
     for name, values in zip(_TRIES, zip(*tries, strict=True), strict=False):

@@ -51,10 +51,19 @@ class Block:
         versions: None where the content was not read yet; whoever reads it sets it.
         fingerprints: what the next scan compares with; "" has it look at the content.
         first_seen: no document of the block was known before.
+        first_revision: of documents that are seen for the first time.
+        places: of entries of a log, else empty.
+        provenances: where each came from, as JSON; None: nothing is known of any.
     """
 
-    def __init__(self, table: pa.Table) -> None:
+    def __init__(self, table: pa.Table, first_revision: int = 1) -> None:
         self.table = table
+        self.first_revision = first_revision
+        of_log = "place" in table.column_names
+        self.places: list[int] = table["place"].to_pylist() if of_log else []
+        self.provenances: list[str | None] | None = table["provenance"].to_pylist() if of_log else None
+        self._contents: tuple[list[bytes | None], list[bytes | None]] | None = None
+        self._dropped: list[str | None] = values(table["dropped"]) if of_log else []
         self.ids: list[str] = table["id"].to_pylist()
         self.reasons: list[str] = table["reason"].to_pylist()
         self.refused: list[str | None] = values(table["refused"])
@@ -72,6 +81,29 @@ class Block:
             return None
         return KnownDocument(*(column[i] for column in self._known))
 
+    def contents(self) -> tuple[list[bytes | None], list[bytes | None]] | None:
+        """Fields and raw bytes of each row, where they came with it; None: they are elsewhere."""
+        if self._contents is None and self.places:
+            self._contents = values(self.table["fields"]), values(self.table["raw"])
+        return self._contents
+
+    def passed_over(self, i: int) -> str | None:
+        """Why its source passes it over; None: it does not."""
+        return self._dropped[i] if self._dropped else None
+
+    def pass_over(self, i: int, why: str) -> None:
+        """Its source does; "": it does not."""
+        if why:
+            self._dropped = self._dropped or [None] * len(self)
+            self._dropped[i] = why
+
+    def came_from(self, i: int, provenance: str | None) -> None:
+        """Where row ``i`` came from, which is known once it was read."""
+        if provenance is not None:
+            if self.provenances is None:
+                self.provenances = [None] * len(self)
+            self.provenances[i] = provenance
+
     def is_known_as(self, i: int, version: str) -> bool:
         """Does ``documents`` have this very version of it?"""
         known = self.known(i)
@@ -81,7 +113,7 @@ class Block:
         """A retry of what failed goes on with its revision; everything else processed opens a new one."""
         known = self.known(i)
         if known is None:
-            return 1
+            return self.first_revision
         return known.revision if self.is_retry(i, known) else known.revision + 1
 
     def held(self, i: int) -> list[str]:

@@ -9,7 +9,8 @@ from typing import Any
 
 from ferryman.document import Document
 from ferryman.engine.transform.health import NodeHealth
-from ferryman.plan import DestinationNode, Node, RouterNode, SourceNode, StepNode, ends, successors
+from ferryman.engine.transform.joining import joining
+from ferryman.plan import DestinationNode, JoinNode, Node, RouterNode, SourceNode, StepNode, ends, successors
 from ferryman.routers import Router
 
 End = tuple[str, str]
@@ -55,10 +56,18 @@ def stations(
     found = {
         n.name: CompiledNode(n.name, tuple((e.destination, "/".join(e.route)) for e in below[n.name])) for n in nodes
     }
+    joins: dict[str, CompiledNode] = {}
     for node in nodes:
         station = found[node.name]
         after = {n.name: found[n.name] for n in following[node.name]}
         match node:
+            case JoinNode():
+                station.where = "reading it"
+                call = StepNode(node.name, fn=joining(node.fn), timeout=node.timeout)
+                inner = CompiledNode(node.name, station.ends, guarded(call), where=f"join {node.name}")
+                inner.next = next(iter(after.values()), None)
+                joins[f"{node.name}()"] = inner
+                after = {node.name: inner}
             case SourceNode():
                 station.where = "reading it"
             case StepNode():
@@ -73,7 +82,7 @@ def stations(
                 station.delivers = True
                 station.where = f"for {node.name}"
         station.next = next(iter(after.values()), None)
-    return found
+    return found | joins
 
 
 def joined(one: str, other: str) -> str:

@@ -25,6 +25,7 @@ from ferryman import limits
 from ferryman.document import Again, Document
 from ferryman.engine.runner.child import Child, Died
 from ferryman.engine.scan.batches import TaskSplit
+from ferryman.engine.scan.log_batches import LogSplit
 from ferryman.engine.transform.block import Block
 from ferryman.engine.transform.compiled import End
 from ferryman.engine.transform.ends import Met
@@ -74,7 +75,7 @@ class ChildReport(NamedTuple):
 class IsolatedReader:
     """Takes up the blocks of one task, each document in a child."""
 
-    def __init__(self, plan: Plan, cut: TaskSplit, stager: Stager, state: str = "") -> None:
+    def __init__(self, plan: Plan, cut: TaskSplit | LogSplit, stager: Stager, state: str = "") -> None:
         self._plan = plan
         self._cut = cut
         self._state = state
@@ -152,7 +153,9 @@ class IsolatedReader:
 class _Reader:
     """In the child: reads and walks a row, and tells what the walk said."""
 
-    def __init__(self, plan: Plan, cut: TaskSplit, block: Block, contents: _Contents, spool: Spool, state: str) -> None:
+    def __init__(
+        self, plan: Plan, cut: TaskSplit | LogSplit, block: Block, contents: _Contents, spool: Spool, state: str
+    ) -> None:
         self.block = block
         self.children = 0
         """How many there have been."""

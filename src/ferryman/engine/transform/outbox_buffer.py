@@ -34,6 +34,8 @@ class OutboxBuffer:
         """Forget the rows."""
         self.rows: list[int] = []
         """Their origins' rows in the block."""
+        self.places: list[int] = []
+        """Where they stand among all rows of their destination, if that is to get them in this order."""
         self._ids: list[str] = []
         self._parents: list[str | None] | None = None
         """None: all are origins."""
@@ -62,9 +64,11 @@ class OutboxBuffer:
         """The rows in OUTBOX_FILE's columns, numbered from ``first_row``."""
         n = len(self.rows)
         versions = picked(block.versions, self.rows)
-        revisions = [1] * n if block.first_seen else [block.revision(i) for i in self.rows]
+        revisions = [block.first_revision] * n if block.first_seen else [block.revision(i) for i in self.rows]
         had = [self._before.get(at) for at in range(n)] if self._before else None
-        content = {"fields": self._fields, "raw": self._raws} if self._fields else {}
+        content: dict[str, Any] = {"fields": self._fields, "raw": self._raws} if self._fields else {}
+        if block.provenances is not None:
+            content["provenance"] = picked(block.provenances, self.rows)
         return table_of(
             OUTBOX_FILE,
             n,

@@ -4,8 +4,13 @@ for each destination.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
+from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
 
 from ferryman import crash, limits
 from ferryman.document import Document, Operation
@@ -51,16 +56,23 @@ class OutboxMark(NamedTuple):
 class OutboxStage:
     """Stages the outbox rows of a task.
 
+    Args:
+        in_order: destinations that get the rows of a wave in the order of its documents.
+
     Attributes:
         files: (destination, file) in the order of their rows.
         size: bytes of the rows since the last ``flush``, about.
     """
 
-    def __init__(self, root: Path, source: str, epoch: int, hashes: DeliveryHashes) -> None:
+    def __init__(
+        self, root: Path, source: str, epoch: int, hashes: DeliveryHashes, in_order: Collection[str] = ()
+    ) -> None:
         self._folder = root / "outbox"
         self._source = source
         self._epoch = epoch
         self._hashes = hashes
+        self._in_order = in_order
+        self._placed = 0
         self._buffers: dict[tuple[End, str, Operation], OutboxBuffer] = {}
         self._waiting = 0
         """Bytes of the rows that are not written yet."""
@@ -84,6 +96,9 @@ class OutboxStage:
         self._make_room(block, len(fields) if doc.raw is None else len(fields) + len(doc.raw))
         buffer.add(i, doc.id, child=doc.id != block.ids[i], before=before)
         buffer.fill(fields, doc.raw)
+        if end[0] in self._in_order:
+            buffer.places.append(self._placed)
+            self._placed += 1
         self._family_at.add(end[0])
         return buffer.given
 
@@ -128,10 +143,13 @@ class OutboxStage:
     def gather(self, block: Block) -> None:
         """Write the rows that wait: upserts of all destinations first, then deletes, so that what a family lost goes
         after what it has."""
-        for buffer in sorted(self._buffers.values(), key=lambda b: b.operation == "delete"):
-            if buffer.rows:
-                self._write(block, buffer)
-                buffer.clear()
+        full = [b for b in sorted(self._buffers.values(), key=lambda b: b.operation == "delete") if b.rows]
+        for name in dict.fromkeys(b.end[0] for b in full if b.places):
+            self._write_in_order(block, name, [b for b in full if b.places and b.end[0] == name])
+        for buffer in full:
+            if not buffer.places:
+                self._write(buffer.end[0], partial(buffer.table, block, self._source))
+            buffer.clear()
         self._waiting = 0
 
     def flush(self) -> None:
@@ -154,12 +172,23 @@ class OutboxStage:
         self.size += size
         self._waiting += size
 
-    def _write(self, block: Block, buffer: OutboxBuffer) -> None:
-        """Append rows to their destination's file. If it is full, the next ones go into another."""
-        name = buffer.end[0]
+    def _write_in_order(self, block: Block, name: str, buffers: list[OutboxBuffer]) -> None:
+        """Rows of several routes and branches, in the order in which they were made."""
+        order = np.argsort(np.concatenate([b.places for b in buffers]))
+
+        def rows(first: int) -> pa.Table:
+            every = pa.concat_tables([b.table(block, self._source, 0) for b in buffers]).take(pa.array(order))
+            at = every.schema.get_field_index("row")
+            return every.set_column(at, "row", pa.array(np.arange(first, first + len(order)), pa.int64()))
+
+        self._write(name, rows)
+
+    def _write(self, name: str, rows: Callable[[int], pa.Table]) -> None:
+        """Append rows, numbered from where they begin, to their destination's file. If it is full, the next ones go
+        into another."""
         if (writer := self._writers.get(name)) is None:
             writer = self._writers[name] = OutboxWriter(self._folder, epoch=self._epoch)
-        writer.write(buffer.table(block, self._source, writer.rows))
+        writer.write(rows(writer.rows))
         if writer.size >= limits.PART_BYTES:
             self._close(name)
             if name in self._family_at:

@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from ferryman.document import Document, called_by, content_version, decode_fields, encode_fields
 from ferryman.engine.scan.batches import TaskSplit
+from ferryman.engine.scan.log_batches import LogSplit
 from ferryman.engine.scan.reason import Reason
 from ferryman.engine.transform.block import Block
 from ferryman.engine.transform.contents import Contents
@@ -26,7 +27,7 @@ from ferryman.engine.transform.returned import few
 from ferryman.engine.transform.walk import Walk
 from ferryman.errors import BadDocument, unless_interrupt
 from ferryman.plan import Plan, SourceNode, StepNode
-from ferryman.sources import Listed, Source
+from ferryman.sources import Listed, Log, Source
 
 UNREAD: Final = "unread"
 """Version of a document that could not be read: any content that can be read later differs from it."""
@@ -69,13 +70,14 @@ class DocumentReader:
     def __init__(
         self,
         plan: Plan,
-        cut: TaskSplit,
+        cut: TaskSplit | LogSplit,
         stage: Stage,
         health: Mapping[str, NodeHealth],
         guard: Callable[[StepNode], Callable[[Document], Any]] | None = None,
         state: str = "",
     ) -> None:
         self._name = cut.source
+        self._provenance = plan.provenance
         self._source: Source = next(n.source for n in plan.nodes if isinstance(n, SourceNode) and n.name == cut.source)
         self._contents = Contents()
         self._health = health
@@ -90,8 +92,8 @@ class DocumentReader:
         self.walk.take_over(health)
 
     def contents(self, block: Block) -> tuple[list[bytes | None], list[bytes | None]]:
-        """Fields and raw bytes of each row that have been staged while listing."""
-        return self._contents.of(block.table)
+        """Fields and raw bytes of each row that are at hand: staged while listing, or a log's entries."""
+        return block.contents() or self._contents.of(block.table)
 
     def take(
         self, block: Block, i: int, fields: bytes | None, raw: bytes | None
@@ -124,6 +126,8 @@ class DocumentReader:
                 return self._unread(fault)
             if not pulse.steady:
                 pulse.succeeded()
+        if (why := block.passed_over(i)) is not None:
+            return Taken.FIRST, partial(self.walk.passed_over, doc, why)
         if reason == Reason.LOOK and block.is_known_as(i, doc.version):
             return (Taken.TOUCHED if self._source.detect == "fingerprint" else Taken.KNOWN), None
         if reason == Reason.RETRY and (failures := block.to_retry(i)) is not None:
@@ -166,7 +170,16 @@ class DocumentReader:
             raise BadDocument(refused)
         row = block.table.slice(i, 1)
         size, location = row["size"][0].as_py(), row["location"][0].as_py()
-        doc = self._source.read(Listed(self._source.own_id(id), size, block.fingerprints[i], location))
+        listed = Listed(self._source.own_id(id), size, block.fingerprints[i], location)
+        if isinstance(self._source, Log):
+            entry = self._source.entry(listed)
+            if entry.refused:
+                raise BadDocument(entry.refused)
+            doc = entry.document
+            block.pass_over(i, entry.dropped)
+            block.came_from(i, entry.provenance if self._provenance else None)
+        else:
+            doc = self._source.read(listed)
         doc.version = block.versions[i] = content_version(encode_fields(self._source.counted(doc.fields)), doc.raw)
         doc.id = doc.origin_id = id
         return doc

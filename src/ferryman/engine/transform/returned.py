@@ -17,12 +17,14 @@ class Many:
 
     Args:
         made: hashes of (route, id) of its children so far.
+        route: by which the document came that they are made of.
     """
 
-    def __init__(self, first: list[Document], rest: Iterator[Document], made: set[int]) -> None:
+    def __init__(self, first: list[Document], rest: Iterator[Document], made: set[int], route: str) -> None:
         self._first = iter(first)
         self._rest = rest
         self.made = made
+        self.route = route
 
     def next(self) -> Document | None:
         """The next one; None: there are no more. Raises whatever the step raises."""
@@ -71,7 +73,7 @@ class Returned:
         if not found:
             raise Dropped(f"{where} returned no document")
         if not all_ and not (isinstance(out, Sized) and len(out) == len(found)):
-            return Many(found, each, made)
+            return Many(found, each, made, route)
         self._made[-1] |= made
         return found
 

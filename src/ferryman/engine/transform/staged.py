@@ -1,11 +1,25 @@
-"""What a transform task returns."""
+"""What a transform task stages and returns."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
+from ferryman.document import Again
 from ferryman.engine.transform.health import NodeReport
+from ferryman.engine.transform.log_entries import Blocked
+from ferryman.engine.transform.outbox_stage import OutboxMark
+from ferryman.records.family import Published
 from ferryman.storage.parquet import Part
+
+
+class Mark(NamedTuple):
+    """What was staged when it was set; see ``Stager.mark``."""
+
+    outbox: OutboxMark
+    events: int
+    given: tuple[int, list[Published]]
+    counts: dict[str, int]
+    wish: Again | None
 
 
 class Staged(NamedTuple):
@@ -19,3 +33,9 @@ class Staged(NamedTuple):
     nodes: list[NodeReport]
     unseen: bool
     """Known documents of the source could not be looked at."""
+    blocked: Blocked | None = None
+    """Of a log: the first entry that cannot be processed now; what lies behind it does not count."""
+    entries: int = 0
+    """Of a log, that were read."""
+    reached: dict[str, int] | None = None
+    """Of a log: where it stands behind these entries, by partition."""

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import datetime as dt
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import NamedTuple
 
 from ferryman import crash, limits
-from ferryman.document import Again, Document, Operation
+from ferryman.document import Again, Document
 from ferryman.engine.scan.reason import Reason
 from ferryman.engine.transform.block import Block
-from ferryman.engine.transform.document_stage import DocumentStage, same_again
+from ferryman.engine.transform.document_stage import same_again
 from ferryman.engine.transform.ends import Met
-from ferryman.engine.transform.event_stage import EventStage
+from ferryman.engine.transform.error_messages import ErrorMessages
+from ferryman.engine.transform.facts import StagedFacts
 from ferryman.engine.transform.health import NodeHealth, NodeReport
+from ferryman.engine.transform.log_entries import LogEntries
 from ferryman.engine.transform.node_errors import NodeError
-from ferryman.engine.transform.outbox_stage import DeliveryHashes, OutboxMark, OutboxStage
 from ferryman.engine.transform.reconcile import WalkOutcome, reconcile
-from ferryman.engine.transform.staged import Staged
+from ferryman.engine.transform.staged import Mark, Staged
 from ferryman.engine.transform.unchanged import Unchanged
 from ferryman.engine.transform.undecided import (
     Failed,
@@ -32,7 +31,7 @@ from ferryman.engine.transform.undecided import (
     spend,
     undecided,
 )
-from ferryman.plan import CalledNode, DestinationNode, Plan, target_of
+from ferryman.plan import CalledNode, Plan, target_of
 from ferryman.records.family import (
     FailedMember,
     Owed,
@@ -42,7 +41,6 @@ from ferryman.records.family import (
     decode_published,
     encode_held,
     encode_published,
-    parent_of,
 )
 from ferryman.records.reasons import with_traceback
 from ferryman.records.statuses import Status
@@ -50,32 +48,24 @@ from ferryman.records.statuses import Status
 _End = tuple[str, str]
 
 
-class Mark(NamedTuple):
-    """What was staged when it was set; see ``Stager.mark``."""
-
-    outbox: OutboxMark
-    events: int
-    given: tuple[int, list[Published]]
-    counts: dict[str, int]
-    wish: Again | None
-
-
-class Stager:
+class Stager(StagedFacts):
     """Gathers what becomes of a task's documents, block by block. Delivery hashes are made here and nowhere else."""
 
-    def __init__(self, plan: Plan, source: str, root: Path, wave: int, now_us: int, epoch: int) -> None:
-        self._now_us = now_us
-        self._nodes = {n.name: n for n in plan.nodes if isinstance(n, DestinationNode)}
+    def __init__(
+        self,
+        plan: Plan,
+        source: str,
+        root: Path,
+        wave: int,
+        now_us: int,
+        epoch: int,
+        entries: LogEntries | None = None,
+    ) -> None:
+        super().__init__(plan, source, root, wave, now_us, epoch, entries)
         targets = {name: target_of(node) for name, node in self._nodes.items()}
         self._target: Callable[[str], str] = lambda name: targets.get(name, name)
         self._called = {n.name: n for n in plan.nodes if isinstance(n, CalledNode)}
-        self._hashes = DeliveryHashes((plan.name, plan.version, source))
-        self._outbox = OutboxStage(root, source, epoch, self._hashes)
-        self._documents = DocumentStage(root, source, wave, epoch)
-        self._events = EventStage(root, source, wave, epoch)
-        self._block: Block
-        self._i = 0
-        """Row of the block that the walk is at."""
+        self._errors = ErrorMessages.of(plan, source, wave, self._outbox)
         self._given: list[Published] | PublishedLines = []
         """What the walk has published so far of this document's family."""
         self._unchanged = Unchanged(plan, source)
@@ -83,9 +73,6 @@ class Stager:
         """The family's failures that are tried again; they share a due time."""
         self._undecided: list[tuple[Block, list[Undecided | Unread]]] = []
         """By block, in their order."""
-        self._wishes: dict[str, Again] = {}
-        """Origin -> when a step wants it again."""
-        self._counts = dict.fromkeys(("dropped", "error_doc", "dead"), 0)
         self._unseen = False
 
     def begin(self, block: Block) -> None:
@@ -130,7 +117,10 @@ class Stager:
         self._events.close()
         crash.point("transform.staged")
         files = (self._outbox.files, self._documents.files, self._events.files)
-        return Staged(*files, self._counts, nodes, self._unseen)
+        staged = Staged(*files, self._counts, nodes, self._unseen)
+        if (log := self._entries) is not None:
+            staged = staged._replace(blocked=log.blocked, entries=log.read, reached=log.reached)
+        return staged
 
     def _gather(self) -> None:
         """What was said of single documents, as Arrow columns."""
@@ -162,16 +152,14 @@ class Stager:
         self._event(doc, end, branches, Status.DROPPED, why, attempt)
 
     def again(self, doc: Document, wish: Again) -> None:
-        origin = self._block.ids[self._i]
-        if (before := self._wishes.get(origin)) is None or wish.after_s < before.after_s:
-            self._wishes[origin] = wish
+        self._wishes.add(self._block.ids[self._i], wish)
 
     def mark(self) -> Mark:
         """What comes now goes into files of its own."""
         if not isinstance(self._given, PublishedLines):
             self._given = PublishedLines(self._given)
         outbox, events = self._outbox.mark(self._block), self._events.mark()
-        wish = self._wishes.get(self._block.ids[self._i])
+        wish = self._wishes.of(self._block.ids[self._i])
         return Mark(outbox, events, self._given.mark(), self._counts.copy(), wish)
 
     def take_back(self, mark: Mark) -> None:
@@ -181,9 +169,7 @@ class Stager:
         self._outbox.take_back(mark.outbox)
         self._events.take_back(mark.events)
         self._counts.update(mark.counts)
-        self._wishes.pop(self._block.ids[self._i], None)
-        if mark.wish is not None:
-            self._wishes[self._block.ids[self._i]] = mark.wish
+        self._wishes.put_back(self._block.ids[self._i], mark.wish)
 
     # -- what becomes of a document and its family -----------------------------------------------------
 
@@ -198,7 +184,8 @@ class Stager:
             found = Undecided(i, walk.met, walk.failures, walk.reached, walk.kept, given, retry)
             self._undecided[-1][1].append(found)
         elif self._block.first_seen and self._block.ids[i] not in self._wishes:
-            self._documents.add_new(i, encode_published(given))
+            if self._entries is None:
+                self._documents.add_new(i, encode_published(given))
         else:
             self._family(i, walk, given, retry)
         self._outbox.end_family(self._block)
@@ -239,6 +226,8 @@ class Stager:
                 self._hold([(met.doc, o, met) for o in owed if (met.member, o.end) not in told])
             else:
                 owed = [self._spent(met, o) for o in met.owed]
+                if self._errors is not None:
+                    self._errors.add(self._block, found.i, met, owed)
             failures.append(FailedMember(met.member, met.node, met.route, met.branches, owed))
             if not any(o.open for o in owed):
                 continue
@@ -246,6 +235,11 @@ class Stager:
                 held.add(met.fault.key)
             else:
                 held = None
+        if self._entries is not None and self._entries.holds(
+            self._block, found.i, failures, found.met, held or (), self._due() or (self._now_us if held else None)
+        ):
+            self._failed = []
+            return
         self._family(found.i, Left(failures, found.reached, found.kept), found.given, found.retry, held or set())
 
     def _hold(self, owed: list[tuple[Document, Owed, Met]]) -> None:
@@ -257,6 +251,8 @@ class Stager:
     def _spent(self, met: Met, owed: Owed) -> Owed:
         """An attempt of this delivery is spent; whether it is tried again."""
         policy, node = self._nodes[owed.destination].policy, self._called.get(met.fault.node)
+        if self._entries is not None:
+            owed = self._entries.had(self._block, self._i, owed)
         spent = spend(met.fault, owed, policy.limits if node is None else node.limits(policy), self._now_us)
         attempt = spent.owed.attempt
         if spent.status is None:
@@ -285,7 +281,7 @@ class Stager:
         """The row of ``documents``; deletes of what is not made any more."""
         if not retry:
             self._supersede(i)
-        due = retry_at(self._failed, self._nodes, self._now_us) if self._failed else self._now_us if held else None
+        due = self._due() or (self._now_us if held else None)
         for f in self._failed:
             self._event(f.doc, f.end, f.branches, Status.ERROR, f.why, f.attempt, due)
         self._failed = []
@@ -306,6 +302,10 @@ class Stager:
         )
         if retry and held and known is not None:
             self._documents.drop_last_if_same(self._block.ids[i], known)  # it waits on; nothing is new
+
+    def _due(self) -> int | None:
+        """When this family's failures are tried again."""
+        return retry_at(self._failed, self._nodes, self._now_us) if self._failed else None
 
     def _delete(self, given: Published) -> bool:
         """Send a delete, unless the destination keeps what it has; is it settled?"""
@@ -334,64 +334,3 @@ class Stager:
                     why = "superseded by a newer version"
                     past = (known.version, known.revision)
                     self._event(doc, owed.end, failure.branches, Status.DROPPED, why, owed.attempt, past=past)
-
-    def _relative(self, member: str) -> Document:
-        """A member of the family that is being staged: enough of it for an event."""
-        origin = self._block.ids[self._i]
-        doc = Document.of(origin + member, {})
-        doc.parent_id = parent_of(doc.id) if member else None
-        return doc
-
-    # -- single facts ------------------------------------------------------------------------------
-
-    def _event(
-        self,
-        doc: Document,
-        end: _End,
-        branches: str,
-        status: Status,
-        message: str,
-        attempt: int,
-        due: int | None = None,
-        operation: Operation = "upsert",
-        past: tuple[str, int] | None = None,
-    ) -> None:
-        """An event of the ledger, of the delivery that the document now makes, or of a past version and revision."""
-        i = self._i
-        version, revision = past or (self._block.versions[i], self._block.revision(i))
-        digest = self._hashes.of(end, operation)(doc.id, version, revision) if end[0] else ""
-        delivery = (operation, end[1], branches, end[0], digest)
-        origin = self._block.ids[i]
-        self._events.add(
-            doc.id, doc.parent_id, origin, version, revision, *delivery, status.value, message, attempt, due
-        )
-        if (count := status.value.lower()) in self._counts and past is None:
-            self._counts[count] += 1
-
-    def _remember(
-        self,
-        i: int,
-        operation: Operation = "upsert",
-        *,
-        given: str,
-        due: int | None = None,
-        failures: list[FailedMember] | None = None,
-        held: str | None = None,
-        again: int | None = None,
-    ) -> None:
-        """A row of ``documents``. ``again``: the wish of before, where that still counts."""
-        block, failures = self._block, failures or []
-        if (wish := self._wishes.pop(block.ids[i], None)) is not None:
-            again = self._wished(i, wish, again)
-        self._documents.remember(block, i, operation, given=given, due=due, failures=failures, held=held, again=again)
-
-    def _wished(self, i: int, wish: Again, before: int | None) -> int:
-        """When it is read again, µs since 1970; the ledger says so of the document."""
-        at = self._now_us + int(wish.after_s * 1e6)
-        if before is not None and before <= at:
-            return before
-        self._i = i
-        when = dt.datetime.fromtimestamp(at // 1_000_000, dt.UTC).strftime("%Y-%m-%d %H:%M:%S")
-        why = f"partial: it is read again after {when} UTC" + (f" ({wish.why})" if wish.why else "")
-        self._event(Document.of(self._block.ids[i], {}), ("", ""), "", Status.DIRTY, why, 0)
-        return at

@@ -6,6 +6,7 @@ Spark may run a task twice; only the files that the winning attempt returns are 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Self
@@ -13,9 +14,11 @@ from typing import Final, Self
 from ferryman.engine.live import FIRST, Live
 from ferryman.engine.runner.base import PickledPlan
 from ferryman.engine.scan.batches import TaskSplit
+from ferryman.engine.scan.log_batches import LogSplit
 from ferryman.engine.transform.block import Block
 from ferryman.engine.transform.health import NodeStates, health
 from ferryman.engine.transform.isolation import IsolatedReader
+from ferryman.engine.transform.log_entries import LogEntries
 from ferryman.engine.transform.node_errors import NodeError
 from ferryman.engine.transform.reader import DocumentReader, Taken
 from ferryman.engine.transform.staged import Staged
@@ -44,26 +47,37 @@ class Transform:
     live_errors: bool = False
     """Also the errors of its first documents."""
 
-    def __call__(self, cut: TaskSplit) -> Staged:
+    def __call__(self, cut: TaskSplit | LogSplit) -> Staged:
         with TaskProcessing(self, cut) as processing:
-            for rows in cut.tables():
-                for at in range(0, rows.num_rows, _BLOCK):
-                    processing.take_up(Block(rows.slice(at, _BLOCK)))
+            for block in processing.blocks():
+                processing.take_up(block)
         return processing.finish()
 
 
 class TaskProcessing:
     """A task at work: processes the documents of one cut, block by block."""
 
-    def __init__(self, task: Transform, cut: TaskSplit) -> None:
+    def __init__(self, task: Transform, cut: TaskSplit | LogSplit) -> None:
         plan = task.shipped.plan()
+        self._cut = cut
+        self._entries = LogEntries(plan, cut) if isinstance(cut, LogSplit) else None
         self._pulses = health(plan, task.nodes, cut.rows)
-        self._stager = Stager(plan, cut.source, Path(task.root), task.wave, task.now_us, task.epoch)
+        self._stager = Stager(plan, cut.source, Path(task.root), task.wave, task.now_us, task.epoch, self._entries)
         state = id_of(Path(task.root))  # none in a preview
         self._feed = DocumentReader(plan, cut, self._stager, self._pulses, state=state)
         self._live = Live(task.live, errors=task.live_errors)
         self._feed.walk.heard = self._heard if self._live.wants_errors else None
         self._careful = IsolatedReader(plan, cut, self._stager, state) if task.isolated else None
+
+    def blocks(self, most: int = _BLOCK) -> Iterator[Block]:
+        """What is processed, so many rows at a time."""
+        if self._entries is not None:
+            yield from self._entries.blocks(most)
+            return
+        assert isinstance(self._cut, TaskSplit)
+        for rows in self._cut.tables():
+            for at in range(0, rows.num_rows, most):
+                yield Block(rows.slice(at, most))
 
     def take_up(self, block: Block) -> list[int]:
         """Read, walk and stage each document of the block; which rows were not as they were."""

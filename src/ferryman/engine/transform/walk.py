@@ -66,13 +66,18 @@ class Walk(Ends):
 
     def take_over(self, health: Mapping[str, NodeHealth]) -> None:
         """Go on with what is known of the nodes."""
-        for name, station in self._stations.items():
-            station.pulse = health.get(name)
+        for station in self._stations.values():
+            station.pulse = health.get(station.name)
 
     def first(self, doc: Document) -> None:
         """The whole way."""
         self._begin(doc.id, retrying=False)
         self._go(doc, self._source.next, Way())
+
+    def passed_over(self, doc: Document, why: str) -> None:
+        """Its source lets it go."""
+        self._begin(doc.id, retrying=False)
+        self._drop(doc, self._source.ends_by(""), Way(), why)
 
     def again(self, doc: Document, failures: Sequence[FailedMember]) -> None:
         """Only the ways to what is pending."""
@@ -217,7 +222,6 @@ class Walk(Ends):
             try:
                 out = station.step(doc)
             finally:
-                calling.step = ""
                 doc.id = id  # its id is the source's, whatever a step does to the object
                 self._note_wish(doc)
             if out is doc:
@@ -226,6 +230,8 @@ class Walk(Ends):
                 found = None if out is None else self._returned.take(doc, station.where, route, out)
         except (Dropped, Unsupported) as e:
             raise self._meant(e, station.pulse) from None
+        finally:
+            calling.step = ""
         if found is None:
             station.pulse.dropped(silently=True)
             raise Dropped
@@ -236,10 +242,13 @@ class Walk(Ends):
     def _next(self, many: Many, station: CompiledNode) -> Document | None:
         """The next document that the step makes; None: it has made all."""
         assert station.pulse is not None
+        self.calling.step, self.calling.route = station.name, many.route
         try:
             each = many.next()
         except (Dropped, Unsupported) as e:
             raise self._meant(e, station.pulse) from None
+        finally:
+            self.calling.step = ""
         if each is None and not station.pulse.steady:
             station.pulse.returned()
         return each

@@ -13,9 +13,12 @@ from types import MappingProxyType
 from typing import NamedTuple
 from xml.sax.saxutils import escape
 
+from ferryman.plan.flow import Flow
 from ferryman.plan.picture import lettering
+from ferryman.plan.picture.joined import Drawable
+from ferryman.plan.picture.joined import drawn as drawn_of
 from ferryman.plan.picture.layout import Arrow, Laid, Polyline, Rect, Size, VerticalSegment, laid
-from ferryman.plan.picture.sketch import MISSING, Box, Edge, Pictured, Sketch, sketch
+from ferryman.plan.picture.sketch import MISSING, Box, Edge, Sketch
 
 MARGIN = 24.0
 HEAD = 64.0
@@ -45,6 +48,8 @@ LEGEND = {
     ("step", "idempotent"): "step: repeating it changes nothing outside",
     ("step", "potent"): "step: each call counts (refused)",
     ("router", "router"): "router",
+    ("join", "router"): "join: makes one document of one of each input",
+    ("alts", "router"): "alts: whichever input has a document",
     ("tee", "safe"): "tee: does not say its effect (refused)",
     ("tee", "idempotent"): "tee: repeating it changes nothing",
     ("tee", "potent"): "tee: each call counts",
@@ -69,21 +74,20 @@ class BoxCounts(NamedTuple):
     bad: str = ""
 
 
-def svg(plan: Pictured, counts: Mapping[str, BoxCounts] = MappingProxyType({}), subtitle: str = "") -> str:
+def svg(what: Drawable, counts: Mapping[str, BoxCounts] = MappingProxyType({}), subtitle: str = "") -> str:
     """The picture's text. The same plan gives the same bytes.
 
     Args:
-        counts: by node; written into its box.
-        subtitle: below the plan's name.
+        counts: by node, in a flow by ``plan/node``; written into its box.
+        subtitle: below the name.
     """
-    drawn = sketch(plan.nodes)
+    drawn, title = drawn_of(what)
     counted = [counts.get(box.name, BoxCounts()) for box in drawn.boxes]
     lines = [_lines(box) for box in drawn.boxes]
     every = [[*rows, *filter(None, each)] for rows, each in zip(lines, counted, strict=True)]
     sizes = [_size(box, rows) for box, rows in zip(drawn.boxes, every, strict=True)]
     place = laid(sizes, [Arrow(e.start, e.end, _label_size(e.label)) for e in drawn.edges])
-    title = f"plan {plan.name}, version {plan.version}"
-    legend = list(_legend(drawn, place))
+    legend = list(_legend(drawn, place, "closes a cycle" if isinstance(what, Flow) else "closes a cycle (refused)"))
     titles = [lettering.width(title, TITLE_PX, bold=True), lettering.width(subtitle, FACT_PX)]
     narrowest = max([*titles, *(w for _, w in legend)])
     width = max(place.width, narrowest) + 2 * MARGIN
@@ -139,7 +143,7 @@ def _lines(box: Box) -> list[str]:
 def _size(box: Box, rows: Sequence[str]) -> Size:
     name = lettering.width(lettering.shortened(box.name, NAME_SIGNS), NAME_PX, bold=True)
     widest = max([name, *(lettering.width(row, FACT_PX) for row in rows)])
-    side = PADDING + (8 if box.kind == "router" else 0)
+    side = PADDING + (8 if box.kind in ("router", "join", "alts") else 0)
     return Size(max(NARROWEST, round(widest + 2 * side)), 30.0 + LINE_PX * len(rows))
 
 
@@ -163,7 +167,7 @@ def _shape(kind: str, at: Rect) -> str:
     match kind:
         case "source":
             return f'<rect class="shape" {place} rx="{_n(min(h / 2, 22))}"/>'
-        case "router":
+        case "router" | "join" | "alts":
             cut = min(12.0, h / 3)
             corners = [
                 (x + cut, y), (x + w - cut, y), (x + w, y + h / 2),
@@ -222,7 +226,7 @@ def _label_size(label: str) -> Size | None:
 # --- legend -------------------------------------------------------------------------------------------------------
 
 
-def _legend(drawn: Sketch, place: Laid) -> Iterator[tuple[str, float]]:
+def _legend(drawn: Sketch, place: Laid, cycle: str) -> Iterator[tuple[str, float]]:
     """(sample with its words, width) of all that is in this picture."""
     there = {(box.kind, box.look) for box in drawn.boxes}
     for (kind, look), words in LEGEND.items():
@@ -232,7 +236,7 @@ def _legend(drawn: Sketch, place: Laid) -> Iterator[tuple[str, float]]:
     if any(edge.one_of_several for edge in drawn.edges):
         yield _sample(f'<path class="edge one-of-several" {line}="url(#ferryman-head)"/>', "one of several ways")
     if any(way.turned for way in place.ways):
-        yield _sample(f'<path class="edge wrong" {line}="url(#ferryman-wrong-head)"/>', "closes a cycle (refused)")
+        yield _sample(f'<path class="edge wrong" {line}="url(#ferryman-wrong-head)"/>', cycle)
 
 
 def _sample(shape: str, words: str) -> tuple[str, float]:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from ferryman.plan.picture.sketch import MISSING, Box, Pictured, sketch
+from ferryman.plan.picture.joined import Drawable, drawn
+from ferryman.plan.picture.sketch import MISSING, Box
 
 SHAPES = {  # what stands left and right of a label
     "source": ("([", "])"),
     "step": ("[", "]"),
     "router": ("{{", "}}"),
+    "join": ("{{", "}}"),
+    "alts": ("{{", "}}"),
     "tee": ("[/", "/]"),
     "destination": ("[(", ")]"),
     MISSING: (">", "]"),
@@ -26,18 +29,18 @@ LOOKS = {  # fill and text are both given, so that dark windows cannot pair one 
 }
 
 
-def mermaid(plan: Pictured) -> str:
+def mermaid(what: Drawable) -> str:
     """The flowchart's text, for a block that begins with three backticks and ``mermaid``.
 
     Dashed edges leave routers that choose: a document takes one of them.
     """
-    return "\n".join(_lines(plan))
+    return "\n".join(_lines(what))
 
 
-def _lines(plan: Pictured) -> Iterator[str]:
-    boxes, edges = sketch(plan.nodes)
+def _lines(what: Drawable) -> Iterator[str]:
+    (boxes, edges), title = drawn(what)
     yield "flowchart TD"
-    yield f"    %% plan {_escaped(str(plan.name))}, version {_escaped(str(plan.version))}"
+    yield f"    %% {_escaped(title)}"
     for number, box in enumerate(boxes):
         left, right = SHAPES[box.kind]
         yield f'    n{number}{left}"{_label(box)}"{right}:::{box.look}'

@@ -74,6 +74,8 @@ def sketch(nodes: Sequence[Node]) -> Sketch:
 
 
 def _look(node: Node) -> str:
+    if node.kind in ("join", "alts"):
+        return "router"
     if node.kind in ("source", "router"):
         return node.kind
     return (effect_of(node) or Effect.SAFE).value

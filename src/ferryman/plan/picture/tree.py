@@ -4,33 +4,46 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ferryman.plan.flow import Flow
 from ferryman.plan.graph import successors
-from ferryman.plan.nodes import Node, SourceNode
+from ferryman.plan.nodes import DestinationNode, Node, SourceNode
+from ferryman.plan.picture.joined import Drawable, title_of
 from ferryman.plan.picture.sketch import Pictured
 from ferryman.plan.picture.words import branch_label, what
 
 
-def text(plan: Pictured) -> str:
+def text(what: Drawable) -> str:
     """A tree that begins at each source; a node that several nodes lead to is drawn once and then referred to.
 
-    A plan that ``check`` would refuse is drawn too: what no source leads to stands at the end.
+    A plan that ``check`` would refuse is drawn too: what no source leads to stands at the end. Of a flow all plans, in
+    the order of their turns, and then what joins them.
     """
+    if not isinstance(what, Flow):
+        return _tree(what)
+    joints = [f"{j.writer} ({j.destination}) → {j.reader} ({j.source}): {j.target}" for j in what.joints]
+    parts = [title_of(what), *map(_tree, what.order), "\n".join(["joined by", "", *(joints or ["nothing"])])]
+    return "\n\n".join(parts)
+
+
+def _tree(plan: Pictured) -> str:
     rows = list(_rows(plan))
     label_width = max((len(label) for label, _, _ in rows), default=0)
     kind_width = max((len(kind) for _, kind, _ in rows), default=0)
     lines = [f"{label:<{label_width}}  {kind:<{kind_width}}  {what}".rstrip() for label, kind, what in rows]
-    return "\n".join([f"plan {plan.name}, version {plan.version}", "", *lines])
+    return "\n".join([title_of(plan), "", *lines])
 
 
 def _rows(plan: Pictured) -> Iterator[tuple[str, str, str]]:
     """(drawn label, kind, what it is) for each line."""
     drawn: set[int] = set()
     for node in plan.nodes:
-        if isinstance(node, SourceNode):
+        if isinstance(node, SourceNode) and id(node) not in drawn:
             yield from _below(node, plan, drawn)
     for node in plan.nodes:
         if id(node) not in drawn:
-            yield node.name, node.kind, f"{what(node)}; after {', '.join(node.after) or 'nothing'}"
+            errors = isinstance(node, DestinationNode) and node.errors
+            after = "" if errors else f"; after {', '.join(node.after) or 'nothing'}"
+            yield node.name, node.kind, f"{what(node)}{after}"
 
 
 def _below(source: Node, plan: Pictured, drawn: set[int]) -> Iterator[tuple[str, str, str]]:

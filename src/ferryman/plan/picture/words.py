@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ferryman.destinations.base import Destination, Effect
-from ferryman.plan.nodes import DestinationNode, Node, RouterNode, SourceNode, StepNode
+from ferryman.plan.nodes import AltsNode, DestinationNode, JoinNode, Node, RouterNode, SourceNode, StepNode
 from ferryman.routers.base import Router
 from ferryman.sources.base import Source
 
@@ -13,6 +13,10 @@ from ferryman.sources.base import Source
 def type_name(node: Node) -> str:
     """The class of a source, a router or a destination, the name of a step's function."""
     match node:
+        case JoinNode():
+            return _name_of(node.fn)
+        case AltsNode():
+            return "in turns"
         case SourceNode():
             return type(node.source).__name__
         case DestinationNode():
@@ -20,14 +24,20 @@ def type_name(node: Node) -> str:
         case RouterNode():
             return type(node.router).__name__
         case StepNode():
-            fn = getattr(node.fn, "func", node.fn)  # functools.partial
-            return str(getattr(fn, "__name__", type(fn).__name__))
+            return _name_of(node.fn)
     return type(node).__name__
+
+
+def _name_of(fn: Any) -> str:
+    fn = getattr(fn, "func", fn)  # functools.partial
+    return str(getattr(fn, "__name__", type(fn).__name__))
 
 
 def options(node: Node) -> dict[str, Any]:
     """JSON values; {} for what is not what its kind says (``plan.source("a", "a folder")``)."""
     match node:
+        case JoinNode() | AltsNode():
+            return {"inputs": list(node.after)}
         case SourceNode(source=Source() as source):
             return {
                 "place": _place(source),
@@ -66,6 +76,8 @@ def facts(node: Node) -> list[str]:
     if not told:
         return words
     match node:
+        case JoinNode() | AltsNode():
+            words = [f"{type_name(node)}, of {' and '.join(node.after)}"]
         case SourceNode():
             words += [told["place"]] if told["place"] else []
             words += [f"ids begin with {told['prefix']}"] if told["prefix"] else []
@@ -82,6 +94,7 @@ def facts(node: Node) -> list[str]:
             words += ["potent"] if told["effect"] == Effect.POTENT.value else []
             words += [told["guarantee"], f"{told['attempts']} {'attempt' if told['attempts'] == 1 else 'attempts'}"]
             words += [] if told["deletes"] else ["ignores deletes"]
+            words += ["gets what failed"] if node.errors else []
     return words
 
 

@@ -1,0 +1,224 @@
+"""A run's way through its logs: what the next wave processes of them, and where they stand after it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import zip_longest
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ferryman import limits
+from ferryman.engine.nodes import Nodes
+from ferryman.engine.scan.listing import ListedPart, Listing, Only, outage_of
+from ferryman.engine.scan.log_batches import LogBatch, LogSplit
+from ferryman.engine.scan.log_looks import LogLook, entries_that_wait, look_at, pieces_of
+from ferryman.engine.transform.log_entries import Blocked
+from ferryman.engine.transform.staged import Staged
+from ferryman.errors import UsageError, message_of
+from ferryman.plan import SourceNode, logs_read
+from ferryman.records.due import now_us
+from ferryman.sources.log import Log
+from ferryman.state.log_positions import LogPositions, reader_of
+from ferryman.state.state import State
+
+Again = Callable[[Sequence[LogSplit]], list[Staged]]
+"""Runs tasks."""
+
+_Place = tuple[str, str]
+"""Source and partition."""
+
+
+class KeptOfLogs(NamedTuple):
+    """What a wave commits of logs."""
+
+    staged: list[Staged]
+    positions: dict[str, int]
+    """Application transactions of the outbox."""
+    left: list[Staged]
+    """What was staged and does not count."""
+
+
+class Logs:
+    """The logs that a plan reads, for the time of a run."""
+
+    def __init__(self, state: State, nodes: Nodes, tell: Callable[[str], None]) -> None:
+        self._state = state
+        self._nodes = nodes
+        self._tell = tell
+        self._sources = {n.name: n for n in logs_read(state.plan.nodes)}
+        self._logs = {name: n.source for name, n in self._sources.items() if isinstance(n.source, Log)}
+        self._seen: dict[str, LogLook] = {}
+        self._waiting: dict[_Place, Blocked] = {}
+        self._moved: set[str] = set()
+
+    def __bool__(self) -> bool:
+        return bool(self._sources)
+
+    def look(self) -> bool:
+        """Where do the logs end now? What comes later is for the next look. False: one could not be asked."""
+        found = [self._look_at(node) for node in self._sources.values()]
+        self._nodes.hear_listings(found)
+        return not any(listing.failures for listing in found)
+
+    def waiting(self) -> Only:
+        """Entries that are to be read again, by their ids."""
+        return entries_that_wait(self._sources, self._state.documents.paths(), self._state.staging, now_us())
+
+    def batch(self, slots: int, wave_bytes: int) -> LogBatch | None:
+        """What a wave processes next, a share of each log in turns; None: nothing can be processed now."""
+        share = wave_bytes // max(1, len(self._sources))
+        by_source = [list(self._splits(name, seen, slots, share)) for name, seen in self._seen.items()]
+        tasks = [split for turn in zip_longest(*by_source) for split in turn if split is not None]
+        numbered = [split._replace(number=number) for number, split in enumerate(tasks)]
+        return LogBatch(numbered, sum(split.piece.bytes for split in numbered)) if numbered else None
+
+    def kept_of(self, splits: Sequence[LogSplit], staged: Sequence[Staged], again: Again) -> KeptOfLogs:
+        """What counts of a wave's tasks: in each partition, those up to the first entry that cannot be processed now.
+
+        Args:
+            again: runs tasks that end before such an entry.
+        """
+        kept: list[Staged] = []
+        left: list[Staged] = []
+        reached: dict[str, dict[str, int]] = {}
+        read: dict[str, int] = {}
+        blocked: dict[_Place, Blocked] = {}
+        for split, done in zip(splits, staged, strict=True):
+            place = (split.source, split.piece.partition)
+            if place in blocked:
+                left.append(done)
+                continue
+            while (found := done.blocked) is not None:
+                blocked[place] = found
+                left.append(done)
+                split = split.before(found.place)
+                done = again([split])[0] if split.rows > 0 else _NOTHING
+            if split.rows > 0:
+                kept.append(done)
+                reached.setdefault(split.source, {}).update(done.reached or {})
+                read[split.source] = read.get(split.source, 0) + done.entries
+        self._note(reached, blocked)
+        return KeptOfLogs(kept, self._advanced(reached, read), left)
+
+    def committed(self) -> None:
+        """The wave is: whoever keeps the log may know where the plan stands."""
+        for name in self._moved:
+            self._tell_log(name, self._seen[name])
+        self._moved.clear()
+
+    def wait_s(self) -> float | None:
+        """Seconds until an entry that waits can be tried; None: none waits, or not in this run."""
+        waits = [self._wait_of(place, found) for place, found in self._waiting.items()]
+        return min((wait for wait in waits if wait is not None), default=None)
+
+    def messages(self) -> Iterator[str]:
+        """At the end of a run: a line for each entry that waits."""
+        for (source, _), found in self._waiting.items():
+            if not found.stop and not found.held:
+                yield f"source {source} waits at {found.id}: {found.why} (attempt {found.attempt}). Run again to go on."
+
+    @property
+    def waits(self) -> bool:
+        """Is there an entry that could not be processed?"""
+        return bool(self._waiting)
+
+    # -- inside ------------------------------------------------------------------------------------
+
+    def _look_at(self, node: SourceNode) -> Listing:
+        log, kept = self._logs[node.name], LogPositions(self._state, node.name)
+        try:
+            before = self._seen.get(node.name)
+            seen = look_at(node.name, log, kept, self._tell, reader_of(self._state, node.name), before)
+        except UsageError:
+            raise
+        except Exception as e:
+            self._seen.pop(node.name, None)
+            failure = message_of(e)
+            self._tell(f"source {node.name}: {failure}")
+            return Listing(node, [ListedPart(node.name, "", 0, 0, failure, outage=outage_of(e))])
+        self._seen[node.name] = seen
+        if before is None:
+            self._begin(node.name, seen, known=kept.known)
+        return Listing(node, [])
+
+    def _begin(self, name: str, seen: LogLook, *, known: bool) -> None:
+        """A log is looked at for the first time in this run; it need not keep anything for an older version."""
+        state: Any = self._state.identity()
+        if "from" in state and not known:
+            self._tell(f"source {name}: version {state['from']} had no place in it; it is read from its beginning")
+        if not seen.moved:  # what an operator has said stays until a commit has followed it
+            self._tell_log(name, seen, state.get("readers", ()))
+
+    def _splits(self, name: str, seen: LogLook, slots: int, wave_bytes: int) -> Iterator[LogSplit]:
+        if self._nodes.blocked(name):
+            return
+        log = self._logs[name]
+        ready = {p for p in seen.positions if self._wait_of((name, p), None) == 0.0}
+        start = {p: at if p in ready else seen.end[p] for p, at in seen.positions.items()}
+        if not (total := log.lag(start, seen.end)):
+            return
+        most = int(np.clip(total // (2 * slots), _LEAST, limits.TASK_DOCUMENTS))
+        size = 0
+        for piece in pieces_of(name, log, seen, start, most, self._tell):
+            if size and size + piece.bytes > wave_bytes:
+                return
+            size += piece.bytes
+            waiting = self._waiting.get((name, piece.partition))
+            head = None if waiting is None else waiting.head
+            yield LogSplit(name, piece, 1 + seen.replay, head)
+
+    def _note(self, reached: dict[str, dict[str, int]], blocked: dict[_Place, Blocked]) -> None:
+        """Which entries wait now, and why."""
+        for source, partitions in reached.items():
+            for partition in partitions:
+                self._waiting.pop((source, partition), None)
+        self._waiting |= blocked
+        for source in reached.keys() - {source for source, _ in self._waiting}:
+            self._nodes.go_on(source)
+        for (source, _), found in blocked.items():
+            if found.stop:
+                self._nodes.stop(source, f"it stops before {found.id}: {found.why}")
+            elif source in found.held:
+                self._nodes.pause(source, found.why)
+
+    def _advanced(self, reached: dict[str, dict[str, int]], read: dict[str, int]) -> dict[str, int]:
+        """Application transactions for what was reached."""
+        transactions: dict[str, int] = {}
+        for name, moved in reached.items():
+            seen = self._seen[name]
+            if moved.items() <= seen.positions.items():
+                continue
+            seen = seen._replace(positions={**seen.positions, **moved}, read=seen.read + read[name])
+            self._seen[name] = seen
+            self._moved.add(name)
+            transactions |= LogPositions(self._state, name).transactions(
+                seen.identities, seen.partitions(self._logs[name]), seen.positions, seen.read, seen.replay, seen.moved
+            )
+        return transactions
+
+    def _wait_of(self, place: _Place, found: Blocked | None) -> float | None:
+        """Seconds until the entry that waits there can be tried; 0: none waits; None: not in this run."""
+        if found is None and (found := self._waiting.get(place)) is None:
+            return 0.0
+        waits = [self._nodes.wait_of(key) for key in dict.fromkeys((place[0], *found.held))]
+        if any(wait is None for wait in waits):
+            return None
+        due_s = 0.0 if found.due is None else max(0.0, (found.due - now_us()) / 1e6)
+        return max(due_s, *(wait for wait in waits if wait is not None))
+
+    def _tell_log(self, name: str, seen: LogLook, forgotten: Sequence[str] = ()) -> None:
+        log = self._logs[name]
+        try:
+            log.note(reader_of(self._state, name), seen.positions, seen.moved)
+            for reader in forgotten:
+                log.forget(reader)
+        except Exception as e:  # the next wave notes it, and until then nothing is removed
+            self._tell(f"source {name}: its position could not be noted: {message_of(e)}")
+
+
+_LEAST = 256
+"""Entries of a task: fewer cost more to hand out than to process."""
+
+
+_NOTHING = Staged([], [], [], dict.fromkeys(("dropped", "error_doc", "dead"), 0), [], False)

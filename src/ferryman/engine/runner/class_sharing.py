@@ -1,0 +1,236 @@
+"""An archive of Spark's classes, from which its JVM starts in half the time.
+
+A JVM that starts Spark reads, checks and links 15 000 classes, which takes it longer than a small run. Java can keep
+them as they lie in memory, in a file that the next JVM maps: class data sharing
+(https://docs.oracle.com/en/java/javase/17/vm/class-data-sharing.html). The file lies in the user's cache folder. It is
+for one Java and one set of jars, and may be missing or removed at any time: Spark only starts slower without it.
+
+A JVM crashes on an archive that is cut off, and on one that is damaged unless it verifies it. So the size of an archive
+is in its name, and the JVM is told to verify checksums, which takes it 0.1 s. It ignores an archive of another Java, of
+other jars, or of other settings, and is told to be silent about it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib.util
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Self
+
+from ferryman.engine.runner.java import java_command
+from ferryman.storage.files import fsync_file
+from ferryman.storage.lock import turn
+
+LIMIT_S: Final = 180.0
+"""Making one takes 20 s of one core. A machine that needs nine times as long is better left alone."""
+
+AGAIN_S: Final = 86_400.0
+"""After an attempt without success, the next one in the background is made a day later."""
+
+KEPT: Final = 5
+KEPT_S: Final = 30 * 86_400.0
+"""Archives that are kept, of 170 MB each: those used last, within so many seconds. Each environment has its own."""
+
+_FORMAT: Final = b"1"
+"""Changes with what the training run does, or with what it is told."""
+
+_LEFT_BEHIND_S: Final = 3600.0
+"""A folder of a killed attempt is removed when it is this old."""
+
+_CLASS_PATH: Final = ("SPARK_CONF_DIR", "HADOOP_CONF_DIR", "YARN_CONF_DIR", "SPARK_DIST_CLASSPATH")
+"""Variables that change the JVM's class path, which is the archive's too."""
+
+_JAVA_OPTIONS: Final = ("SPARK_SUBMIT_OPTS", "JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS")
+"""Variables whose options a JVM that Spark starts has, too."""
+
+_THEIR_SHARING: Final = ("-Xshare", "SharedArchiveFile", "ArchiveClassesAtExit")
+_THEIR_COMPILER: Final = ("Tiered", "-Xint", "-Xcomp", "-client", "-server")
+
+
+def java_options(theirs: str, *, queries: bool, environment: Mapping[str, str] = os.environ) -> str:
+    """A user's options for a driver's JVM on this machine, then ours. What theirs decide, ours do not.
+
+    Args:
+        theirs: ``spark.driver.extraJavaOptions``.
+        queries: the JVM runs queries: it needs its second compiler, which costs a start without queries a second.
+    """
+    decided = " ".join([theirs, *(environment.get(name, "") for name in _JAVA_OPTIONS)])
+    ours = []
+    if not queries and not any(word in decided for word in _THEIR_COMPILER):
+        ours.append("-XX:TieredStopAtLevel=1")
+    if not any(word in decided for word in _THEIR_SHARING):
+        archive = ClassArchive.of_machine(environment)
+        if archive is not None and (path := archive.find()) is not None:
+            quiet = "-Xlog:cds*=off -Xlog:class+path*=off"  # of an archive that does not fit, on stdout
+            ours.append(f"{shlex.quote(f'-XX:SharedArchiveFile={path}')} -XX:+VerifySharedSpaces {quiet}")
+    return " ".join(filter(None, [theirs, *ours]))
+
+
+def make_later(environment: Mapping[str, str] = os.environ) -> None:
+    """Make an archive in the background if there is none: in a process of its own, of the lowest priority.
+
+    It ends by itself, after some 20 s, and at the latest after ``LIMIT_S``.
+    """
+    if any(word in environment.get(name, "") for name in _JAVA_OPTIONS for word in _THEIR_SHARING):
+        return
+    archive = ClassArchive.of_machine(environment)
+    if archive is None or not archive.is_due():
+        return
+    command = [sys.executable, "-m", __name__]
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        subprocess.run(  # the shell ends at once: nobody has to wait for its child
+            ["/bin/sh", "-c", '"$@" &', "sh", *command],
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            cwd=archive.folder, start_new_session=True, check=False, timeout=10,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ClassArchive:
+    """The archive that fits this machine's Java and Spark, whether it is there or not."""
+
+    folder: Path
+    key: str
+
+    @classmethod
+    def of_machine(cls, environment: Mapping[str, str] = os.environ) -> Self | None:
+        """None: there is no Java, no Spark, or no folder of this user's own to keep it in."""
+        try:
+            folder = _cache_folder(environment)
+            return None if folder is None else cls(folder, _key(environment))
+        except (OSError, RuntimeError, ValueError):
+            return None
+
+    def find(self) -> Path | None:
+        """The archive, if it is there and as long as it was made."""
+        with contextlib.suppress(OSError):
+            for path in self.folder.glob(f"spark-{self.key}-*.jsa"):
+                if path.stem.endswith(f"-{path.stat().st_size}"):
+                    with contextlib.suppress(OSError):
+                        os.utime(path)  # it is used: others are removed before it
+                    return path
+        return None
+
+    def is_due(self) -> bool:
+        """There is none, and nobody has tried to make it for a day."""
+        try:
+            return self.find() is None and time.time() - self._tried.stat().st_mtime > AGAIN_S
+        except FileNotFoundError:
+            return os.access(self.folder, os.W_OK)
+        except OSError:
+            return False
+
+    def make(self) -> Path | None:
+        """Make it, unless it is there, or another process is at it. None: there is none now."""
+        with contextlib.suppress(OSError), turn(self.folder / "making.lock", 0) as alone:
+            if alone and self.find() is None:
+                self._tried.touch()
+                self._remove_old()
+                with self._scratch() as scratch:
+                    made = scratch / "spark.jsa"
+                    if train(made, scratch):
+                        fsync_file(made)
+                        made.rename(self.folder / f"spark-{self.key}-{made.stat().st_size}.jsa")
+                        self._tried.unlink()
+        return self.find()
+
+    @property
+    def _tried(self) -> Path:
+        return self.folder / f"spark-{self.key}.tried"
+
+    @contextlib.contextmanager
+    def _scratch(self) -> Iterator[Path]:
+        scratch = Path(tempfile.mkdtemp(prefix="making-", dir=self.folder))
+        try:
+            yield scratch
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+
+    def _remove_old(self) -> None:
+        """All but those used last, and what killed attempts have left. A JVM that has one keeps it."""
+        now = time.time()
+        used = {path: path.stat().st_mtime for path in self.folder.glob("spark-*.jsa")}
+        kept = sorted(used, key=lambda path: used[path], reverse=True)[: KEPT - 1]
+        for path, when in used.items():
+            if path not in kept or now - when > KEPT_S or path.name.startswith(f"spark-{self.key}-"):
+                path.unlink(missing_ok=True)
+        for path in self.folder.glob("spark-*.tried"):
+            if now - path.stat().st_mtime > AGAIN_S:
+                path.unlink(missing_ok=True)
+        for folder in self.folder.glob("making-*"):
+            if now - folder.stat().st_mtime > _LEFT_BEHIND_S:
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def train(archive: Path, scratch: Path) -> bool:
+    """Start Spark in a process of its own, let it do what runs do, and write the archive at its end. False: it did not.
+
+    Args:
+        scratch: a folder that is removed afterwards, for what it leaves.
+    """
+    environment = {name: value for name, value in os.environ.items() if name not in _JAVA_OPTIONS}
+    environment.pop("PYSPARK_GATEWAY_PORT", None)
+    environment.pop("PYSPARK_SUBMIT_ARGS", None)
+    with subprocess.Popen(
+        [sys.executable, "-m", "ferryman.engine.runner.training", str(archive)],
+        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        cwd=scratch, env=environment, start_new_session=True,
+    ) as process:  # fmt: skip
+        try:
+            return process.wait(LIMIT_S) == 0 and archive.stat().st_size > 0
+        except (OSError, subprocess.TimeoutExpired):
+            return False
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # also its JVM, if it was stopped
+
+
+def _cache_folder(environment: Mapping[str, str]) -> Path | None:
+    """The user's own: what is in an archive is run."""
+    given = environment.get("XDG_CACHE_HOME", "")
+    folder = Path(given if os.path.isabs(given) else Path.home() / ".cache", "ferryman")
+    folder.mkdir(mode=0o700, parents=bool(given) or folder.parents[1].is_dir(), exist_ok=True)
+    found = folder.stat()
+    return folder if found.st_uid == os.geteuid() and not found.st_mode & 0o022 else None
+
+
+def _key(environment: Mapping[str, str]) -> str:
+    """Differs where a JVM would ignore the archive: by Java, by the jars, by the class path.
+
+    Raises:
+        OSError, ValueError: there is no Java, or no Spark.
+    """
+    java = java_command(environment)
+    package = importlib.util.find_spec("pyspark")
+    if java is None or package is None or package.origin is None:
+        raise ValueError("no Java or no Spark")
+    home = Path(java).resolve().parents[1]
+    jars = Path(environment.get("SPARK_HOME") or Path(package.origin).parent, "jars")
+    files = [home / "bin" / "java", *(home / "lib" / name for name in ("modules", "server/libjvm.so"))]
+    with os.scandir(jars) as entries:
+        files += [Path(entry.path) for entry in sorted(entries, key=lambda entry: entry.name)]
+    digest = hashlib.blake2b(_FORMAT, digest_size=8)
+    for path in files:
+        with contextlib.suppress(FileNotFoundError):
+            about = path.stat()
+            digest.update(f"{path}\0{about.st_size}\0{about.st_mtime_ns}\0".encode(errors="surrogateescape"))
+    for name in _CLASS_PATH:
+        digest.update(f"{name}={environment.get(name, '')}\0".encode(errors="surrogateescape"))
+    return digest.hexdigest()
+
+
+if __name__ == "__main__":
+    os.nice(19)
+    if (this_machines := ClassArchive.of_machine()) is not None:
+        this_machines.make()

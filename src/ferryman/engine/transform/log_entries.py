@@ -1,0 +1,133 @@
+"""Entries of a log in a worker's hands: read piece by piece; which is the first that cannot be processed now?
+
+An entry ends with the commit of its wave. So one that has to wait ends the wave before it, if the log is read in order,
+and one that failed for good does where the plan says so. The task walks all its entries nevertheless: what is wrong
+with a node shows only then (``health``). It tells the driver where it came to, and what lies behind is done again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from typing import Final, NamedTuple
+
+from ferryman.engine.scan.log_batches import Head, LogSplit
+from ferryman.engine.transform.block import Block
+from ferryman.engine.transform.ends import Met
+from ferryman.engine.transform.node_errors import ErrorKind, NodeError, classify_error
+from ferryman.errors import unless_interrupt
+from ferryman.plan import Plan, SourceNode, errors_node
+from ferryman.records.family import FailedMember, Owed
+from ferryman.sources.log import Log
+
+_BLOCK: Final = 4096
+
+
+class Blocked(NamedTuple):
+    """The first entry of a task that cannot be processed now."""
+
+    place: int
+    id: str
+    why: str
+    stop: bool
+    """It failed for good, and the plan stops there; or somebody has to repair the source."""
+    held: tuple[str, ...] = ()
+    """Nodes in trouble that it waits for; see ``family.encode_held``."""
+    due: int | None = None
+    """When it is tried again, µs since 1970."""
+    attempt: int = 0
+    transient: int = 0
+    since: int | None = None
+
+    @property
+    def head(self) -> Head:
+        """What it has had, for its next attempt."""
+        return Head(self.place, self.id, self.attempt, self.transient, self.since)
+
+
+class LogEntries:
+    """The entries of one task.
+
+    Attributes:
+        blocked: the first that cannot be processed.
+        read: how many there were.
+        reached: where the log stands behind them, by partition.
+    """
+
+    def __init__(self, plan: Plan, cut: LogSplit) -> None:
+        [node] = (n for n in plan.nodes if isinstance(n, SourceNode) and n.name == cut.source)
+        assert isinstance(node.source, Log)
+        self._log = node.source
+        self._cut = cut
+        self._keeps_provenance = plan.provenance
+        self._stops = node.source.on_error == "stop" and errors_node(plan.nodes) is None
+        self.blocked: Blocked | None = None
+        self.read = 0
+        self.reached: dict[str, int] = {}
+
+    def blocks(self, most: int = _BLOCK) -> Iterator[Block]:
+        """What is read; an error ends it, as an entry that cannot be processed.
+
+        Args:
+            most: entries a block.
+        """
+        place = self._cut.piece.start
+        try:
+            for rows in self._cut.tables(self._log):
+                for at in range(0, rows.num_rows, most):
+                    block = Block(rows.slice(at, most), self._cut.revision)
+                    if not self._keeps_provenance:
+                        block.provenances = None
+                    self.read += len(block)
+                    yield block
+                    place = block.places[-1] + (not self._log.shares_places)
+            self.reached = dict(self._log.reached(self._cut.piece))
+        except Exception as e:
+            if place >= self._cut.piece.end:  # it was read to its end
+                self.reached = dict(self._log.reached(self._cut.piece))
+                return
+            fault = classify_error(unless_interrupt(e), self._cut.source, "reading it", reading=True)
+            repair = fault.kind in (ErrorKind.MISCONFIGURED, ErrorKind.PERMANENT, ErrorKind.UNFORESEEN)
+            self._note(Blocked(place, f"place {place}", fault.text, repair, (self._cut.source,)))
+
+    def had(self, block: Block, i: int, owed: Owed) -> Owed:
+        """What a delivery of the entry of row ``i`` has had, with its attempts before this wave."""
+        head = self._cut.head
+        if head is None or (head.place, head.id) != (block.places[i], block.ids[i]):
+            return owed
+        return Owed(*owed.end, head.attempt, owed.open, head.since, head.transient)
+
+    def holds(
+        self,
+        block: Block,
+        i: int,
+        failures: Sequence[FailedMember],
+        met: Sequence[Met],
+        held: Collection[str],
+        due: int | None,
+    ) -> bool:
+        """Can the entry of row ``i`` not be processed now, for what went wrong with it?"""
+        owed = [o for failure in failures for o in failure.owed]
+        still = [o for o in owed if o.open]
+        waits, ended = bool(still) and self._log.ordered, len(still) < len(owed) and self._stops
+        if not (waits or ended):
+            return False
+        fault: NodeError = met[0].fault
+        most = max(owed, key=lambda o: o.attempt)
+        self._note(
+            Blocked(
+                block.places[i],
+                block.ids[i],
+                fault.text,
+                stop=not waits,
+                held=tuple(held),
+                due=due,
+                attempt=most.attempt,
+                transient=most.transient,
+                since=most.since,
+            )
+        )
+        return True
+
+    def _note(self, found: Blocked) -> None:
+        if self.blocked is None or found.place < self.blocked.place:
+            self.blocked = found

@@ -1,0 +1,178 @@
+"""A flow: several plans joined by queues, which run together. Making one does no I/O and starts no Spark."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from ferryman.destinations.base import Destination
+from ferryman.errors import PlanError
+from ferryman.plan.cycles import cycles
+from ferryman.plan.graph import NAME
+from ferryman.plan.nodes import DestinationNode, SourceNode
+from ferryman.plan.plan import Plan
+from ferryman.sources.base import Source
+
+
+class Joint(NamedTuple):
+    """What one plan writes and another one reads.
+
+    Attributes:
+        target: the place, as ``Destination.target`` and ``Source.reads`` name it.
+        writer, reader: labels of the plans.
+        destination, source: their nodes.
+    """
+
+    target: str
+    writer: str
+    destination: str
+    reader: str
+    source: str
+
+
+class Flow:
+    """Several plans, joined by queues: what a destination of one writes, a source of another reads.
+
+    >>> flow = Flow("shop", [orders, invoices])
+
+    A run of it carries each plan's documents, and then what these gave to the plans behind it, until nothing is left
+    to do. Each plan keeps its own state, as if it ran alone; it may run alone, too. Several plans may write to one
+    queue, and several may read it. Mistakes are found all at once by ``check()``, which every run calls first.
+
+    Args:
+        name: as a plan's.
+        plans: one or more, no two of one name and version.
+    """
+
+    def __init__(self, name: str, plans: Iterable[Plan]) -> None:
+        self.name = name
+        self._given = tuple(plans) if isinstance(plans, Iterable) else (plans,)
+
+    @property
+    def plans(self) -> tuple[Plan, ...]:
+        """As they were given."""
+        return tuple(plan for plan in self._given if isinstance(plan, Plan))
+
+    def label(self, plan: Plan) -> str:
+        """What a plan is called in this flow: its name; where two versions of it are here, ``name-vVERSION``."""
+        return plan.name if [p.name for p in self.plans].count(plan.name) == 1 else plan.key
+
+    @property
+    def joints(self) -> tuple[Joint, ...]:
+        """Which plan reads what another one writes; in the order of the readers' turns."""
+        return self._joints(self.order)
+
+    def _joints(self, plans: Sequence[Plan]) -> tuple[Joint, ...]:
+        """The same, of these readers."""
+        written = [
+            (target, self.label(plan), node.name)
+            for plan in self.plans
+            for node in plan.nodes
+            if isinstance(node, DestinationNode) and isinstance(node.destination, Destination)
+            if (target := node.destination.target()) is not None
+        ]
+        return tuple(
+            Joint(target, writer, destination, self.label(plan), node.name)
+            for plan in plans
+            for node in plan.nodes
+            if isinstance(node, SourceNode) and isinstance(node.source, Source)
+            for target, writer, destination in written
+            if target == node.source.reads() and writer != self.label(plan)
+        )
+
+    @property
+    def order(self) -> tuple[Plan, ...]:
+        """The plans so that each comes after those whose deliveries it reads; plans in a cycle come before what
+        follows the cycle. Else in the order in which they were given."""
+        before = self._before()
+        left = {self.label(plan): plan for plan in self.plans}
+        ordered = []
+        while left:
+            ready = (
+                label for label in left if all(label in before[earlier] for earlier in before[label] if earlier in left)
+            )
+            ordered.append(left.pop(next(ready)))
+        return tuple(ordered)
+
+    def check(self) -> list[str]:
+        """Refuse a flow that cannot run; return warnings, each with its plan's name before it.
+
+        Raises:
+            PlanError: every reason found, in the flow and in each plan, naming the plan and what to do.
+        """
+        findings = self._findings()
+        warnings: list[str] = []
+        for plan in dict.fromkeys(self.plans):
+            try:
+                warnings += [f"{self.label(plan)}: {warning}" for warning in plan.check()]
+            except PlanError as e:
+                findings += [f"{self.label(plan)}: {finding}" for finding in e.findings]
+        if findings:
+            raise PlanError(findings)
+        return [*self._cycles(), *warnings]
+
+    def freeze(self) -> None:
+        """Check it, and let nothing be added to its plans any more."""
+        self.check()
+        for plan in self.plans:
+            plan.freeze()
+
+    def _findings(self) -> list[str]:
+        """What is wrong with the flow itself."""
+        found = []
+        if not isinstance(self.name, str) or not NAME.match(self.name):
+            found.append(f"flow {self.name!r}: bad name: use letters, digits, '_', '.', '-', beginning with a letter.")
+        if not self._given:
+            found.append(f"flow {self.name}: it has no plans: give one or more, Flow(name, [plan, plan]).")
+        for index, plan in enumerate(self._given):
+            if not isinstance(plan, Plan):
+                found.append(f"flow {self.name}: plans[{index}] is a {type(plan).__name__}: give Plans.")
+        keys = Counter(plan.key for plan in self.plans)
+        for key, count in keys.items():
+            if count > 1:
+                found.append(
+                    f"flow {self.name}: {count} plans are {key}, and would share a state: give each a name of its own."
+                )
+        return found
+
+    def _cycles(self) -> list[str]:
+        """A warning for each cycle."""
+        after: dict[str, list[str]] = {self.label(plan): [] for plan in self.plans}
+        for joint in self.joints:
+            after[joint.reader].append(joint.writer)
+        return [
+            f"{' → '.join([*ring, ring[0]])}: a cycle of plans: what each writes comes back to it. A run ends only "
+            "once nothing goes round any more: see to it that every document leaves the cycle."
+            for ring in cycles([_Turn(label, tuple(writers)) for label, writers in after.items()])
+        ]
+
+    def _before(self) -> dict[str, set[str]]:
+        """Plan -> all plans whose deliveries come to it, over others too; in a cycle also itself."""
+        before: dict[str, set[str]] = {self.label(plan): set() for plan in self.plans}
+        for joint in self._joints(self.plans):
+            before[joint.reader].add(joint.writer)
+        grown = True
+        while grown:
+            grown = False
+            for found in before.values():
+                further = set().union(*(before[each] for each in found)) - found
+                found |= further
+                grown = grown or bool(further)
+        return before
+
+    def _repr_svg_(self) -> str:
+        """What a notebook shows: all plans in one picture."""
+        from ferryman.plan.picture import svg  # it would make each start slower
+
+        return svg(self)
+
+    def __repr__(self) -> str:
+        return f"Flow({self.name!r}, {[plan.key for plan in self.plans]})"
+
+
+class _Turn(NamedTuple):
+    """A plan among those it follows, for ``cycles``."""
+
+    name: str
+    after: tuple[str, ...]

@@ -1,0 +1,292 @@
+"""Messages of a durable queue as documents."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ferryman import places
+from ferryman.document import Document, content_version, encode_fields
+from ferryman.errors import BadDocument, Misconfigured, QueueReplaced, Unavailable, UsageError
+from ferryman.queues import Message
+from ferryman.queues import Queue as DurableQueue
+from ferryman.queues.explained import explained_queue
+from ferryman.queues.message import messages_of
+from ferryman.queues.place import check_name
+from ferryman.records.provenance import Provenance, encode
+from ferryman.sources.base import Listed
+from ferryman.sources.log import Entry, Log, Moved, OnError, Piece, Positions
+from ferryman.sources.log_rows import ROWS
+
+_TIME: Final = "%Y-%m-%dT%H:%M:%S+00:00"
+
+_UNPACKED: Final = 4
+"""So many times as large are messages in memory as in a queue's files, about."""
+
+
+class Queue(Log):
+    """A durable queue (docs/how-to/use-a-queue.md): each message is a document, its fields are the message's.
+
+    The id is ``<queue>/<index>``. A queue that does not exist yet has no messages; it is made by whoever appends first.
+
+    Args:
+        name: of the queue.
+        root: the folder of queues. Relative to the plan file; in a program, to the current folder.
+        types: take only messages of which ``type`` is one of these.
+        topics: take only messages of which ``topics``, an object, has a true value for one of these. With ``types``: it
+            is enough if either says so. What does not pass is dropped.
+        ordered, on_error: see ``Log``.
+        prefix: put before every id.
+
+    Raises:
+        UsageError: the name cannot be one, or types or topics are not texts.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        root: str | os.PathLike[str] = "queues",
+        *,
+        types: Iterable[str] | None = None,
+        topics: Iterable[str] | None = None,
+        ordered: bool = True,
+        on_error: OnError = "stop",
+        prefix: str = "",
+    ) -> None:
+        super().__init__(prefix=prefix, ordered=ordered, on_error=on_error)
+        self.name = check_name(name)
+        self.root = Path(places.absolute(root))
+        self.types = _texts("types", types)
+        self.topics = _texts("topics", topics)
+        self.filters = self.types is not None or self.topics is not None
+        self._queue: DurableQueue | None = None
+
+    def place(self) -> str | None:
+        return str(self.root / self.name)
+
+    def reads(self) -> str | None:
+        return (self.root / self.name).as_uri()
+
+    def check(self) -> None:
+        """Raises:
+        Misconfigured: something else is at its place.
+        """
+        self._queue = None  # it may have been deleted and made again since the last time
+        with self._explained():
+            self._opened()
+
+    def identity(self) -> str:
+        with self._explained():
+            return self._opened().id or ""
+
+    def nothing(self) -> str:
+        with self._explained():
+            if self._opened().exists:
+                return ""
+        found = DurableQueue.all(self.root)
+        return f"there is no queue {self.name} in {self.root} yet (there: {', '.join(found) or 'none'})"
+
+    def begin(self) -> Positions:
+        return {self.name: 1}
+
+    def end(self) -> Positions:
+        with self._explained():
+            return {self.name: self._opened().last_index + 1}
+
+    def pieces(self, start: Positions, end: Positions, limit: int) -> Iterator[Piece]:
+        first, last = start[self.name], end[self.name]
+        with self._explained():
+            files = self._opened().files(first, last) if first < last else []
+        if not files:
+            return
+        first = max(first, files[0][0])
+        size = sum(size * (min(upto, last) - max(at, first)) // (upto - at) for at, upto, size in files)
+        for at in range(first, last, limit):
+            upto = min(at + limit, last)
+            yield Piece(self.name, at, upto, _UNPACKED * size * (upto - at) // (last - first))
+
+    def read_piece(self, piece: Piece) -> Iterator[Entry]:
+        for table in self._read(piece):
+            for message in messages_of(table):
+                yield self._entry(message)
+
+    def rows(self, piece: Piece) -> Iterator[pa.Table]:
+        for table in self._read(piece):
+            yield self._rows(table)
+
+    def read(self, listed: Listed) -> Document:
+        return self.entry(listed).document
+
+    def entry(self, listed: Listed) -> Entry:
+        name, _, number = listed.id.rpartition("/")
+        if name != self.name or not number.isdecimal():
+            raise BadDocument(f"{listed.id}: not a message of queue {self.name}")
+        index = int(number)
+        with self._explained():
+            found = self._opened().read(index, 1)
+        if not found or found[0].index != index:
+            raise BadDocument(f"{listed.id}: the queue does not keep this message any more")
+        return self._entry(found[0])
+
+    def entries_of(self, hashes: Collection[str]) -> list[str]:
+        with self._explained():
+            return [self.full_id(f"{self.name}/{index}") for index in self._opened().indices_of(hashes)]
+
+    def moved(self, reader: str) -> Moved | None:
+        with self._explained():
+            found = self._opened().moved(reader)
+        return None if found is None else Moved({self.name: found[0]}, found[1])
+
+    def note(self, reader: str, positions: Positions, moved: str = "") -> None:
+        with self._explained():
+            queue = self._opened()
+            if queue.exists:
+                queue.register(reader, positions[self.name], moved)
+
+    def forget(self, reader: str) -> None:
+        with self._explained():
+            self._opened().forget(reader)
+
+    def _read(self, piece: Piece) -> Iterator[pa.Table]:
+        """All messages of a piece, in order.
+
+        Raises:
+            Unavailable: one of them is not there: trimmed meanwhile, or this machine sees another folder.
+        """
+        following, end = piece.start, piece.end
+        with self._explained():
+            if not self._is(piece.identity):
+                self._queue = None  # we have had it open since before it was made again
+            if not self._is(piece.identity):
+                raise Unavailable(f"queue {self.root / self.name} is another one on {socket.gethostname()}")
+            for table in self._opened().read_rows(following, end):
+                if table["index"][0].as_py() != following:
+                    break
+                following += table.num_rows
+                yield table
+        if following < end:
+            raise Unavailable(
+                f"message {following} of queue {self.root / self.name} is not there on {socket.gethostname()}. Every "
+                "machine must see the same folder"
+            )
+
+    def _is(self, identity: str) -> bool:
+        return not identity or self._opened().id == identity
+
+    def _rows(self, table: pa.Table) -> pa.Table:
+        """Whole columns at a time: a message is JSON already."""
+        n = table.num_rows
+        texts = table["message"].combine_chunks()
+        fields = texts.cast(pa.binary())
+        refused: pa.Array = pa.nulls(n, pa.string())
+        if pc.any(escaped := pc.match_substring(texts, "\\ud")).as_py():
+            fields, refused = _recoded(texts, escaped)
+        bodies = fields.to_pylist()
+        stem = self.full_id(f"{self.name}/0")[:-1]
+        index = table["index"].combine_chunks()
+        return pa.table(
+            [
+                index,
+                pc.binary_join_element_wise(stem, index.cast(pa.string()), ""),
+                fields,
+                pa.nulls(n, pa.binary()),
+                pa.array([content_version(b"" if body is None else body, None) for body in bodies], pa.string()),
+                refused,
+                self._passed_over(texts),
+                self._provenances(table),
+            ],
+            schema=ROWS,
+        )
+
+    def _passed_over(self, texts: pa.Array) -> pa.Array:
+        if not self.filters:
+            return pa.nulls(len(texts), pa.string())
+        return pa.array([self._why_not(json.loads(text)) for text in texts.to_pylist()], pa.string())
+
+    def _provenances(self, table: pa.Table) -> pa.Array:
+        index = table["index"].combine_chunks().cast(pa.string())
+        times = pc.strftime(table["created"].combine_chunks(), _TIME)
+        if table["meta"].null_count == table.num_rows:
+            head = f'{{"queues":{{"{self.name}":{{"index":'
+            return pc.binary_join_element_wise(head, index, ',"time":"', times, '"}},"tx":', index, "}", "")
+        columns = (table["index"].to_pylist(), times.to_pylist(), table["meta"].to_pylist())
+        return pa.array([self._provenance(*row) for row in zip(*columns, strict=True)], pa.string())
+
+    def _entry(self, message: Message) -> Entry:
+        about = json.dumps(message.meta) if message.meta else None
+        time = pc.strftime(pa.array([message.created], pa.timestamp("us", tz="UTC")), _TIME)[0].as_py()
+        return Entry(
+            message.index,
+            Document.of(f"{self.name}/{message.index}", message.body),
+            self._why_not(message.body) or "",
+            self._provenance(message.index, time, about),
+        )
+
+    def _provenance(self, index: int, time: str, meta: str | None) -> str:
+        """``{"queues": {name: {"index", "time"}}, "tx": index on the first queue}``, as JSON."""
+        before = Provenance.of(meta)
+        queues = {**before.queues, self.name: {"index": index, "time": time}}
+        return encode(Provenance(queues, index if before.tx is None else before.tx))
+
+    def _why_not(self, body: dict[str, Any]) -> str | None:
+        """Why the filter does not let a message pass; None: it does."""
+        if not self.filters:
+            return None
+        kind, topics = body.get("type"), body.get("topics")
+        if self.types is not None and isinstance(kind, str) and kind in self.types:
+            return None
+        if self.topics is not None and isinstance(topics, dict) and any(topics.get(name) for name in self.topics):
+            return None
+        wanted = [f"{name} {', '.join(of)}" for name, of in (("type", self.types), ("topics", self.topics)) if of]
+        return f"not {' or '.join(wanted)}: queue {self.name} is read with a filter"
+
+    def _opened(self) -> DurableQueue:
+        if self._queue is None:
+            self._queue = DurableQueue(self.name, self.root)
+        return self._queue
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Errors of a queue as those of a source, about all of it."""
+        try:
+            with explained_queue(self.root / self.name):
+                yield
+        except Misconfigured as e:
+            self._queue = None
+            if isinstance(e.__cause__, QueueReplaced):
+                raise Unavailable(str(e)) from e  # it is looked at again
+            raise
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_queue": None}
+
+
+def _texts(option: str, given: Iterable[str] | None) -> frozenset[str] | None:
+    if given is None:
+        return None
+    texts = None if isinstance(given, str | bytes) else list(given)
+    if not texts or not all(isinstance(text, str) for text in texts):
+        raise UsageError(f"{option}={given!r}: give a list of texts, as in {option}=['command'].")
+    return frozenset(texts)
+
+
+def _recoded(texts: pa.Array, escaped: pa.Array) -> tuple[pa.Array, pa.Array]:
+    """Messages of which some have escaped halves of characters, which no document can hold: as fields, or refused."""
+    fields: list[bytes | None] = []
+    refused: list[str | None] = []
+    for text, suspect in zip(texts.to_pylist(), escaped.to_pylist(), strict=True):
+        try:
+            fields.append(encode_fields(json.loads(text)) if suspect else text.encode())
+            refused.append(None)
+        except BadDocument as e:
+            fields.append(None)
+            refused.append(str(e))
+    return pa.array(fields, pa.binary()), pa.array(refused, pa.string())
