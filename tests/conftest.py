@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import tempfile
@@ -87,6 +88,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         gone = set(map(id, left_out))
         items[:] = [i for i in items if id(i) not in gone]
     schedule.in_turn(items)
+
+
+def pytest_collection_finish() -> None:
+    """Garbage is not looked for in what stays until the end, nor is that copied in forked children for it."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_sessionfinish() -> None:
+    gc.unfreeze()  # native modules complain of what is still there when Python ends
 
 
 @pytest.hookimpl(optionalhook=True)
