@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from typing import Final
 
 DRIVER: Final = "driver"
@@ -197,7 +198,16 @@ def _pass(name: str) -> None:
             os.close(os.open(seen_file, os.O_CREAT | os.O_EXCL))
         except FileExistsError:
             return
-    os.kill(os.getpid(), by)
+    end_here(by)
+
+
+def end_here(by: int) -> None:
+    """Send this process a signal that kills or stops it, and do nothing more.
+
+    To the calling thread: one for the whole process may go to another thread, and this one runs on until that is
+    scheduled.
+    """
+    signal.pthread_kill(threading.get_ident(), by)
 
 
 if os.environ.get(ENVIRONMENT):  # only in processes that are about to die
