@@ -18,11 +18,11 @@ from ferryman.engine.scan.log_batches import LogBatch, LogSplit
 from ferryman.engine.scan.log_looks import LogLook, entries_that_wait, look_at, pieces_of
 from ferryman.engine.transform.log_entries import Blocked
 from ferryman.engine.transform.staged import NOTHING, Staged
-from ferryman.errors import UsageError, message_of
+from ferryman.errors import StateLost, UsageError, message_of
 from ferryman.plan import SourceNode, logs_read
 from ferryman.records.due import now_us
 from ferryman.sources.log import Log
-from ferryman.state.log_positions import LogPositions, reader_of
+from ferryman.state.log_positions import Head, LogPositions, reader_of
 from ferryman.state.state import State
 
 Again = Callable[[Sequence[LogSplit]], list[Staged]]
@@ -53,6 +53,8 @@ class Logs:
         self._logs = {name: n.source for name, n in self._sources.items() if isinstance(n.source, Log)}
         self._seen: dict[str, LogLook] = {}
         self._waiting: dict[_Place, Blocked] = {}
+        self._heads: dict[_Place, Head] = {}
+        """The entries that were counted last as those that wait, as of the last commit."""
         self._moved: set[str] = set()
         self._once = state.plan.once
         self._intakes = Intakes(state, self._logs)
@@ -107,7 +109,7 @@ class Logs:
                 reached.setdefault(split.source, {}).update(done.reached or {})
                 read[split.source] = read.get(split.source, 0) + done.entries
         self._note(reached, blocked)
-        return KeptOfLogs(kept, self._advanced(reached, read), left)
+        return KeptOfLogs(kept, self._advanced(reached, read) | self._counted(blocked), left)
 
     def taken(self, splits: Sequence[LogSplit]) -> tuple[list[EntryRange], dict[str, int]]:
         """What these tasks take, and the application transactions by which it is not taken a second time."""
@@ -153,7 +155,7 @@ class Logs:
         try:
             before = self._seen.get(node.name)
             seen = look_at(node.name, log, kept, self._tell, reader_of(self._state, node.name), before)
-        except UsageError:
+        except (UsageError, StateLost):
             raise
         except Exception as e:
             self._seen.pop(node.name, None)
@@ -161,6 +163,9 @@ class Logs:
             self._tell(f"source {node.name}: {failure}")
             return Listing(node, [ListedPart(node.name, "", 0, 0, failure, outage=outage_of(e))])
         self._seen[node.name] = seen
+        for partition in seen.positions.keys() - {p for source, p in self._heads if source == node.name}:
+            if (head := kept.head(partition)) is not None:
+                self._heads[node.name, partition] = head
         if before is None:
             self._begin(node.name, seen, known=kept.known)
         return Listing(node, [])
@@ -187,9 +192,9 @@ class Logs:
             if size and size + piece.bytes > wave_bytes:
                 return
             size += piece.bytes
-            waiting = self._waiting.get((name, piece.partition))
-            head = None if waiting is None else waiting.head
-            yield LogSplit(name, piece, 1 + seen.replay, head)
+            head = self._heads.get((name, piece.partition))
+            same = head is not None and head.replay == seen.replay
+            yield LogSplit(name, piece, 1 + seen.replay, head if same else None)
 
     def _note(self, reached: dict[str, dict[str, int]], blocked: dict[_Place, Blocked]) -> None:
         """Which entries wait now, and why."""
@@ -204,6 +209,17 @@ class Logs:
                 self._nodes.stop(source, f"it stops before {found.id}: {found.why}")
             elif source in found.held:
                 self._nodes.pause(source, found.why)
+
+    def _counted(self, blocked: dict[_Place, Blocked]) -> dict[str, int]:
+        """Application transactions for attempts that were spent: a later run goes on counting. Of an entry that stops
+        the plan nothing is kept: each run tries it once more."""
+        transactions: dict[str, int] = {}
+        for (name, partition), found in blocked.items():
+            head = found.head(self._seen[name].replay)
+            if head.attempt and not found.stop and self._heads.get((name, partition)) != head:
+                self._heads[name, partition] = head
+                transactions |= LogPositions(self._state, name).head_transactions(partition, head)
+        return transactions
 
     def _advanced(self, reached: dict[str, dict[str, int]], read: dict[str, int]) -> dict[str, int]:
         """Application transactions for what was reached."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from typing import Final, NamedTuple
 
-from ferryman.engine.scan.log_batches import Head, LogSplit
+from ferryman.engine.scan.log_batches import LogSplit
 from ferryman.engine.transform.block import Block
 from ferryman.engine.transform.ends import Met
 from ferryman.engine.transform.node_errors import ErrorKind, NodeError, classify_error
@@ -18,6 +18,7 @@ from ferryman.errors import unless_interrupt
 from ferryman.plan import Plan, SourceNode, errors_node
 from ferryman.records.family import FailedMember, Owed
 from ferryman.sources.log import Log
+from ferryman.state.log_positions import Head, number_of
 
 _BLOCK: Final = 4096
 
@@ -38,10 +39,13 @@ class Blocked(NamedTuple):
     transient: int = 0
     since: int | None = None
 
-    @property
-    def head(self) -> Head:
-        """What it has had, for its next attempt."""
-        return Head(self.place, self.id, self.attempt, self.transient, self.since)
+    def head(self, replay: int) -> Head:
+        """What it has had, for its next attempt.
+
+        Args:
+            replay: of the log.
+        """
+        return Head(self.place, number_of(self.id), self.attempt, self.transient, self.since or 0, replay)
 
 
 class LogEntries:
@@ -101,9 +105,9 @@ class LogEntries:
     def had(self, block: Block, i: int, owed: Owed) -> Owed:
         """What a delivery of the entry of row ``i`` has had, with its attempts before this wave."""
         head = self._cut.head
-        if head is None or (head.place, head.id) != (block.places[i], block.ids[i]):
+        if head is None or (head.place, head.entry) != (block.places[i], number_of(block.ids[i])):
             return owed
-        return Owed(*owed.end, head.attempt, owed.open, head.since, head.transient)
+        return Owed(*owed.end, head.attempt, owed.open, head.since or None, head.transient)
 
     def holds(
         self,
@@ -123,7 +127,7 @@ class LogEntries:
         if not (waits or ended):
             return False
         fault: NodeError = met[0].fault
-        most = max(owed, key=lambda o: o.attempt)
+        most = max((o if o.attempt else self.had(block, i, o) for o in owed), key=lambda o: o.attempt)
         self._note(
             Blocked(
                 block.places[i],
