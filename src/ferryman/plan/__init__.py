@@ -12,6 +12,7 @@ from ferryman.plan.graph import (
     successors,
     target_of,
 )
+from ferryman.plan.keyed_nodes import ExportsNode, KeyedNode, keyed_nodes, source_named, sources_of
 from ferryman.plan.nodes import (
     AltsNode,
     CalledNode,
@@ -34,10 +35,12 @@ __all__ = [
     "Changes",
     "DestinationNode",
     "End",
+    "ExportsNode",
     "Flow",
     "Handle",
     "JoinNode",
     "Joint",
+    "KeyedNode",
     "Limits",
     "Node",
     "NodeRecord",
@@ -53,7 +56,10 @@ __all__ = [
     "destinations_of_sources",
     "ends",
     "errors_node",
+    "keyed_nodes",
     "logs_read",
+    "source_named",
+    "sources_of",
     "sources_read",
     "structure",
     "successors",

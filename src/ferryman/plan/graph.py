@@ -14,6 +14,8 @@ from ferryman.destinations.base import Destination, Effect, Guarantee
 from ferryman.needs import is_name
 from ferryman.plan.cycles import cycles, in_order
 from ferryman.plan.inputs import bad_inputs
+from ferryman.plan.keyed import bad_keyed
+from ferryman.plan.keyed_nodes import KeyedNode, sources_of
 from ferryman.plan.nodes import AltsNode, CalledNode, DestinationNode, JoinNode, Node, RouterNode, SourceNode, StepNode
 from ferryman.routers.base import Router
 from ferryman.sources.base import Source
@@ -51,6 +53,10 @@ def ends(nodes: Sequence[Node]) -> dict[str, tuple[End, ...]]:
             copies = isinstance(node, RouterNode) and node.router.copies
             branch = (child.name,) if copies else ()
             here |= {End(end.destination, branch + end.route): None for end in found[child.name]}
+        if isinstance(node, KeyedNode):  # what it exports are other documents
+            mine = End(node.name, ())
+            del here[mine]
+            found[node.exports.entry], here = tuple(here), {mine: None}
         found[node.name] = tuple(here)
     return found
 
@@ -58,7 +64,7 @@ def ends(nodes: Sequence[Node]) -> dict[str, tuple[End, ...]]:
 def destinations_of_sources(nodes: Sequence[Node]) -> dict[str, list[str]]:
     """Source -> the destinations, tees too, that its documents may come to; in plan order, for a checked plan."""
     reached = ends(nodes)
-    return {n.name: list(dict.fromkeys(e.destination for e in reached[n.name])) for n in sources_read(nodes)}
+    return {n.name: list(dict.fromkeys(e.destination for e in reached[n.entry])) for n in sources_read(nodes)}
 
 
 def conflicting_sources(nodes: Sequence[Node]) -> dict[str, list[str]]:
@@ -79,18 +85,18 @@ def _may_clash(one: SourceNode, other: SourceNode) -> bool:
 
 def _sources_of_targets(nodes: Sequence[Node]) -> dict[str, list[SourceNode]]:
     """Targets keyed by id -> the sources whose documents come there, for a checked plan."""
-    by_name = {n.name: n for n in nodes}
+    by_name, sources = {n.name: n for n in nodes}, {n.name: n for n in sources_read(nodes)}
     reached: dict[str, list[SourceNode]] = {}
     for source, names in destinations_of_sources(nodes).items():
         ends_here = [cast(DestinationNode, by_name[name]) for name in names]
         for target in dict.fromkeys(target_of(n) for n in ends_here if n.destination.keyed_by_id):
-            reached.setdefault(target, []).append(cast(SourceNode, by_name[source]))
+            reached.setdefault(target, []).append(sources[source])
     return reached
 
 
 def sources_read(nodes: Iterable[Node]) -> list[SourceNode]:
     """The sources that are read: not those that are inputs of a join or alts, which reads them."""
-    sources = [n for n in nodes if isinstance(n, SourceNode)]
+    sources = sources_of([*nodes])
     inputs = {name for n in sources for name in n.after}
     return [n for n in sources if n.name not in inputs]
 
@@ -114,7 +120,7 @@ def target_of(node: Node) -> str:
 def check(name: str, version: object, nodes: Sequence[Node]) -> tuple[list[str], list[str]]:
     """(findings that refuse the plan, warnings), each naming the node and the remedy."""
     findings = [*_bad_names(name, version, nodes), *_bad_edges(nodes), *_bad_nodes(nodes), *_cycles(nodes)]
-    findings += _endless(nodes)
+    findings += [*_endless(nodes), *bad_keyed(nodes)]
     findings += [
         f"{text} on_unequal='error' refuses this: lead each branch to all of them, or allow it with 'warn'."
         for strict, text in _unequal_branches(nodes)

@@ -13,6 +13,7 @@ from ferryman.plan import graph
 from ferryman.plan.extras import missing_extras
 from ferryman.plan.fingerprint import fingerprint
 from ferryman.plan.forgotten import forgotten_returns
+from ferryman.plan.keyed import KeyedHandle, KeyedPlan
 from ferryman.plan.nodes import (
     AltsNode,
     DestinationNode,
@@ -32,7 +33,7 @@ from ferryman.sources.combined import Alternating, Joined
 from ferryman.sources.log import Log
 
 
-class Plan:
+class Plan(KeyedPlan):
     """A named, versioned graph: sources → steps and routers → destinations.
 
     >>> plan = Plan("plays", version=1)
@@ -303,6 +304,9 @@ class Plan:
         [name] = _names(given) or ("",)
         return next((n.source for n in self._nodes if n.name == name and isinstance(n, SourceNode)), Log())
 
+    def _make(self, kind: Any, name: str, after: Any, **fields: Any) -> Handle:
+        return self._add(kind(_name(name), _names(after), **fields))
+
     def _add(self, node: Node) -> Handle:
         if self._frozen:
             raise PlanError(
@@ -321,7 +325,7 @@ class Plan:
         return f"Plan({self.name!r}, version={self.version}, nodes={[n.name for n in self._nodes]})"
 
 
-class Handle:
+class Handle(KeyedHandle):
     """A node of a plan, to go on from: ``files.step(…).destination(…)``."""
 
     def __init__(self, plan: Plan, name: str) -> None:
