@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from ferryman import Document, account, limits
+from ferryman.account.keyed import key_counts, key_states
 from ferryman.destinations import Queue as IntoQueue
-from ferryman.errors import Dropped, Misconfigured, PermanentError, TransientError
+from ferryman.errors import Dropped, Misconfigured, PermanentError, TransientError, UsageError
 from ferryman.plan import Plan
 from ferryman.queues import Queue as DurableQueue
 from ferryman.routers import ByField
@@ -294,3 +295,34 @@ def test_keys_are_any_text(place: Path) -> None:
         words.put(*keys)
         assert words.run().exit == 0
     assert words.states() == dict.fromkeys(keys, 2)
+
+
+# -- looking at states -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.rule("keyed.lookup")
+def test_the_state_of_a_key_can_be_looked_up(place: Path) -> None:
+    """From Python and on the command line, as of the last settled wave."""
+    words = Words(place)
+    assert words.plan.state("counts", words.state).get("a") is None
+    words.put("a", "b", "a")
+    words.run()
+    states = words.plan.state("counts", words.state)
+    assert (states.get("a"), states.get("b"), states.get("c")) == (2, 1, None)
+    entry = states.entry("a")
+    assert entry is not None
+    words.put("a")
+    words.run()
+    later = states.entry("a")
+    assert later is not None
+    assert (later.value, later.sequence > entry.sequence, later.wave > entry.wave) == (3, True, True)
+    assert key_counts(words.root, words.plan) == {"counts": 2}
+    assert [(row["key"], row["value"]) for row in key_states(words.root, words.plan, "counts", 1)] == [("a", "3")]
+
+
+def test_a_node_that_keeps_no_state_is_named(place: Path) -> None:
+    words = Words(place)
+    with pytest.raises(UsageError, match=r"other is not a keyed node of this plan\. It has: counts"):
+        words.plan.state("other")
+    with pytest.raises(UsageError, match="a key is text"):
+        words.plan.state("counts", words.state).get(1)  # type: ignore[arg-type]

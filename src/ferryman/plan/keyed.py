@@ -3,20 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ferryman import limits
 from ferryman.destinations.base import Guarantee
+from ferryman.errors import UsageError
+from ferryman.plan.combining import Combiner, Combining, Value
 from ferryman.plan.keyed_nodes import Key, KeyedNode, KeyedState, UpdateFunction, exports_of, keyed_nodes
 from ferryman.plan.nodes import DestinationNode, Node, Policy, SourceNode
 from ferryman.sources.log import Log
 
 if TYPE_CHECKING:
     from ferryman.plan.plan import Handle, Plan
+    from ferryman.records.key_states import KeyStates
 
 
 class KeyedPlan:
     """The part of a plan that keeps state by key."""
+
+    if TYPE_CHECKING:
+
+        @property
+        def nodes(self) -> tuple[Node, ...]: ...
+
+        @property
+        def key(self) -> str: ...
 
     def keyed(
         self,
@@ -70,6 +82,42 @@ class KeyedPlan:
             exports=exports_of(name),
         )
 
+    def combine(
+        self, name: str, combiner: Combiner, *, key: Key, value: Value | None = None, after: Any = None, **options: Any
+    ) -> Handle:
+        """A state for each key that is made by combining values: sums, largest values, sets.
+
+        The values of a wave are combined first, then the result with the state, so ``combiner`` must not depend on
+        how values are grouped: ``combiner(k, [combiner(k, [a, b]), c])`` is ``combiner(k, [a, b, c])``. What follows
+        gets ``{"key", "old", "new"}`` of each key that has changed, under the key as id; ``old`` is the ``new`` that
+        was told before, None the first time.
+
+        Args:
+            combiner: ``combiner(key, values)`` returns one value for them: of a wave, then of the state (if there is
+                one) and the wave. None of the latter: the key has no state any more.
+            key: as ``keyed``.
+            value: a field, or a function of the document; None: each document has the value 1.
+            after: nodes or names it follows; a name may be declared later.
+            options: as ``keyed``.
+        """
+        return self.keyed(name, Combining(combiner, value), key=key, after=after, **options)
+
+    def state(self, name: str, state: str | Path | None = None) -> KeyStates:
+        """The committed states of a keyed node: ``plan.state("counts").get(key)``.
+
+        Args:
+            state: the folder of states, as ``ferryman.run`` takes it; default: ``.ferryman`` in the current folder.
+
+        Raises:
+            UsageError: the plan has no keyed node of this name.
+        """
+        known = [node.name for node in keyed_nodes(self.nodes)]
+        if name not in known:
+            raise UsageError(f"{name} is not a keyed node of this plan. It has: {', '.join(known) or 'none'}.")
+        from ferryman.records.key_states import KeyStates  # it would make each start slower
+
+        return KeyStates((Path.cwd() / ".ferryman" if state is None else Path(state)).absolute() / self.key, name)
+
     def _make(self, kind: Any, name: str, after: Any, **fields: Any) -> Handle:
         raise NotImplementedError
 
@@ -82,6 +130,10 @@ class KeyedHandle:
     def keyed(self, name: str, update: UpdateFunction, **options: Any) -> Handle:
         """A keyed node after this node; options as ``Plan.keyed``."""
         return self.plan.keyed(name, update, after=self._after(options), **options)
+
+    def combine(self, name: str, combiner: Combiner, **options: Any) -> Handle:
+        """A combining node after this node; options as ``Plan.combine``."""
+        return self.plan.combine(name, combiner, after=self._after(options), **options)
 
     def _after(self, options: dict[str, Any]) -> tuple[str, ...]:
         raise NotImplementedError
@@ -104,7 +156,9 @@ def bad_keyed(nodes: Sequence[Node]) -> Iterator[str]:
 
 
 def _bad_options(node: KeyedNode) -> Iterator[str]:
-    if not callable(node.update):
+    if isinstance(node.update, Combining):
+        yield from _bad_combining(node.name, node.update)
+    elif not callable(node.update):
         yield f"{node.name}: {node.update!r} is not a function: give update itself, without calling it."
     if not callable(node.key) and not (isinstance(node.key, str) and node.key):
         yield f"{node.name}: key={node.key!r}: give the name of a field, or a function of the document."
@@ -115,6 +169,13 @@ def _bad_options(node: KeyedNode) -> Iterator[str]:
         yield f"{node.name}: buckets={node.buckets}: give {limits.KEY_BUCKETS_MOST} at most."
     if node.brake is not None and (not isinstance(node.brake, int) or node.brake < 1):
         yield f"{node.name}: brake={node.brake!r}: give a whole number, 1 or more, or None."
+
+
+def _bad_combining(name: str, given: Combining) -> Iterator[str]:
+    if not callable(given.combiner):
+        yield f"{name}: {given.combiner!r} is not a function: give the combiner itself, without calling it."
+    if given.value is not None and not callable(given.value) and not isinstance(given.value, str):
+        yield f"{name}: value={given.value!r}: give the name of a field, or a function of the document."
 
 
 def _sources_above(node: KeyedNode, nodes: Sequence[Node]) -> list[SourceNode]:

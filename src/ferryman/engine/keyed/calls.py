@@ -19,9 +19,9 @@ from ferryman.engine.keyed.tries import result_of
 from ferryman.engine.transform.node_errors import OF_NODE, ErrorKind, NodeError, Traces, classify_error
 from ferryman.errors import Dropped, plain_text, unless_interrupt
 from ferryman.plan import KeyedNode
+from ferryman.records.key_values import KeyRow
 from ferryman.records.row_results import UNTOUCHED, RowResult
 from ferryman.records.statuses import Status
-from ferryman.state.key_values import KeyRow
 
 _decode = msgspec.json.decode
 

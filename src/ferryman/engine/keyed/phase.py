@@ -20,8 +20,8 @@ from ferryman.engine.trouble import Troubles
 from ferryman.errors import WorkerDied
 from ferryman.plan import KeyedNode, keyed_nodes
 from ferryman.records.due import wait_of_file_s
+from ferryman.records.key_values import key_file
 from ferryman.records.keyed import BUCKETS
-from ferryman.state.key_values import KeyFile
 from ferryman.state.keyed import may_hold
 from ferryman.state.outbox import first_sequence, pending_rows
 from ferryman.state.state import State
@@ -81,7 +81,7 @@ class KeyUpdates:
         starts = [*range_starts(ranges), BUCKETS]
         for number in sorted(by_range):
             first, last = starts[number], starts[number + 1] - 1
-            known = [_key_file(table.folder / f.path, f) for f in table.files.values() if may_hold(f, first, last)]
+            known = [key_file(table.folder, f) for f in table.files.values() if may_hold(f, first, last)]
             yield KeyRange(number, by_range[number], known)
 
     def _note(self, name: str, reports: Sequence[KeyReport]) -> None:
@@ -91,7 +91,3 @@ class KeyUpdates:
             self._trouble.begin(name, worst.trouble, permanent=worst.permanent)
         else:
             self._trouble.end(name)
-
-
-def _key_file(path: object, file: DataFile) -> KeyFile:
-    return KeyFile(str(path), *(int(file.stats[kind]["bucket"]) for kind in ("minValues", "maxValues")))

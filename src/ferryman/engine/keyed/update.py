@@ -24,8 +24,8 @@ from ferryman.engine.keyed.runs import merged
 from ferryman.engine.runner.base import PickledPlan
 from ferryman.plan import KeyedNode, successors
 from ferryman.records.due import latest_us
+from ferryman.records.key_values import KeyFile, KeyValues
 from ferryman.state.journal import Journal
-from ferryman.state.key_values import KeyFile, KeyValues
 from ferryman.storage.groups import values
 
 

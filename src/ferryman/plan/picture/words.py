@@ -21,7 +21,7 @@ def type_name(node: Node) -> str:
         case SourceNode():
             return type(node.source).__name__
         case KeyedNode():
-            return _name_of(node.update)
+            return _name_of(getattr(node.update, "combiner", node.update))
         case DestinationNode():
             return type(node.destination).__name__
         case RouterNode():

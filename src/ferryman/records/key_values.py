@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from ferryman.records.keyed import KEY_STATE
+from ferryman.storage.handles import DataFile
 from ferryman.storage.parquet import check_footer, damaged
 
 _BUCKET: Final = KEY_STATE.get_field_index("bucket")
@@ -22,6 +23,11 @@ class KeyFile(NamedTuple):
     path: str
     first: int
     last: int
+
+
+def key_file(folder: Path, file: DataFile) -> KeyFile:
+    """A live file of a node's state."""
+    return KeyFile(str(folder / file.path), *(int(file.stats[kind]["bucket"]) for kind in ("minValues", "maxValues")))
 
 
 class KeyRow(NamedTuple):
