@@ -11,16 +11,23 @@ from fnmatch import fnmatch
 import pytest
 from xdist.scheduler import LoadFileScheduling
 
-SEARCH_SERVERS = (
-    "tests/crash/test_servers.py",
-    "tests/destinations/test_*opensearch*.py",
-    "tests/destinations/test_solr.py",
-    "tests/docs/test_connectors.py",
-    "tests/docs/test_examples.py",
-)
-"""Files for one process: OpenSearch and Solr take 20 s each to start, in each process that needs them."""
+TOGETHER = {
+    "search servers": (
+        "tests/crash/test_servers.py",
+        "tests/destinations/test_*opensearch*.py",
+        "tests/destinations/test_solr.py",
+        "tests/docs/test_connectors.py",
+        "tests/docs/test_examples.py",
+    ),
+    "Spark session": ("tests/engine/test_*_spark.py",),
+}
+"""Files for one process: each process that needs OpenSearch, Solr or a session of Spark starts its own, which takes a
+core up to 20 s."""
 
-LONGEST = (*SEARCH_SERVERS, "tests/*spark*.py", "tests/crash/*.py", "tests/docs/test_how_to.py", "tests/engine/*.py")
+LONGEST = (
+    *(pattern for patterns in TOGETHER.values() for pattern in patterns),
+    *("tests/*spark*.py", "tests/crash/*.py", "tests/docs/test_how_to.py", "tests/engine/*.py"),
+)
 """Files that run first, in this order; then the others, by their names. ``*`` stands for folders, too."""
 
 
@@ -39,7 +46,7 @@ class LongestFirst(LoadFileScheduling):
 
     def _split_scope(self, nodeid: str) -> str:
         file = _file(nodeid)
-        return "search servers" if _is_one_of(file, SEARCH_SERVERS) else file
+        return next((unit for unit, patterns in TOGETHER.items() if _is_one_of(file, patterns)), file)
 
 
 def _turn(file: str) -> int:
