@@ -28,6 +28,7 @@ PAGES = [
     "chain-plans",
     "join-two-streams",
     "keep-an-error-queue",
+    "call-a-step-once",
 ]
 """Of which all commands are run, in one shell a page."""
 

@@ -61,6 +61,16 @@ def destinations_of_sources(nodes: Sequence[Node]) -> dict[str, list[str]]:
     return {n.name: list(dict.fromkeys(e.destination for e in reached[n.name])) for n in sources_read(nodes)}
 
 
+def called_below(nodes: Sequence[Node], source: str) -> list[str]:
+    """Steps and routers that a source's documents may come to, in the order of their making, and the source, if it is
+    called, too."""
+    following, found = successors(nodes), {source}
+    for node in in_order(nodes):
+        if node.name in found:
+            found |= {each.name for each in following[node.name]}
+    return [n.name for n in nodes if n.name in found and isinstance(n, CalledNode)]
+
+
 def conflicting_sources(nodes: Sequence[Node]) -> dict[str, list[str]]:
     """Source -> the other sources, in plan order, of which documents may reach the same target, keyed by id, under the
     same ids."""

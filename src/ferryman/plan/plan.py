@@ -13,6 +13,7 @@ from ferryman.plan import graph
 from ferryman.plan.extras import missing_extras
 from ferryman.plan.fingerprint import fingerprint
 from ferryman.plan.forgotten import forgotten_returns
+from ferryman.plan.inputs import Strategy, bad_strategy
 from ferryman.plan.nodes import (
     AltsNode,
     DestinationNode,
@@ -42,12 +43,18 @@ class Plan:
     Mistakes are not raised while it is built but found all at once by ``check()``, which every run calls first.
 
     Args:
+        strategy: "at-most-once": the steps see each entry once at most, whatever is killed. What had begun then is in
+            doubt, and an error of a step is final. Only where all sources are logs. None: they see it again after a
+            kill, and until an error has passed.
         provenance: of what comes from a log, keep with each delivery where it came from; see ``Delivery.provenance``.
     """
 
-    def __init__(self, name: str, version: int = 0, *, provenance: bool = True) -> None:
+    def __init__(
+        self, name: str, version: int = 0, *, strategy: Strategy | None = None, provenance: bool = True
+    ) -> None:
         self.name = name
         self.version = version
+        self.strategy = strategy
         self.provenance = provenance
         self._nodes: list[Node] = []
         self._notified: list[NotifyTarget] = []
@@ -57,6 +64,11 @@ class Plan:
     def nodes(self) -> tuple[Node, ...]:
         """All nodes in the order of their making."""
         return tuple(self._nodes)
+
+    @property
+    def once(self) -> bool:
+        """Do its steps see each entry once at most?"""
+        return self.strategy == "at-most-once"
 
     @property
     def longest_backoff_s(self) -> float:
@@ -281,6 +293,7 @@ class Plan:
             PlanError: every reason found, each naming the node and what to do.
         """
         findings, warnings = graph.check(self.name, self.version, self.nodes)
+        findings += bad_strategy(self.strategy, self.nodes)
         findings += [finding for target in self._notified for finding in target.findings()]
         findings += cannot_be_pickled(self.nodes)
         findings += missing_extras(self.nodes)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from hashlib import blake2b
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -20,6 +20,9 @@ from ferryman.sources.log import Log, Positions
 from ferryman.state.identity import id_of
 from ferryman.state.state import State
 from ferryman.storage import parquet
+
+RANGES: Final = "ferryman.ranges"
+"""Application id: the last wave that has written rows of ranges into the ledger; see ``schemas.RANGE``."""
 
 Partitions = Mapping[str, Iterable[str]]
 """Name of a log -> its partitions."""

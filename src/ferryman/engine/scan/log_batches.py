@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
+from ferryman.engine.ranges import EntryRange
 from ferryman.engine.scan.batches import COMPARED
 from ferryman.engine.scan.reason import Reason
 from ferryman.records.events import table_of
@@ -30,6 +31,8 @@ class LogSplit(NamedTuple):
     """The entry at which the log waits: this is another attempt of it."""
     number: int = 0
     """Of this task in its wave."""
+    rerun: EntryRange | None = None
+    """What it runs again, if that was taken before."""
 
     @property
     def rows(self) -> int:
@@ -64,6 +67,8 @@ class LogBatch(NamedTuple):
 
     tasks: list[LogSplit]
     bytes: int
+    once: bool = False
+    """No step may see an entry of it a second time."""
 
     @property
     def rows(self) -> int:

@@ -52,16 +52,18 @@ class LogEntries:
     """The entries of one task.
 
     Attributes:
+        once: no step may see them a second time, so errors are final.
         blocked: the first that cannot be processed.
         read: how many there were.
         reached: where the log stands behind them, by partition.
     """
 
-    def __init__(self, plan: Plan, cut: LogSplit) -> None:
+    def __init__(self, plan: Plan, cut: LogSplit, *, once: bool = False) -> None:
         [node] = (n for n in plan.nodes if isinstance(n, SourceNode) and n.name == cut.source)
         assert isinstance(node.source, Log)
         self._log = node.source
         self._cut = cut
+        self.once = once
         self._keeps_provenance = plan.provenance
         self._stops = node.source.on_error == "stop" and errors_node(plan.nodes) is None
         self.blocked: Blocked | None = None
@@ -69,7 +71,7 @@ class LogEntries:
         self.reached: dict[str, int] = {}
 
     def blocks(self, most: int = _BLOCK) -> Iterator[Block]:
-        """What is read; an error ends it, as an entry that cannot be processed.
+        """What is read; an error ends it, as an entry that cannot be processed, and so does ``stop``.
 
         Args:
             most: entries a block.
@@ -83,6 +85,8 @@ class LogEntries:
                         block.provenances = None
                     self.read += len(block)
                     yield block
+                    if self.once and self.blocked is not None:
+                        return
                     place = block.places[-1] + (not self._log.shares_places)
             self.reached = dict(self._log.reached(self._cut.piece))
         except Exception as e:
@@ -92,6 +96,11 @@ class LogEntries:
             fault = classify_error(unless_interrupt(e), self._cut.source, "reading it", reading=True)
             repair = fault.kind in (ErrorKind.MISCONFIGURED, ErrorKind.PERMANENT, ErrorKind.UNFORESEEN)
             self._note(Blocked(place, f"place {place}", fault.text, repair, (self._cut.source,)))
+
+    def stop(self, block: Block, i: int, why: str, held: str) -> None:
+        """The entry of row ``i`` and those behind it are left for later: a node on their way is in trouble."""
+        self.read -= len(block) - i
+        self._note(Blocked(block.places[i], block.ids[i], why, stop=False, held=(held,)))
 
     def had(self, block: Block, i: int, owed: Owed) -> Owed:
         """What a delivery of the entry of row ``i`` has had, with its attempts before this wave."""
@@ -110,6 +119,8 @@ class LogEntries:
         due: int | None,
     ) -> bool:
         """Can the entry of row ``i`` not be processed now, for what went wrong with it?"""
+        if self.once:
+            return False
         owed = [o for failure in failures for o in failure.owed]
         still = [o for o in owed if o.open]
         waits, ended = bool(still) and self._log.ordered, len(still) < len(owed) and self._stops
