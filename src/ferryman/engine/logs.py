@@ -57,6 +57,7 @@ class Logs:
         """The entries that were counted last as those that wait, as of the last commit."""
         self._moved: set[str] = set()
         self._once = state.plan.once
+        self._most = limits.ONCE_DOCUMENTS if self._once else limits.TASK_DOCUMENTS
         self._intakes = Intakes(state, self._logs)
 
     def __bool__(self) -> bool:
@@ -186,7 +187,7 @@ class Logs:
         start = {p: at if p in ready else seen.end[p] for p, at in seen.positions.items()}
         if not (total := log.lag(start, seen.end)):
             return
-        most = int(np.clip(total // (2 * slots), _LEAST, limits.TASK_DOCUMENTS))
+        most = int(np.clip(total // (2 * slots), _LEAST, self._most))
         size = 0
         for piece in pieces_of(name, log, seen, start, most, self._tell):
             if size and size + piece.bytes > wave_bytes:
