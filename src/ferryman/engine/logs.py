@@ -180,7 +180,7 @@ class Logs:
                 self._heads[node.name, partition] = head
         if before is None:
             self._begin(node.name, seen, known=kept.known)
-        return Listing(node, [])
+        return Listing(node, [ListedPart(node.name, "", 0, 0, seen.missing)] if seen.missing else [])
 
     def _begin(self, name: str, seen: LogLook, *, known: bool) -> None:
         """A log is looked at for the first time in this run; it need not keep anything for an older version."""

@@ -91,7 +91,7 @@ class TaskProcessing:
         assert isinstance(self._cut, TaskSplit)
         for rows in self._cut.tables():
             for at in range(0, rows.num_rows, most):
-                yield Block(rows.slice(at, most))
+                yield Block(rows.slice(at, most), self._cut.revision)
 
     def take_up(self, block: Block) -> list[int]:
         """Read, walk and stage each document of the block; which rows were not as they were."""
