@@ -29,6 +29,8 @@ class LogLook(NamedTuple):
     read: int
     moved: str = ""
     """The last move of the reader, which the next commit follows; see ``Log.moved``."""
+    missing: str = ""
+    """Logs that the plan has read and that are not there now, for people; "": all are."""
 
     def lag(self, log: Log) -> int:
         """Entries that the plan has not come to."""
@@ -77,7 +79,11 @@ def look_at(
     """
     log.check()
     identities, end = log.identities(), dict(log.end())
-    if before is None and (why := log.nothing()):
+    gone = [] if kept is None else kept.missing(identities)
+    missing = ", ".join(str(log.place_of(each)) for each in gone)
+    if missing and (before is None or before.missing != missing):
+        tell(f"source {name}: {missing} is not there any more: it was deleted, or its folder is away")
+    elif before is None and not missing and (why := log.nothing()):
         tell(f"source {name}: {why}")
     begin, moved = log.begin(), log.moved(reader) if reader else None
     replay, read = (0, 0) if kept is None else (kept.replay, kept.read)
@@ -92,7 +98,7 @@ def look_at(
         if before is None or before.moved != moved.token:
             places = ", ".join(f"{partition} {at}" for partition, at in moved.positions.items())
             tell(f"source {name}: was moved, and goes on at {places}")
-    return LogLook(identities, positions, end, replay, read, moved.token if moved else "")
+    return LogLook(identities, positions, end, replay, read, moved.token if moved else "", missing)
 
 
 def pieces_of(name: str, log: Log, seen: LogLook, start: Positions, most: int, tell: Tell) -> Iterator[Piece]:
