@@ -209,7 +209,7 @@ class Downloading(JobStage):
         self._fetcher.file(entry.url, packed, entry.digest, entry.size)
         folder = self._work.files(job.id)
         container.unpack(packed, folder, self._stopping, name=entry.path)
-        container.synced(folder)
+        files.fsync_tree(folder)
         held = []
         for path in sorted(p for p in folder.rglob("*") if p.is_file()):
             found = checked(entry.url, path, "", None)
