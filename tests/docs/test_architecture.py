@@ -127,6 +127,7 @@ def test_the_folders_are_those_of_a_state() -> None:
         {
             *(folder.partition("/")[0] for folder in FOLDERS),
             *("state.json", "plan.json", "migrated.json", "counted.json", "notified.json", "lock", READERS),
+            "state/<name>",  # and exports/<name>
         }
     )
 

@@ -26,6 +26,7 @@ PAGES = [
     "split-text-for-rag",
     "use-a-queue",
     "chain-plans",
+    "count-by-key",
     "join-two-streams",
     "keep-an-error-queue",
     "call-a-step-once",

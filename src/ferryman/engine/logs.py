@@ -21,6 +21,7 @@ from ferryman.engine.transform.staged import NOTHING, Staged
 from ferryman.errors import StateLost, UsageError, message_of
 from ferryman.plan import SourceNode, logs_read
 from ferryman.records.due import now_us
+from ferryman.records.keyed import lanes, place_id
 from ferryman.sources.log import Log
 from ferryman.state.log_positions import Head, LogPositions, reader_of
 from ferryman.state.state import State
@@ -136,6 +137,7 @@ class Logs:
     def wait_s(self) -> float | None:
         """Seconds until an entry that waits can be tried; None: none waits, or not in this run."""
         waits = [self._wait_of(place, found) for place, found in self._waiting.items()]
+        waits += [0.0 for name in self._sources if self._has_grown(name)]
         return min((wait for wait in waits if wait is not None), default=None)
 
     def messages(self) -> Iterator[str]:
@@ -150,6 +152,15 @@ class Logs:
         return bool(self._waiting)
 
     # -- inside ------------------------------------------------------------------------------------
+
+    def _has_grown(self, name: str) -> bool:
+        """Has a keyed node exported more since the last look? Lanes that wait are not read on."""
+        keyed = self._state.keyed.get(name)
+        if keyed is None or self._nodes.blocked(name):
+            return False
+        before = self._seen[name].end if name in self._seen else {}
+        now = {lane: keyed.exports.number(place_id(lane)) for lane in lanes()}
+        return any(now[lane] > before.get(lane, 0) and (name, lane) not in self._waiting for lane in now)
 
     def _look_at(self, node: SourceNode) -> Listing:
         log, kept = self._logs[node.name], LogPositions(self._state, node.name)

@@ -23,7 +23,7 @@ from ferryman.engine import commands
 from ferryman.engine.intakes import recover_intake
 from ferryman.engine.settle.settle import in_process, settle
 from ferryman.errors import UsageError
-from ferryman.plan import Plan, logs_read
+from ferryman.plan import Plan, keyed_nodes, logs_read
 from ferryman.state.commands import waiting
 from ferryman.state.layout import MIGRATION, NOTIFIED
 from ferryman.state.log_positions import RANGES, LogPositions, reader_of
@@ -52,6 +52,8 @@ def migrate(root: Path, plan: Plan, from_version: int) -> None:
     if not (older_root / "state.json").exists():
         raise UsageError(f"{older_root}: there is no state of version {from_version}. Give the version that ran here.")
     State(root, plan).refuse_foreign_folder()
+    if keyed_nodes(plan.nodes) or (older_root / "state").is_dir():
+        raise UsageError(f"--from-version {from_version}: a plan that keeps state by key cannot continue from another.")
     with State.take(older_root, older, successor=plan.version) as old:  # 1
         if (root / "state.json").exists():  # made by another who was faster
             return

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Literal, get_args
 
+from ferryman.plan.keyed_nodes import KeyedNode
 from ferryman.plan.nodes import AltsNode, JoinNode, Node, SourceNode
 from ferryman.sources.base import Source
 from ferryman.sources.combined import CombinedLog
@@ -21,7 +22,12 @@ def bad_strategy(strategy: object, nodes: Iterable[Node]) -> Iterator[str]:
         yield f"strategy={strategy!r}: give {' or '.join(map(repr, get_args(Strategy)))}, or leave it out."
         return
     for node in nodes:
-        if isinstance(node, JoinNode) and _filters(node.source):
+        if isinstance(node, KeyedNode):
+            yield (
+                f"{node.name}: a keyed node calls `update` again where a kill came between, so a plan with "
+                f"strategy={strategy!r} cannot have one: let it write to a queue, and keep the state in another plan."
+            )
+        elif isinstance(node, JoinNode) and _filters(node.source):
             yield (
                 f"{node.name}: an input has a filter, so which messages it joins shows only when they are read, and "
                 f"strategy={strategy!r} has to know it before: filter in a plan of its own that writes to a queue."

@@ -14,6 +14,7 @@ from ferryman.plan.extras import missing_extras
 from ferryman.plan.fingerprint import fingerprint
 from ferryman.plan.forgotten import forgotten_returns
 from ferryman.plan.inputs import Strategy, bad_strategy
+from ferryman.plan.keyed import KeyedHandle, KeyedPlan
 from ferryman.plan.nodes import (
     AltsNode,
     DestinationNode,
@@ -33,7 +34,7 @@ from ferryman.sources.combined import Alternating, Joined
 from ferryman.sources.log import Log
 
 
-class Plan:
+class Plan(KeyedPlan):
     """A named, versioned graph: sources → steps and routers → destinations.
 
     >>> plan = Plan("plays", version=1)
@@ -55,6 +56,7 @@ class Plan:
         self.name = name
         self.version = version
         self.strategy = strategy
+        self.once = strategy == "at-most-once"
         self.provenance = provenance
         self._nodes: list[Node] = []
         self._notified: list[NotifyTarget] = []
@@ -64,11 +66,6 @@ class Plan:
     def nodes(self) -> tuple[Node, ...]:
         """All nodes in the order of their making."""
         return tuple(self._nodes)
-
-    @property
-    def once(self) -> bool:
-        """Do its steps see each entry once at most?"""
-        return self.strategy == "at-most-once"
 
     @property
     def longest_backoff_s(self) -> float:
@@ -316,6 +313,9 @@ class Plan:
         [name] = _names(given) or ("",)
         return next((n.source for n in self._nodes if n.name == name and isinstance(n, SourceNode)), Log())
 
+    def _make(self, kind: Any, name: str, after: Any, **fields: Any) -> Handle:
+        return self._add(kind(_name(name), _names(after), **fields))
+
     def _add(self, node: Node) -> Handle:
         if self._frozen:
             raise PlanError(
@@ -334,7 +334,7 @@ class Plan:
         return f"Plan({self.name!r}, version={self.version}, nodes={[n.name for n in self._nodes]})"
 
 
-class Handle:
+class Handle(KeyedHandle):
     """A node of a plan, to go on from: ``files.step(…).destination(…)``."""
 
     def __init__(self, plan: Plan, name: str) -> None:

@@ -101,6 +101,13 @@ class Table:
                 self.transactions[application] = handle.transaction(application)
         return self.transactions[application]
 
+    def number_now(self, application: str) -> int:
+        """The same as it is on disk now; 0 if the log cannot be read."""
+        now = Table(self.folder, self.schema, self.partition_by)
+        with contextlib.suppress(StateDamaged, OSError):
+            now.load([application])
+        return now.transactions.get(application, 0)
+
     def fence(self, application: str, epoch: int) -> None:
         """From now on every commit carries this epoch, and finds it there or stops. The first one announces it."""
         self._fence = (application, epoch)

@@ -45,8 +45,8 @@ class LogSplit(NamedTuple):
             table = table_of(
                 COMPARED, rows.num_rows, size=0, fingerprint="", location="", reason=Reason.NEW.value, **columns
             )
-            for name in _OWN:
-                table = table.append_column(ROWS.field(name), rows[name])
+            for name in (*_OWN, *(n for n in rows.column_names if n not in ROWS.names)):
+                table = table.append_column(name, rows[name])
             yield table
 
     def after(self, places: int) -> LogSplit:

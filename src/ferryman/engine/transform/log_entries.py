@@ -15,7 +15,7 @@ from ferryman.engine.transform.block import Block
 from ferryman.engine.transform.ends import Met
 from ferryman.engine.transform.node_errors import ErrorKind, NodeError, classify_error
 from ferryman.errors import unless_interrupt
-from ferryman.plan import Plan, SourceNode, errors_node
+from ferryman.plan import Plan, errors_node, source_named
 from ferryman.records.family import FailedMember, Owed
 from ferryman.sources.log import Log
 from ferryman.state.log_positions import Head, number_of
@@ -59,7 +59,7 @@ class LogEntries:
     """
 
     def __init__(self, plan: Plan, cut: LogSplit, *, once: bool = False) -> None:
-        [node] = (n for n in plan.nodes if isinstance(n, SourceNode) and n.name == cut.source)
+        node = source_named(plan.nodes, cut.source)
         assert isinstance(node.source, Log)
         self._log = node.source
         self._cut = cut

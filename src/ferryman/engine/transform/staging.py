@@ -32,7 +32,7 @@ from ferryman.engine.transform.undecided import (
     spend,
     undecided,
 )
-from ferryman.plan import CalledNode, Limits, Plan, target_of
+from ferryman.plan import CalledNode, KeyedNode, Limits, Plan, target_of
 from ferryman.records.family import (
     FailedMember,
     Owed,
@@ -202,13 +202,26 @@ class Stager(StagedFacts):
     def gone(self, i: int) -> None:
         """It was deleted from its source: a delete of each member wherever it was given."""
         block, known = self._block, self._block.known(i)
-        assert known is not None
+        if known is None:
+            self._deleted_export(i)
+            return
         block.versions[i], block.fingerprints[i] = known.version, ""
         self._supersede(i)
         self._i = i
         for given in decode_published(known.given):
             self._delete(given)
         self._remember(i, "delete", given=known.given)
+
+    def _deleted_export(self, i: int) -> None:
+        """Nothing is remembered of what was exported before, so it is deleted wherever it may have come to."""
+        self._i = i
+        for end in self._ends:
+            if isinstance(self._nodes[end[0]], KeyedNode):
+                why = "a deletion has no fields, and so no key"
+                self._event(self._relative(""), end, "", Status.DROPPED, why, 0, None, "delete")
+            else:
+                self._delete(Published("", end[1], end[0]))
+        self._outbox.end_family(self._block)
 
     def touched(self, i: int) -> None:
         """Same content: remember its fingerprint if that is new, so that the next scan need not read."""

@@ -25,7 +25,7 @@ from ferryman.engine.transform.once import run_once
 from ferryman.engine.transform.reader import DocumentReader, Taken
 from ferryman.engine.transform.staged import Staged
 from ferryman.engine.transform.staging import Stager
-from ferryman.plan.graph import called_below
+from ferryman.plan.paths import called_below
 from ferryman.state.identity import id_of
 
 _BLOCK: Final = 4096
