@@ -19,6 +19,13 @@ _ENTRY_BYTES: Final = limits.KIB
 """Of an entry, where its log does not say how large its pieces are."""
 
 
+_ANOTHER: Final = (
+    "is not what was read before: it was deleted and made again, or the plan names another one now; it is read from "
+    "its beginning"
+)
+_ANOTHER_AGAIN: Final = "is not what was read last, but what was read before that; it is read on from there"
+
+
 class LogLook(NamedTuple):
     """A log as it was when it was looked at."""
 
@@ -90,7 +97,8 @@ def look_at(
     positions = stands_at(kept, log, identities, begin, end)
     if kept is not None and (replaced := kept.replaced(identities)):
         for each in replaced:
-            tell(f"source {name}: {log.place_of(each)} was deleted and made again; it is read from its beginning")
+            known = kept.of(identities, {each: log.partitions_of(each, end)})
+            tell(f"source {name}: {log.place_of(each)} {_ANOTHER_AGAIN if known else _ANOTHER}")
         replay = kept.next_replay()
     if moved is not None and not (kept is not None and kept.has_followed(moved.token)):
         positions |= moved.positions
