@@ -50,6 +50,7 @@ docs: setup  ## make the generated parts of docs/ anew
 	$(PYTHON) -m scripts.docs
 	$(PYTHON) scripts/cli_reference.py
 	$(PYTHON) -m tests.model --write
+	$(PYTHON) -m tests.model.jobs_pages --write > /dev/null
 
 docs-site:  ## build the documentation site into build/site/; fails on any warning
 	@scripts/setup site

@@ -180,6 +180,32 @@ FINDINGS = (
         'plan.alts("any", [orders, plan.source("files", Files("corpus"))]).destination("index", index)',
     ),
     Case(
+        "An at-most-once plan that reads files",
+        'plan.strategy = "at-most-once"\nplan.source("files", Files("corpus")).destination("index", index)',
+    ),
+    Case(
+        "An at-most-once plan that joins what a filter lets pass",
+        'plan.strategy = "at-most-once"\n'
+        'orders = plan.source("orders", sources.Queue("orders", "/data/queues", types=["paid"]))\n'
+        'prices = plan.source("prices", sources.Queue("prices", "/data/queues"))\n'
+        'plan.join("bill", clean, {"order": orders, "price": prices}).destination("index", index)',
+    ),
+    Case(
+        "A keyed node whose documents may change",
+        'plan.source("files", Files("corpus")).keyed("counts", count, key="word").destination("index", index)',
+    ),
+    Case(
+        "A keyed node and an error queue",
+        'orders = plan.source("orders", sources.Queue("orders", "/data/queues"))\n'
+        'orders.keyed("counts", count, key="word").destination("index", index)\n'
+        'plan.errors(destinations.Queue("errors", "/data/queues"))',
+    ),
+    Case(
+        "Options of a keyed node",
+        'orders = plan.source("orders", sources.Queue("orders", "/data/queues"))\n'
+        'orders.keyed("counts", count, key="word", buckets=0).destination("index", index)',
+    ),
+    Case(
         "Two destinations of errors",
         'plan.source("files", Files("corpus")).destination("index", index)\n'
         'plan.errors(destinations.Queue("errors", "/data/queues"))\n'
@@ -220,6 +246,10 @@ def clean(doc: Document) -> Document:
     return doc
 
 
+def count(key: str, state: Any, documents: list[Document]) -> tuple[int, None]:
+    return (state or 0) + len(documents), None
+
+
 def built(code: str) -> Plan:
     """The plan that the lines build, with the names that the page says they have."""
     names: dict[str, Any] = {
@@ -232,6 +262,7 @@ def built(code: str) -> Plan:
         "plan": Plan("plays", version=1),
         "read": read,
         "clean": clean,
+        "count": count,
         "index": destinations.Sql("sqlite:////data/plays.db"),
         "other": destinations.Sql("sqlite:////data/plays.db", table="other"),
         "__name__": __name__,

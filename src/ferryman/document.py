@@ -57,11 +57,13 @@ class Document(MutableMapping[str, Any]):
             with these words, at every destination below the step; the rest of its family goes on.
         only_if_changed: a step sets it on a child that need not be sent again with a new version of its origin where a
             destination has it with the same fields and raw. False: it is sent with each version.
+        previous: in the function of a keyed node: what it was given of this document before under the same key, as a
+            dict of fields; None: nothing, or the document comes from a log.
     """
 
     __slots__ = (
-        "_again", "_children", "_fields", "id", "only_if_changed", "operation", "origin_id", "parent_id", "raw",
-        "refused", "version",
+        "_again", "_children", "_fields", "id", "only_if_changed", "operation", "origin_id", "parent_id", "previous",
+        "raw", "refused", "version",
     )  # fmt: skip
 
     def __init__(self, id: str, /, *, raw: bytes | None = None, **fields: Any) -> None:
@@ -73,6 +75,7 @@ class Document(MutableMapping[str, Any]):
         self.operation: Operation = "upsert"
         self.refused: str | Unsupported | None = None
         self.only_if_changed = False
+        self.previous: dict[str, Any] | None = None
         self._again: Again | None = None
         self._children = 0
         self._fields = fields
@@ -88,9 +91,17 @@ class Document(MutableMapping[str, Any]):
         doc.operation = "upsert"
         doc.refused = None
         doc.only_if_changed = False
+        doc.previous = None
         doc._again = None
         doc._children = 0
         doc._fields = fields
+        return doc
+
+    @classmethod
+    def deletion(cls, id: str) -> Document:
+        """What a keyed node exports to have the document of this id deleted at every destination below."""
+        doc = cls.of(id, {})
+        doc.operation = "delete"
         return doc
 
     def child(self, key: object = None, *, raw: bytes | None = None, **fields: Any) -> Document:
@@ -169,6 +180,7 @@ class Document(MutableMapping[str, Any]):
         copy.operation = self.operation
         copy.refused = self.refused
         copy.only_if_changed = self.only_if_changed
+        copy.previous = self.previous
         copy._again = self._again
         copy._children = self._children
         return copy

@@ -26,6 +26,9 @@ fewer, for a chunk does not go on from one task's documents to the next one's.""
 TASK_DOCUMENTS: Final = 65_536
 """Documents a transform task takes, for sources of very small documents."""
 
+ONCE_DOCUMENTS: Final = 1000
+"""The same of an at-most-once plan: when its worker dies, that many are in doubt."""
+
 MAX_FILE_BYTES: Final = 256 * MIB
 """Largest file ``Files`` reads by default: a document lives whole in a worker's memory, a few times over."""
 
@@ -312,3 +315,24 @@ READER_CHARACTERS: Final = 110
 
 QUEUE_STRAY_S: Final = 86_400.0
 """A data file that nobody names may be one that somebody is about to append: nobody takes a day for that."""
+
+# --- state by key ---------------------------------------------------------------------------------
+KEY_BYTES: Final = 256 * KIB
+"""Longest key: keys are compared and kept in memory by the thousand."""
+
+KEY_BUCKETS: Final = 32
+KEY_BUCKETS_MOST: Final = 4096
+"""Ranges of keys that tasks work on; more tasks than this take longer to hand out than to run."""
+
+KEY_BUFFER_BYTES: Final = MIB
+"""Of documents that one call of an ``update`` gets."""
+
+KEY_LANES: Final = 4
+"""Ranges of keys whose exports go on by themselves: one that has to wait holds those of its range."""
+
+KEY_RUN_BYTES: Final = 2 * MIB
+KEY_RUN_ROWS: Final = 16_384
+"""Of each of the sorted files that a task merges, what it has in memory."""
+
+KEY_TASK_BYTES: Final = 64 * MIB
+"""Of documents that are worth a task of their own."""

@@ -25,7 +25,7 @@ PROTOCOL = (ROOT / "docs" / "reference" / "protocol.md").read_text("utf-8")
 LAYERS = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
 PAGES = {"architecture.md": OVERVIEW, "protocol.md": PROTOCOL, "CONTRIBUTING.md": LAYERS}
 
-POINTS = {**crash.POINTS, **dict.fromkeys(QUEUES, DRIVER)}
+POINTS = {**crash.POINTS, **crash.ONCE, **dict.fromkeys(QUEUES, DRIVER)}
 PREFIXES = {point.partition(".")[0] for point in POINTS}
 SUFFIXES = {point.partition(".")[2] for point in POINTS}
 
@@ -127,6 +127,7 @@ def test_the_folders_are_those_of_a_state() -> None:
         {
             *(folder.partition("/")[0] for folder in FOLDERS),
             *("state.json", "plan.json", "migrated.json", "counted.json", "notified.json", "lock", READERS),
+            "state/<name>",  # and exports/<name>
         }
     )
 

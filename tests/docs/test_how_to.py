@@ -26,8 +26,10 @@ PAGES = [
     "split-text-for-rag",
     "use-a-queue",
     "chain-plans",
+    "count-by-key",
     "join-two-streams",
     "keep-an-error-queue",
+    "call-a-step-once",
 ]
 """Of which all commands are run, in one shell a page."""
 

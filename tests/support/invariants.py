@@ -15,7 +15,7 @@ from deltalake import DeltaTable
 from ferryman import account
 from ferryman.engine.wave import Summary
 from ferryman.operations import fsck
-from ferryman.plan import Plan, SourceNode, destinations_of_sources
+from ferryman.plan import Plan, SourceNode, destinations_of_sources, sources_of
 from ferryman.records.statuses import MOVES, Status
 from ferryman.sources import Log
 from ferryman.state.state import SEQUENCE, SETTLED, WAVE
@@ -160,8 +160,8 @@ def _check_status(
     accounted = set()
     entries: dict[tuple[str, str], set[tuple[str, int]]] = defaultdict(set)
 
-    logs = {n.name for n in plan.nodes if isinstance(n, SourceNode) and isinstance(n.source, Log)}
-    listed = {n.name for n in plan.nodes if isinstance(n, SourceNode)} - logs
+    logs = {n.name for n in sources_of(plan.nodes) if isinstance(n.source, Log)}
+    listed = {n.name for n in sources_of(plan.nodes)} - logs
 
     def is_current(event: dict[str, Any]) -> bool:
         known = current.get((event["source"], event["origin"]))

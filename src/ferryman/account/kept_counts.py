@@ -13,7 +13,7 @@ import msgspec
 
 from ferryman import crash
 from ferryman.state.layout import COUNTED
-from ferryman.state.state import SETTLED, State
+from ferryman.state.state import State
 from ferryman.storage import files
 
 _FORMAT: Final = 1
@@ -53,7 +53,7 @@ def kept(state: State, reached: Mapping[str, Any] | None = None) -> Counted | No
         StateDamaged: the file is not what was written.
     """
     path = state.root / COUNTED
-    if not path.exists() or any(table.transactions[SETTLED] < state.wave for table in state.tables):
+    if not path.exists() or state.settled < state.wave:
         return None
     try:
         found = msgspec.convert(files.unseal(path), Counted)

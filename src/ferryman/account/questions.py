@@ -24,7 +24,7 @@ from ferryman.account.kept_counts import Counted
 from ferryman.account.logs import combined_counts, log_counts
 from ferryman.account.relations import COUNTS, View
 from ferryman.errors import EngineError, StateDamaged, UsageError
-from ferryman.plan import Plan, SourceNode, destinations_of_sources, errors_node
+from ferryman.plan import Plan, destinations_of_sources, errors_node, sources_of
 from ferryman.records.family import in_family
 from ferryman.records.schemas import LEDGER_COLUMNS
 from ferryman.records.statuses import shown
@@ -85,7 +85,7 @@ def all_reported(root: Path, plan: Plan) -> bool:
 def unread(root: Path, plan: Plan) -> dict[str, tuple[int, str]]:
     """Documents that an operator has asked for again and that were not listed since: of each source that lists only
     work (``Source.lists_all``) their number and one of them."""
-    sources = [n.name for n in plan.nodes if isinstance(n, SourceNode) and not n.source.lists_all]
+    sources = [n.name for n in sources_of(plan.nodes) if not n.source.lists_all]
     return _reading(root, plan, lambda view: view.unread(sources)) if sources else {}
 
 

@@ -9,7 +9,22 @@ from typing import Annotated, cast
 
 import typer
 
-from ferryman.cli import demo, documents, fsck, init, plan, preview, queue, resolve, retry, run, search, status, warm_up
+from ferryman.cli import (
+    demo,
+    documents,
+    fsck,
+    init,
+    plan,
+    preview,
+    queue,
+    resolve,
+    retry,
+    run,
+    search,
+    state,
+    status,
+    warm_up,
+)
 from ferryman.cli.intake import app as intake_app
 from ferryman.cli.options import Asked
 from ferryman.cli.terminal import error, tolerate_any_text
@@ -62,6 +77,7 @@ app.command()(fsck.fsck)
 app.command()(warm_up.warm_up)
 app.add_typer(plan.app)
 app.add_typer(queue.app)
+app.add_typer(state.app)
 app.add_typer(intake_app)
 
 

@@ -24,7 +24,7 @@ def say_unread(plan: Plan, root: Path) -> None:
 
 def ways_back(plan: Plan) -> dict[str, str]:
     """Source -> how a document comes again that it does not list any more; of those that list only work."""
-    from ferryman.plan import SourceNode
+    from ferryman.plan import sources_of
 
-    sources = [n for n in plan.nodes if isinstance(n, SourceNode) and not n.source.lists_all]
+    sources = [n for n in sources_of(plan.nodes) if not n.source.lists_all]
     return {n.name: n.source.comes_again for n in sources}

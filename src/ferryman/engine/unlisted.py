@@ -9,7 +9,7 @@ import numpy as np
 
 from ferryman import limits
 from ferryman.engine.step_retries import Hashes
-from ferryman.plan import Plan, SourceNode
+from ferryman.plan import Plan, sources_of
 
 _NONE: Final[Hashes] = np.empty(0, np.uint64)
 
@@ -22,7 +22,7 @@ class Unlisted:
     """
 
     def __init__(self, plan: Plan, clock: Callable[[], float]) -> None:
-        self._sources = {n.name: n.source for n in plan.nodes if isinstance(n, SourceNode)}
+        self._sources = {n.name: n.source for n in sources_of(plan.nodes)}
         self._clock = clock
         self._hashes = _NONE
         self._until = 0.0

@@ -14,6 +14,7 @@ from pathlib import PurePath
 from types import CodeType
 from typing import Any
 
+from ferryman.plan.keyed_nodes import KeyedNode
 from ferryman.plan.nodes import DestinationNode, JoinNode, Node, RouterNode, SourceNode, StepNode
 
 
@@ -39,6 +40,8 @@ def _parts(node: Node) -> Iterator[str]:
             yield type(node.source).__name__
             if isinstance(node, JoinNode):
                 yield from code_of(node)
+        case KeyedNode():
+            yield from code_of(node)
         case DestinationNode():
             yield type(node.destination).__name__
             yield node.policy.guarantee.value
@@ -50,10 +53,14 @@ def _parts(node: Node) -> Iterator[str]:
             yield from code_of(node)
 
 
-def code_of(node: StepNode | RouterNode | JoinNode) -> Iterator[str]:
+def code_of(node: StepNode | RouterNode | JoinNode | KeyedNode) -> Iterator[str]:
     """What a step or router does: its code, and what it was made with."""
     if isinstance(node, (StepNode, JoinNode)):
         yield from _code(node.fn)
+        return
+    if isinstance(node, KeyedNode):
+        yield from _code(node.update)
+        yield from _value(node.key)
         return
     yield from _router(node.router)
 

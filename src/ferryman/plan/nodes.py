@@ -130,6 +130,11 @@ class CalledNode(Node):
 class SourceNode(CalledNode):
     source: Source = field(kw_only=True)
 
+    @property
+    def entry(self) -> str:
+        """The place in the graph at which its documents come in."""
+        return self.name
+
 
 @dataclass(frozen=True, slots=True)
 class JoinNode(SourceNode):

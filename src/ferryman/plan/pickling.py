@@ -9,6 +9,7 @@ from typing import Any, Final
 import cloudpickle
 
 from ferryman.errors import plain_text
+from ferryman.plan.keyed_nodes import KeyedNode
 from ferryman.plan.nodes import DestinationNode, JoinNode, Node, RouterNode, StepNode
 
 _DEPTH: Final = 5
@@ -23,6 +24,8 @@ def cannot_be_pickled(nodes: Sequence[Node]) -> Iterator[str]:
                 code: Any = node.fn
             case RouterNode():
                 code = node.router
+            case KeyedNode():
+                code = (node.update, node.key)
             case DestinationNode():
                 code = node.destination
             case _:

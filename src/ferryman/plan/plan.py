@@ -13,6 +13,8 @@ from ferryman.plan import graph
 from ferryman.plan.extras import missing_extras
 from ferryman.plan.fingerprint import fingerprint
 from ferryman.plan.forgotten import forgotten_returns
+from ferryman.plan.inputs import Strategy, bad_strategy
+from ferryman.plan.keyed import KeyedHandle, KeyedPlan
 from ferryman.plan.nodes import (
     AltsNode,
     DestinationNode,
@@ -32,7 +34,7 @@ from ferryman.sources.combined import Alternating, Joined
 from ferryman.sources.log import Log
 
 
-class Plan:
+class Plan(KeyedPlan):
     """A named, versioned graph: sources → steps and routers → destinations.
 
     >>> plan = Plan("plays", version=1)
@@ -42,12 +44,19 @@ class Plan:
     Mistakes are not raised while it is built but found all at once by ``check()``, which every run calls first.
 
     Args:
+        strategy: "at-most-once": the steps see each entry once at most, whatever is killed. What had begun then is in
+            doubt, and an error of a step is final. Only where all sources are logs. None: they see it again after a
+            kill, and until an error has passed.
         provenance: of what comes from a log, keep with each delivery where it came from; see ``Delivery.provenance``.
     """
 
-    def __init__(self, name: str, version: int = 0, *, provenance: bool = True) -> None:
+    def __init__(
+        self, name: str, version: int = 0, *, strategy: Strategy | None = None, provenance: bool = True
+    ) -> None:
         self.name = name
         self.version = version
+        self.strategy = strategy
+        self.once = strategy == "at-most-once"
         self.provenance = provenance
         self._nodes: list[Node] = []
         self._notified: list[NotifyTarget] = []
@@ -281,6 +290,7 @@ class Plan:
             PlanError: every reason found, each naming the node and what to do.
         """
         findings, warnings = graph.check(self.name, self.version, self.nodes)
+        findings += bad_strategy(self.strategy, self.nodes)
         findings += [finding for target in self._notified for finding in target.findings()]
         findings += cannot_be_pickled(self.nodes)
         findings += missing_extras(self.nodes)
@@ -303,6 +313,9 @@ class Plan:
         [name] = _names(given) or ("",)
         return next((n.source for n in self._nodes if n.name == name and isinstance(n, SourceNode)), Log())
 
+    def _make(self, kind: Any, name: str, after: Any, **fields: Any) -> Handle:
+        return self._add(kind(_name(name), _names(after), **fields))
+
     def _add(self, node: Node) -> Handle:
         if self._frozen:
             raise PlanError(
@@ -321,7 +334,7 @@ class Plan:
         return f"Plan({self.name!r}, version={self.version}, nodes={[n.name for n in self._nodes]})"
 
 
-class Handle:
+class Handle(KeyedHandle):
     """A node of a plan, to go on from: ``files.step(…).destination(…)``."""
 
     def __init__(self, plan: Plan, name: str) -> None:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import msgspec
 
 from ferryman.plan.fingerprint import code_of
+from ferryman.plan.keyed_nodes import KeyedNode
 from ferryman.plan.nodes import DestinationNode, JoinNode, Node, RouterNode, SourceNode, StepNode
 from ferryman.plan.plan import Plan
 
@@ -99,12 +100,14 @@ def _record(node: Node) -> NodeRecord:
             return NodeRecord(node.kind, "", after, _hash(node))
         case RouterNode(router=what):
             return NodeRecord(node.kind, type(what).__name__, after, _hash(node))
+        case KeyedNode():
+            return NodeRecord(node.kind, "", after, _hash(node))
         case DestinationNode(destination=what):
             return NodeRecord(node.kind, type(what).__name__, after, target=what.target())
     raise TypeError(f"{node!r} is not a node")
 
 
-def _hash(node: StepNode | RouterNode | JoinNode) -> str:
+def _hash(node: StepNode | RouterNode | JoinNode | KeyedNode) -> str:
     h = blake2b(digest_size=8)
     for part in code_of(node):
         h.update(part.encode("utf-8", "surrogatepass") + b"\0")

@@ -5,6 +5,7 @@
     journal/<pass>/<key>.<first>-<end>.claim     at-most-once: this chunk is mine, nobody sends it again
     journal/<pass>/<key>.<first>-<end>.sent      at-most-once: what became of this chunk
     journal/<pass>/<key>.<first>-<end>.result    the ledger events of these rows are in this data file
+    journal/<pass>/<node>.<range>.update         what became of these keys of a keyed node, and of their documents
     journal/<pass>/<destination>.hung            a call of it was given up, and the worker that made it has ended
     journal/closed/<pass>                        nothing unclaimed of this pass is sent any more
 
@@ -26,6 +27,7 @@ from typing import Any, Final
 
 import msgspec
 
+from ferryman.records.key_results import UpdateResult
 from ferryman.records.row_results import Result, Rows
 from ferryman.storage import files
 
@@ -71,6 +73,20 @@ class Journal:
     def open_for(self, pass_: int) -> bool:
         """May this pass still send? Look before each chunk, after claiming it."""
         return self.highest_closed() < pass_
+
+    def publish_update(self, pass_: int, update: UpdateResult) -> bool:
+        """Make known what became of a range of keys, durably; False if that was done before: only the first counts."""
+        path = self.folder / str(pass_) / f"{update.node}.{update.range}.update"
+        return files.publish(path, files.sealed(update))
+
+    def updates(self, pass_: int) -> list[UpdateResult]:
+        """What became of keys in a pass.
+
+        Raises:
+            StateDamaged: a journal file is not what was written.
+        """
+        paths = sorted((self.folder / str(pass_)).glob("*.update"))
+        return [msgspec.convert(files.unseal(path), UpdateResult, strict=False) for path in paths]
 
     def give_up(self, pass_: int, destination: str, why: str) -> None:
         """A call of this destination was given up; the worker that made it is about to end. Durable."""
@@ -135,8 +151,9 @@ class Journal:
     def close(self, pass_: int) -> None:
         """From now on nothing unclaimed of this pass or an older one is sent."""
         files.publish(self._closed / str(pass_), b"")
+        highest = self.highest_closed()  # above ours, if we were overtaken
         for name in os.listdir(self._closed):
-            if name.isdigit() and int(name) < pass_:
+            if name.isdigit() and int(name) < highest:
                 (self._closed / name).unlink(missing_ok=True)
 
     def passes(self) -> list[int]:

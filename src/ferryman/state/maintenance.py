@@ -7,7 +7,9 @@ written and not committed is swept with the rest.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+from typing import Final
 
 import duckdb
 import pyarrow as pa
@@ -15,12 +17,16 @@ import pyarrow as pa
 from ferryman import crash, limits
 from ferryman.errors import describe
 from ferryman.state.compaction import Outdated, find_outdated, has_outdated, write_merged, write_staying
+from ferryman.state.key_maintenance import carried_on, state_merges, write_merged_state
+from ferryman.state.keyed import KeyedTables
 from ferryman.state.merging import merge_outbox_files, outbox_merges
 from ferryman.state.small_files import small_batches
 from ferryman.state.state import KEPT, State
 from ferryman.storage.files import fsync_folder, remove_temporary
 from ferryman.storage.handles import DataFile
 from ferryman.storage.tables import Table
+
+_NO_NUMBERS: Final[Mapping[str, int]] = MappingProxyType({})
 
 
 def maintain(state: State) -> list[str]:
@@ -33,6 +39,8 @@ def maintain(state: State) -> list[str]:
     for table in (state.ledger, state.documents):
         changed |= _merge_small(state, table, notes)
     changed |= _merge_outbox(state, notes)
+    for name, tables in state.keyed.items():
+        changed |= _maintain_keyed(state, name, tables, notes)
     for table in state.tables:
         if len(table.log.versions()) > limits.CHECKPOINT_COMMITS:
             table.checkpoint()
@@ -119,6 +127,24 @@ def _merge_outbox(state: State, notes: list[str]) -> bool:
     return changed
 
 
+def _maintain_keyed(state: State, name: str, tables: KeyedTables, notes: list[str]) -> bool:
+    """Remove exports that the plan has carried on, and merge files of the state."""
+    changed = False
+    if carried := carried_on(state, name, tables):
+        _replace(state, tables.exports, carried, [])
+        changed = True
+    for files in state_merges(tables):
+        merged: list[DataFile] | None = None
+        numbers: dict[str, int] = {}
+        with skipping(f"the states of {name}", notes):
+            parts, numbers = write_merged_state(state, tables, files)
+            merged = [tables.state.data_file(part) for part in parts]
+        if merged is not None:
+            _replace(state, tables.state, files, merged, numbers)
+            changed = True
+    return changed
+
+
 @contextlib.contextmanager
 def skipping(what: str, notes: list[str], done: str = "merged") -> Iterator[None]:
     """A merge that fails changes nothing, and must not keep a state from starting: it is noted.
@@ -131,9 +157,12 @@ def skipping(what: str, notes: list[str], done: str = "merged") -> Iterator[None
         notes.append(f"{what} could not be {done}: {describe(e)}. They stay as they are; the next wave tries again.")
 
 
-def _replace(state: State, table: Table, old: list[DataFile], new: list[DataFile]) -> None:
+def _replace(
+    state: State, table: Table, old: list[DataFile], new: list[DataFile], numbers: Mapping[str, int] = _NO_NUMBERS
+) -> None:
     crash.point("compact.written")
     fsync_folder(table.folder)
-    table.commit("compact", adds=new, removes=[f.path for f in old], data_change=False)
-    state.retire(table, [f.path for f in old])
+    removes = [f.path for f in old]
+    table.commit("compact", adds=new, removes=removes, transactions=numbers, data_change=False)
+    state.retire(table, removes)
     crash.point("compact.removed")

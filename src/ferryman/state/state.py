@@ -19,6 +19,7 @@ from ferryman.plan.structure import Structure
 from ferryman.records import schemas
 from ferryman.state.identity import IDENTITY, folder_name, identity_of, new_identity
 from ferryman.state.journal import Journal
+from ferryman.state.keyed import create_missing, keyed_tables, missing, there
 from ferryman.state.layout import FOLDERS, MIGRATED, MIGRATION, PLAN, READERS, strange
 from ferryman.storage import files
 from ferryman.storage.handles import DataFile
@@ -60,6 +61,8 @@ class State:
         self.outbox = Table(root / "outbox", schemas.OUTBOX, schemas.OUTBOX_PARTITION)
         self.documents = Table(root / "documents", schemas.DOCUMENTS, [])
         self.ledger = Table(root / "ledger", schemas.LEDGER, [])
+        self._core = (self.outbox, self.documents, self.ledger)
+        self.keyed = keyed_tables(plan, root)
         self.journal = Journal(root / "journal")
         self.commands = root / "commands"
         self.readers = Readers(root / READERS)
@@ -69,8 +72,8 @@ class State:
         self._lock: Lock | None = None
 
     @property
-    def tables(self) -> tuple[Table, Table, Table]:
-        return (self.outbox, self.documents, self.ledger)
+    def tables(self) -> tuple[Table, ...]:
+        return (*self._core, *there(self.keyed))
 
     @property
     def staging(self) -> Path:
@@ -98,7 +101,7 @@ class State:
 
     @property
     def settled(self) -> int:
-        return min(t.transactions[SETTLED] for t in self.tables)
+        return min(t.transactions[SETTLED] for t in self._core)
 
     @classmethod
     def take(cls, root: Path, plan: Plan, *, successor: int | None = None) -> Self:
@@ -129,6 +132,7 @@ class State:
             if not state.exists:
                 state.create()  # 2
             state.verify()  # 3
+            create_missing(state.keyed, state.remembered())
             for path in state.notes_on_disk():
                 files.unseal(path)
             for table in state.tables:  # 4
@@ -208,7 +212,7 @@ class State:
         except StateDamaged as e:
             yield e
         try:
-            files.unseal(self.root / PLAN)
+            yield from missing(self.keyed, self.remembered())
         except StateDamaged as e:
             yield e
         for name in FOLDERS:
@@ -226,6 +230,8 @@ class State:
         self.outbox.load([self.application, WAVE, SEQUENCE, SETTLED])
         self.documents.load([self.application, SETTLED, KEPT])
         self.ledger.load([self.application, SETTLED])
+        for each in self.keyed.values():
+            each.load(self.application)
         if self.outbox.transactions[SEQUENCE] == 0:
             self.outbox.transactions[SEQUENCE] = self.identity()["first_sequence"]
         for table in self.tables:
@@ -245,7 +251,7 @@ class State:
 
     def staged(self, table: Table) -> list[DataFile]:
         """Files that are not in this table yet, though a commit or a worker's result has named them for it."""
-        if (wave := self.wave) <= table.transactions[SETTLED]:
+        if table not in self._core or (wave := self.wave) <= table.transactions[SETTLED]:
             return []
         commit = self.outbox.log.find("wave", wave)
         parts = [Part(*p) for p in commit.get(table.name, ())]
@@ -354,11 +360,12 @@ class State:
         for name in ("commands", "staging"):
             files.make_folder(self.root / name)
         self.journal.create()
-        for table in self.tables:
+        for table in self._core:
             if not table.folder.exists() or not table.log.marks.exists():
                 shutil.rmtree(table.folder, ignore_errors=True)  # half made by a crash, nothing can be in it yet
                 table.create()
             crash.point("create.table")
+        create_missing(self.keyed, {})
         self.remember(structure(self.plan) if remembered is None else remembered)
         files.publish(self.root / IDENTITY, files.sealed(new_identity(self.plan, more or {})))  # once, also unlocked
         crash.point("create.state")
@@ -389,12 +396,5 @@ class State:
         Raises:
             StateLost: it has; from ``error``.
         """
-        if (epoch := self._latest_epoch()) > self.epoch:
+        if (epoch := self.outbox.number_now(self.application)) > self.epoch:
             raise taken_over(self.root, epoch, self.epoch) from error
-
-    def _latest_epoch(self) -> int:
-        """The epoch that the outbox has now; 0 if it cannot be read."""
-        now = Table(self.outbox.folder, self.outbox.schema, self.outbox.partition_by)
-        with contextlib.suppress(StateDamaged, OSError):
-            now.load([self.application])
-        return now.transactions.get(self.application, 0)

@@ -13,10 +13,11 @@ from ferryman.engine.deliver.callers import Hung, ThreadCaller
 from ferryman.engine.deliver.lane import Lane, LaneReport, Pass
 from ferryman.engine.deliver.precedence import SendOrder, order_of
 from ferryman.engine.deliver.turn import OutboxFile
+from ferryman.engine.keyed.phase import KeyUpdates
 from ferryman.engine.runner.base import PickledPlan, Runner
 from ferryman.engine.trouble import Troubles
 from ferryman.errors import EngineError, PermanentError, WorkerDied, message_of
-from ferryman.plan import DestinationNode
+from ferryman.plan import DestinationNode, KeyedNode, ends, keyed_nodes
 from ferryman.records.due import wait_of_file_s
 from ferryman.state.outbox import first_sequence, pending_rows, split_family
 from ferryman.state.state import State
@@ -32,12 +33,22 @@ class Dispatcher:
         self._runner = runner
         self._pace_s = pace_s
         self._nodes = {n.name: n for n in state.plan.nodes if isinstance(n, DestinationNode)}
+        self._updates = KeyUpdates(state, shipped, runner, trouble)
+        below = ends(state.plan.nodes)
+        self._repeated = {e.destination for n in keyed_nodes(state.plan.nodes) for e in below[n.exports.entry]}
+        """A wave may have an id several times for these: a key exports it again and again."""
         self._deadly: set[str] = set()
         """Destinations over which a worker died, or which hung, in their last pass."""
         self.trouble = trouble
 
     def deliver(self, number: int, now_us: int, live: str = "") -> list[str]:
-        """One pass: every destination that is well gets its due rows, side by side; what went wrong, a line each.
+        """One pass: what is due is sent, and the keys of keyed nodes are updated; what went wrong, a line each."""
+        failures = self._send(number, now_us, live)
+        self._updates.run(number, now_us)
+        return failures
+
+    def _send(self, number: int, now_us: int, live: str) -> list[str]:
+        """Every destination that is well gets its due rows, side by side; what went wrong, a line each.
         ``live``: folder for what is reported meanwhile; see ``engine.live``.
 
         No destination may hold the last task slot while another has work: one that hangs delays only itself.
@@ -47,7 +58,7 @@ class Dispatcher:
         work = [
             (node, files)
             for name, files in due.items()
-            if (node := self._nodes.get(name)) is not None and self._well(node)
+            if (node := self._nodes.get(name)) is not None and not isinstance(node, KeyedNode) and self._well(node)
         ]
         if not work:
             return []
@@ -137,7 +148,9 @@ class Dispatcher:
     def _lanes(
         self, number: int, now_us: int, node: DestinationNode, files: list[DataFile], *, alone: bool
     ) -> list[Lane]:
-        fresh = all(int(f.partition["wave"]) == number for f in files)  # a wave has each document once, by each route
+        fresh = node.name not in self._repeated and all(
+            int(f.partition["wave"]) == number for f in files
+        )  # a wave has each document once, by each route
         order = {} if fresh else self._order(files)
         first = {key for key, each in order.items() if len(each.first)}
         longest_s = self._state.plan.longest_backoff_s

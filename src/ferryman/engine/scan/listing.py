@@ -22,7 +22,7 @@ from ferryman.engine.live import Live
 from ferryman.engine.runner.base import PickledPlan, Runner
 from ferryman.errors import BadDocument, Misconfigured, Unavailable, UsageError, message_of
 from ferryman.outages import is_connection
-from ferryman.plan import Plan, SourceNode
+from ferryman.plan import Plan, SourceNode, source_named, sources_of
 from ferryman.records.events import table_of
 from ferryman.sources import DataFrame, Doubt, Listed, Log, Source
 from ferryman.storage.files import disk_full
@@ -135,7 +135,7 @@ def list_sources(
         live: folder for what is reported meanwhile; see ``engine.live``.
         entries: of logs, if not only some documents are wanted: what is new of logs is asked for by place.
     """
-    sources = [n for n in plan.nodes if isinstance(n, SourceNode) and (only is None or n.name in only)]
+    sources = [n for n in sources_of(plan.nodes) if only is None or n.name in only]
     pieces: list[tuple[str, Any]] = []
     parts: list[ListedPart] = []
     for node in sources:
@@ -260,7 +260,7 @@ def _looked_at_again(source: Source, part: ListedPart) -> ListedPart:
 
 
 def _source(shipped: PickledPlan, name: str) -> Any:
-    return next(n.source for n in shipped.plan().nodes if isinstance(n, SourceNode) and n.name == name)
+    return source_named(shipped.plan().nodes, name).source
 
 
 class _Writer:

@@ -6,7 +6,7 @@ Numbered as in the body of ``settle``; a crash between any two is finished by ru
 2. read its journal, once
 3. write the ledger events that no worker wrote (of chunks whose worker died after it noted them, and of unknown ones)
 4. commit the ledger: this fixes the fold forever
-5. commit the wave's staged ``documents`` rows
+5. commit the wave's staged ``documents`` rows; then the states and exports of keyed nodes that 4 has named
 6. rewrite outbox files of which some rows stay (executors do); where the plan has an error queue, write a message for
    each row that failed for good
 7. remove the pass's journal, but for unanswered claims: their late results belong to the next settle
@@ -30,8 +30,10 @@ import pyarrow.compute as pc
 from ferryman import crash
 from ferryman.engine.settle.overtaken import drop_overtaken
 from ferryman.engine.settle.refused import RefusalReporter, Refusals
+from ferryman.engine.settle.updates import files_of, publish_updates, read_updates
 from ferryman.plan import Plan
 from ferryman.records.events import sent_events
+from ferryman.records.key_results import UpdateResult
 from ferryman.records.row_results import Result, RowResult, Rows
 from ferryman.records.schemas import OUTBOX_KEPT
 from ferryman.records.statuses import Status
@@ -77,6 +79,8 @@ class Fold(NamedTuple):
     repairs: list[Repair]
     unknown: list[Rows]
     """Claims of this pass without a result."""
+    updates: list[UpdateResult]
+    """Of keyed nodes."""
 
 
 def settle(state: State, wave: int, run: RunTasks, plan: Plan | None = None) -> dict[str, Any]:
@@ -97,6 +101,7 @@ def settle(state: State, wave: int, run: RunTasks, plan: Plan | None = None) -> 
         fsync_folder(state.documents.folder)
         state.documents.commit("documents", adds=adds, transactions={SETTLED: wave})  # 5
     if state.outbox.transactions[SETTLED] < wave:
+        publish_updates(state, wave, info["keyed"])
         touched = {path: parts for path, parts in info["files"].items() if path in state.outbox.files}
         reporter = RefusalReporter.of(plan or state.plan, wave)
         mixed = [
@@ -150,7 +155,8 @@ def read_fold(state: State, wave: int) -> Fold:
             for note in state.journal.notes(pass_, left_open.__contains__):
                 repairs.append(repair(note, drop_overtaken(state, by_key[note.key], note.rows)))
     repairs += [repair(note, note.rows) for note in notes]
-    return Fold(results, repairs, [claim for claim in claims if not _covered(claim, answered)])
+    unknown = [claim for claim in claims if not _covered(claim, answered)]
+    return Fold(results, repairs, unknown, read_updates(state.journal, wave, by_key))
 
 
 def _by_key(results: Iterable[Result]) -> dict[int, list[Rows]]:
@@ -201,6 +207,14 @@ def _commit_ledger(state: State, wave: int, fold: Fold, run: RunTasks) -> None:
         leaving[path] += result.leave
         deleted += result.deleted
         touched[path] += result.sent
+    for update in fold.updates:
+        deleted += update.deleted
+        for key, left in update.leaving.items():
+            path = by_key[key].path
+            assert update.ledger is not None
+            parts[path].append(update.ledger)
+            leaving[path] += left
+            touched[path] += left
     for item, (part, left, taken_out) in zip(repairs, repaired, strict=True):
         if part is not None:
             parts[item.path].append(part)
@@ -209,10 +223,11 @@ def _commit_ledger(state: State, wave: int, fold: Fold, run: RunTasks) -> None:
             touched[item.path] += part.rows
     staged = [Part(*p) for p in state.outbox.log.find("wave", wave)["ledger"]]
     failed = sum(n.status in (Status.DEAD, Status.ERROR_DOC) for item in repairs for n in item.noted)
+    named = [*staged, *(part for each in parts.values() for part in each)]  # an update's is named by several files
     fsync_folder(state.ledger.folder)
     state.ledger.commit(  # 4
         "ledger",
-        adds=[state.ledger.data_file(p) for p in (*staged, *(p for ps in parts.values() for p in ps))],
+        adds=[state.ledger.data_file(p) for p in {p.path: p for p in named}.values()],
         transactions={SETTLED: wave},
         info={
             "wave": wave,
@@ -225,7 +240,8 @@ def _commit_ledger(state: State, wave: int, fold: Fold, run: RunTasks) -> None:
             "deleted": deleted,
             "sent": sum(touched.values()),
             "stale": _stale(fold, by_key),
-            "dead": failed + sum(result.failed for result in fold.results),
+            "dead": failed + sum(each.failed for each in fold.results) + sum(each.failed for each in fold.updates),
+            "keyed": files_of(fold.updates),
         },
     )
 

@@ -51,7 +51,7 @@ class Block:
         versions: None where the content was not read yet; whoever reads it sets it.
         fingerprints: what the next scan compares with; "" has it look at the content.
         first_seen: no document of the block was known before.
-        first_revision: of documents that are seen for the first time.
+        first_revision: of documents that are seen for the first time, where the rows do not say it.
         places: of entries of a log, else empty.
         provenances: where each came from, as JSON; None: nothing is known of any.
     """
@@ -59,11 +59,14 @@ class Block:
     def __init__(self, table: pa.Table, first_revision: int = 1) -> None:
         self.table = table
         self.first_revision = first_revision
-        of_log = "place" in table.column_names
+        of_log, exported = "place" in table.column_names, "revision" in table.column_names
         self.places: list[int] = table["place"].to_pylist() if of_log else []
         self.provenances: list[str | None] | None = table["provenance"].to_pylist() if of_log else None
         self._contents: tuple[list[bytes | None], list[bytes | None]] | None = None
+        self._read: dict[int, tuple[bytes | None, str | None]] = {}
         self._dropped: list[str | None] = values(table["dropped"]) if of_log else []
+        self._revisions: list[int] = table["revision"].to_pylist() if exported else []
+        self._deletes: list[bool] = table["deletes"].to_pylist() if exported else []
         self.ids: list[str] = table["id"].to_pylist()
         self.reasons: list[str] = table["reason"].to_pylist()
         self.refused: list[str | None] = values(table["refused"])
@@ -97,8 +100,18 @@ class Block:
             self._dropped = self._dropped or [None] * len(self)
             self._dropped[i] = why
 
-    def came_from(self, i: int, provenance: str | None) -> None:
-        """Where row ``i`` came from, which is known once it was read."""
+    def entry_fields(self, i: int) -> bytes | None:
+        """Fields of an entry of a log as it came; None: it is not one, or could not be read."""
+        contents = self.contents()
+        return self.read_by_id(i)[0] if contents is None else contents[0][i]
+
+    def read_by_id(self, i: int) -> tuple[bytes | None, str | None]:
+        """What ``was_read`` of row ``i``: fields and provenance."""
+        return self._read.get(i, (None, None))
+
+    def was_read(self, i: int, fields: bytes | None, provenance: str | None) -> None:
+        """What is known of row ``i``, an entry of a log, once it was read by its id."""
+        self._read[i] = fields, provenance
         if provenance is not None:
             if self.provenances is None:
                 self.provenances = [None] * len(self)
@@ -113,8 +126,18 @@ class Block:
         """A retry of what failed goes on with its revision; everything else processed opens a new one."""
         known = self.known(i)
         if known is None:
-            return self.first_revision
+            return self._revisions[i] if self._revisions else self.first_revision
         return known.revision if self.is_retry(i, known) else known.revision + 1
+
+    def revisions(self, rows: list[int]) -> list[int]:
+        """Of these rows."""
+        if self.first_seen and not self._revisions:
+            return [self.first_revision] * len(rows)
+        return [self.revision(i) for i in rows]
+
+    def deletes(self, i: int) -> bool:
+        """Is it the export of a deletion?"""
+        return bool(self._deletes) and self._deletes[i]
 
     def held(self, i: int) -> list[str]:
         """Nodes that all it owes waits for; see ``family.encode_held``."""

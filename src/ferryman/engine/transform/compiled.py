@@ -10,7 +10,7 @@ from typing import Any
 from ferryman.document import Document
 from ferryman.engine.transform.health import NodeHealth
 from ferryman.engine.transform.joining import joining
-from ferryman.plan import DestinationNode, JoinNode, Node, RouterNode, SourceNode, StepNode, ends, successors
+from ferryman.plan import DestinationNode, JoinNode, KeyedNode, Node, RouterNode, SourceNode, StepNode, ends, successors
 from ferryman.routers import Router
 
 End = tuple[str, str]
@@ -28,6 +28,8 @@ class CompiledNode:
     router: Router | None = None
     branches: dict[str, CompiledNode] = field(default_factory=dict)
     delivers: bool = False
+    accepts: Callable[[Document], Any] | None = None
+    """Raises what keeps a document from being delivered here; None: nothing does."""
     next: CompiledNode | None = None
     where: str = ""
     """How a message names it."""
@@ -78,6 +80,13 @@ def stations(
                 station.router.open(tuple(after), task)
                 station.branches, after = after, {}
                 station.where = f"router {node.name}"
+            case KeyedNode():
+                station.delivers, station.accepts = True, node.key_of
+                station.where = f"for {node.name}"
+                below_it = tuple((e.destination, "/".join(e.route)) for e in below.get(node.exports.entry, ()))
+                exports = CompiledNode(node.name, below_it, where="reading it", next=next(iter(after.values()), None))
+                joins[node.exports.entry] = exports
+                after = {}
             case DestinationNode():
                 station.delivers = True
                 station.where = f"for {node.name}"

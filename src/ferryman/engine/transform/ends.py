@@ -10,7 +10,7 @@ from ferryman.engine.transform.compiled import CompiledNode, End, joined
 from ferryman.engine.transform.health import NodeHealth
 from ferryman.engine.transform.node_errors import NodeError, Traces, classify_error
 from ferryman.errors import BadDocument, Dropped, PermanentError, Unsupported, plain_text
-from ferryman.plan import Plan, SourceNode
+from ferryman.plan import Plan, source_named
 from ferryman.records.family import Owed, parent_of
 
 
@@ -112,6 +112,8 @@ class Ends:
             if doc.raw is not None and not isinstance(doc.raw, bytes):
                 raise PermanentError(f"{doc.id} has a {type(doc.raw).__name__} as raw, which must be bytes or None")
             check_size(fields, doc.raw)
+            if station.accepts is not None:
+                station.accepts(doc)
         except Exception as e:
             only = {end: Owed(*end, 0) if before is None else before}
             self._fail(doc, station, way._replace(wanted=only), e)
@@ -206,5 +208,4 @@ def _only(doc: Document) -> Document:
 
 def _skips(plan: Plan, source: str) -> bool:
     """Is what no step reads dropped?"""
-    [node] = (node for node in plan.nodes if node.name == source)
-    return isinstance(node, SourceNode) and node.source.unsupported == "skip"
+    return source_named(plan.nodes, source).source.unsupported == "skip"

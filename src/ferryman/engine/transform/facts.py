@@ -11,7 +11,7 @@ from ferryman.engine.transform.event_stage import EventStage
 from ferryman.engine.transform.log_entries import LogEntries
 from ferryman.engine.transform.outbox_stage import DeliveryHashes, OutboxStage
 from ferryman.engine.transform.wishes import Wishes
-from ferryman.plan import DestinationNode, Plan
+from ferryman.plan import DestinationNode, ExportsNode, Plan, ends, source_named
 from ferryman.records.family import FailedMember, parent_of
 from ferryman.records.statuses import Status
 
@@ -25,8 +25,11 @@ class StagedFacts:
         self._now_us = now_us
         self._nodes = {n.name: n for n in plan.nodes if isinstance(n, DestinationNode)}
         self._hashes = DeliveryHashes((plan.name, plan.version, source))
-        in_order = {name for name, node in self._nodes.items() if node.destination.in_order}
-        self._outbox = OutboxStage(root, source, epoch, self._hashes, in_order)
+        node = source_named(plan.nodes, source)
+        exported = isinstance(node, ExportsNode)  # the exports of a key go on in their order
+        in_order = {name for name, each in self._nodes.items() if exported or each.destination.in_order}
+        self._ends = [(e.destination, "/".join(e.route)) for e in ends(plan.nodes)[node.entry]] if exported else []
+        self._outbox = OutboxStage(root, source, epoch, self._hashes, in_order, deletes_in_order=exported)
         self._documents = DocumentStage(root, source, wave, epoch)
         self._events = EventStage(root, source, wave, epoch)
         self._block: Block

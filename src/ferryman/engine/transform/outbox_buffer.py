@@ -64,7 +64,7 @@ class OutboxBuffer:
         """The rows in OUTBOX_FILE's columns, numbered from ``first_row``."""
         n = len(self.rows)
         versions = picked(block.versions, self.rows)
-        revisions = [block.first_revision] * n if block.first_seen else [block.revision(i) for i in self.rows]
+        revisions = block.revisions(self.rows)
         had = [self._before.get(at) for at in range(n)] if self._before else None
         content: dict[str, Any] = {"fields": self._fields, "raw": self._raws} if self._fields else {}
         if block.provenances is not None:

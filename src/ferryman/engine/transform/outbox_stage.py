@@ -58,6 +58,7 @@ class OutboxStage:
 
     Args:
         in_order: destinations that get the rows of a wave in the order of its documents.
+        deletes_in_order: deletes too; else they come after upserts.
 
     Attributes:
         files: (destination, file) in the order of their rows.
@@ -65,13 +66,21 @@ class OutboxStage:
     """
 
     def __init__(
-        self, root: Path, source: str, epoch: int, hashes: DeliveryHashes, in_order: Collection[str] = ()
+        self,
+        root: Path,
+        source: str,
+        epoch: int,
+        hashes: DeliveryHashes,
+        in_order: Collection[str] = (),
+        *,
+        deletes_in_order: bool = False,
     ) -> None:
         self._folder = root / "outbox"
         self._source = source
         self._epoch = epoch
         self._hashes = hashes
         self._in_order = in_order
+        self._deletes_in_order = deletes_in_order
         self._placed = 0
         self._buffers: dict[tuple[End, str, Operation], OutboxBuffer] = {}
         self._waiting = 0
@@ -97,15 +106,21 @@ class OutboxStage:
         buffer.add(i, doc.id, child=doc.id != block.ids[i], before=before)
         buffer.fill(fields, doc.raw)
         if end[0] in self._in_order:
-            buffer.places.append(self._placed)
-            self._placed += 1
+            self._place(buffer)
         self._family_at.add(end[0])
         return buffer.given
 
     def delete(self, block: Block, i: int, id: str, end: End) -> None:
         """A delete of a document of the family of row ``i``."""
         self._make_room(block, 0)
-        self._buffer(end, "", "delete").add(i, id, child=id != block.ids[i])
+        buffer = self._buffer(end, "", "delete")
+        buffer.add(i, id, child=id != block.ids[i])
+        if self._deletes_in_order and end[0] in self._in_order:
+            self._place(buffer)
+
+    def _place(self, buffer: OutboxBuffer) -> None:
+        buffer.places.append(self._placed)
+        self._placed += 1
 
     def mark(self, block: Block) -> OutboxMark:
         """What comes now goes into files of its own."""

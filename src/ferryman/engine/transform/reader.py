@@ -26,7 +26,7 @@ from ferryman.engine.transform.node_errors import ErrorKind, NodeError, StepTime
 from ferryman.engine.transform.returned import few
 from ferryman.engine.transform.walk import Walk
 from ferryman.errors import BadDocument, unless_interrupt
-from ferryman.plan import Plan, SourceNode, StepNode
+from ferryman.plan import Plan, StepNode, source_named
 from ferryman.sources import Listed, Log, Source
 
 UNREAD: Final = "unread"
@@ -78,7 +78,7 @@ class DocumentReader:
     ) -> None:
         self._name = cut.source
         self._provenance = plan.provenance
-        self._source: Source = next(n.source for n in plan.nodes if isinstance(n, SourceNode) and n.name == cut.source)
+        self._source: Source = source_named(plan.nodes, cut.source).source
         self._contents = Contents()
         self._health = health
         self.fault: NodeError
@@ -100,7 +100,7 @@ class DocumentReader:
     ) -> tuple[Taken, Callable[[], None] | None]:
         """What becomes of row ``i``, and its walk, if there is one."""
         reason = block.reasons[i]
-        if reason == Reason.GONE:
+        if reason == Reason.GONE or block.deletes(i):
             return Taken.GONE, None
         self.walk.calling.at(block, i)
         if self._source.in_batches:
@@ -177,7 +177,7 @@ class DocumentReader:
                 raise BadDocument(entry.refused)
             doc = entry.document
             block.pass_over(i, entry.dropped)
-            block.came_from(i, entry.provenance if self._provenance else None)
+            block.was_read(i, encode_fields(doc.fields), entry.provenance if self._provenance else None)
         else:
             doc = self._source.read(listed)
         doc.version = block.versions[i] = content_version(encode_fields(self._source.counted(doc.fields)), doc.raw)

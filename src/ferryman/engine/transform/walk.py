@@ -24,7 +24,7 @@ from ferryman.engine.transform.health import NodeHealth
 from ferryman.engine.transform.node_errors import OF_NODE, ErrorKind, NodeError
 from ferryman.engine.transform.returned import Many, Returned
 from ferryman.errors import Dropped, PermanentError, Unsupported, unless_interrupt
-from ferryman.plan import Plan, StepNode
+from ferryman.plan import Plan, StepNode, source_named
 from ferryman.records.family import FailedMember, Owed, ancestry
 
 
@@ -54,7 +54,7 @@ class Walk(Ends):
     ) -> None:
         super().__init__(plan, source, stage)
         self._stations = stations(plan.nodes, task, guarded)
-        self._source = self._stations[source]
+        self._source = self._stations[source_named(plan.nodes, source).entry]
         self.calling = Calling(plan, source)
         self.take_over(health)
         self._returned = Returned(self._note_wish)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ferryman.destinations.base import Destination, Effect
+from ferryman.plan.keyed_nodes import KeyedNode
 from ferryman.plan.nodes import AltsNode, DestinationNode, JoinNode, Node, RouterNode, SourceNode, StepNode
 from ferryman.routers.base import Router
 from ferryman.sources.base import Source
@@ -19,6 +20,8 @@ def type_name(node: Node) -> str:
             return "in turns"
         case SourceNode():
             return type(node.source).__name__
+        case KeyedNode():
+            return _name_of(getattr(node.update, "combiner", node.update))
         case DestinationNode():
             return type(node.destination).__name__
         case RouterNode():
@@ -49,6 +52,9 @@ def options(node: Node) -> dict[str, Any]:
             return {"effect": node.effect.value, "mutates": node.mutates, "timeout": node.timeout}
         case RouterNode(router=Router() as router):
             return {"deterministic": router.deterministic, "copies": router.copies}
+        case KeyedNode():
+            key = _name_of(node.key) if callable(node.key) else node.key
+            return {"key": key, "buckets": node.buckets, "attempts": node.policy.attempts}
         case DestinationNode(destination=Destination() as destination, policy=policy):
             effect = effect_of(node)
             return {
@@ -89,6 +95,8 @@ def facts(node: Node) -> list[str]:
         case RouterNode():
             words += ["a copy down each branch" if node.router.copies else "one branch"]
             words += [] if node.router.deterministic else ["not deterministic"]
+        case KeyedNode():
+            words += [f"by {told['key']}"]
         case DestinationNode():
             words += [told["target"]] if told["target"] else []
             words += ["potent"] if told["effect"] == Effect.POTENT.value else []

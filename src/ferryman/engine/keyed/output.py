@@ -1,0 +1,135 @@
+"""What a task writes of the keys that it updates: their states, their exports, and what became of their documents."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+
+from ferryman import limits
+from ferryman.engine.keyed.exported import Export
+from ferryman.records.events import sent_events, table_of
+from ferryman.records.key_results import UpdateResult
+from ferryman.records.keyed import EXPORTS_FILE, KEY_STATE, bucket_stats, lane_of
+from ferryman.records.row_results import UNTOUCHED, RowResult
+from ferryman.records.schemas import LEDGER
+from ferryman.records.statuses import Status
+from ferryman.storage.parquet import Part, PartWriter
+
+_ROWS: Final = 16_384
+"""Rows that are held as Python objects."""
+
+_DONE: Final = (Status.INDEXED, Status.DROPPED)
+
+
+class _Table:
+    """A data file in the making, row by row."""
+
+    def __init__(self, folder: Path, schema: pa.Schema, epoch: int) -> None:
+        self._open: Callable[[], PartWriter] = lambda: PartWriter(folder, schema, epoch=epoch)
+        self._schema = schema
+        self._file: PartWriter | None = None
+        self._rows: list[Sequence[Any]] = []
+        self._size = 0
+
+    def add(self, row: Sequence[Any], size: int = 0) -> None:
+        """Values in the order of the columns; ``size``: bytes of its content."""
+        self._rows.append(row)
+        self._size += size
+        if len(self._rows) >= _ROWS or self._size >= limits.GROUP_BYTES:
+            self._flush()
+
+    def write(self, table: pa.Table) -> None:
+        """Rows that are a table already."""
+        if table.num_rows:
+            if self._file is None:
+                self._file = self._open()
+            self._file.write(table)
+
+    def finish(self, stats: dict[str, Any] | None = None) -> Part | None:
+        """The file, fsynced; None: it has no row."""
+        self._flush()
+        return None if self._file is None else self._file.finish(stats)
+
+    def abandon(self) -> None:
+        """Forget the file."""
+        if self._file is not None:
+            self._file.abandon()
+
+    def _flush(self) -> None:
+        if self._rows:
+            columns = [*map(list, zip(*self._rows, strict=True))]
+            self.write(table_of(self._schema, len(self._rows), **dict(zip(self._schema.names, columns, strict=True))))
+        self._rows, self._size = [], 0
+
+
+class Output:
+    """The files of one task.
+
+    Args:
+        first_bucket: of its range.
+        followed: does something follow the node?
+    """
+
+    def __init__(self, root: Path, node: str, wave: int, epoch: int, first_bucket: int, *, followed: bool) -> None:
+        self._node = node
+        self._wave = wave
+        self._lane = lane_of(first_bucket)
+        self._followed = followed
+        self._state = _Table(root / "state" / node, KEY_STATE, epoch)
+        self._exports = _Table(root / "exports" / node, EXPORTS_FILE, epoch)
+        self._ledger = _Table(root / "ledger", LEDGER, epoch)
+        self._buckets: list[int] = []
+        self._leaving: Counter[int] = Counter()
+        self._counts: Counter[str] = Counter()
+
+    def state(self, key: str, value: str | None, sequence: int, bucket: int) -> None:
+        """The new state of a key, JSON; None: it has none any more."""
+        self._state.add((key, value, sequence, self._wave, bucket), len(value or "") + len(key))
+        self._buckets = [min([bucket, *self._buckets]), max([bucket, *self._buckets])]
+
+    def exports(self, exports: Sequence[Export]) -> None:
+        """In their order; nobody carries on those of a node that nothing follows."""
+        for each in exports if self._followed else ():
+            self._exports.add(each, len(each.fields or b"") + len(each.raw or b""))
+
+    def events(self, rows: pa.Table, results: Sequence[RowResult | None]) -> None:
+        """What became of documents: of each of the rows of a run, None if it went into the state."""
+        noted = [result for result in results if result is not None]
+        events = sent_events(rows.rename_columns({"sequence": "row"}), noted, self._node, self._wave)
+        self._ledger.write(events)
+        columns = (rows[name].to_pylist() for name in ("file", "operation"))
+        for file, operation, result in zip(*columns, results, strict=True):
+            status = Status.INDEXED if result is None else result.status
+            if status != UNTOUCHED:
+                self._leaving[file] += status in _DONE
+            self._counts["deleted"] += result is None and operation == "delete"
+            self._counts["sent"] += status != UNTOUCHED
+            self._counts["failed"] += status in (Status.DEAD, Status.ERROR_DOC)
+
+    def finish(self, number: int) -> UpdateResult:
+        """Write what is left; everything is fsynced when this returns."""
+        first, last = self._buckets or (0, 0)
+        state = self._state.finish(bucket_stats(first, last))
+        ledger, exports = self._ledger.finish(), self._exports.finish()
+        count = self._counts
+        return UpdateResult(
+            self._node,
+            number,
+            self._lane,
+            ledger,
+            state,
+            exports,
+            dict(self._leaving),
+            count["sent"],
+            count["deleted"],
+            count["failed"],
+        )
+
+    def abandon(self) -> None:
+        """Forget the files, after an error."""
+        for each in (self._state, self._exports, self._ledger):
+            each.abandon()

@@ -1,0 +1,93 @@
+"""The keyed nodes' part of a pass, in the driver: which documents are due, and who updates which keys.
+
+1. group: a task an outbox file writes its documents as sorted runs, one a range of keys
+2. update: a task a range merges the runs, calls ``update``, and publishes what came of it in the journal
+
+Settle makes it known. What was not published has not happened: the documents are still due.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+
+from ferryman import crash, limits
+from ferryman.engine.keyed.group import Grouping, SortedRun, range_starts
+from ferryman.engine.keyed.update import KeyRange, KeyReport, Updating
+from ferryman.engine.runner.base import IsolatingRunner, PickledPlan, Runner
+from ferryman.engine.trouble import Troubles
+from ferryman.errors import WorkerDied
+from ferryman.plan import KeyedNode, keyed_nodes
+from ferryman.records.due import wait_of_file_s
+from ferryman.records.key_values import key_file
+from ferryman.records.keyed import BUCKETS
+from ferryman.state.keyed import may_hold
+from ferryman.state.outbox import first_sequence, pending_rows
+from ferryman.state.state import State
+from ferryman.storage.handles import DataFile
+
+
+class KeyUpdates:
+    """Of all passes of a run."""
+
+    def __init__(self, state: State, shipped: PickledPlan, runner: Runner, trouble: Troubles) -> None:
+        self._state = state
+        self._shipped = shipped
+        self._runner = IsolatingRunner(runner)
+        self._trouble = trouble
+        self._nodes = keyed_nodes(state.plan.nodes)
+
+    def run(self, number: int, now_us: int) -> None:
+        """Update the keys of all documents that are due."""
+        for node in self._nodes:
+            if self._trouble.wait_s(node.name) == 0 and (files := self._due(node, now_us)):
+                self._note(node.name, self._update(node, files, number, now_us))
+                crash.point("update.done")
+
+    def _due(self, node: KeyedNode, now_us: int) -> list[DataFile]:
+        """All files with documents of the node, oldest first, if one of them is due."""
+        found = [f for f in self._state.outbox.files.values() if f.partition["destination"] == node.name]
+        longest_s = self._state.plan.longest_backoff_s
+        due = any(pending_rows(f) and wait_of_file_s(f, now_us, longest_s) == 0 for f in found)
+        return sorted(found, key=first_sequence) if due else []
+
+    def _update(self, node: KeyedNode, files: list[DataFile], number: int, now_us: int) -> list[KeyReport]:
+        state, ranges = self._state, self._ranges(node, files)
+        folder = state.scratch(f"update-{node.name}")
+        grouping = Grouping(self._shipped, node.name, str(state.outbox.folder), str(folder), ranges)
+        updating = Updating(self._shipped, str(state.root), node.name, ranges, number, now_us, state.epoch)
+        try:
+            runs = self._runner.run(grouping, [(file.path, first_sequence(file)) for file in files])
+            return self._runner.run(updating, list(self._work(node, [run for each in runs for run in each], ranges)))
+        except WorkerDied as e:
+            return [KeyReport(False, f"its worker died, as often as it was tried ({e})", permanent=True)]
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _ranges(self, node: KeyedNode, files: Sequence[DataFile]) -> int:
+        """How many tasks share the keys: no more than there are buckets; a range is never in two lanes."""
+        size = sum(file.size for file in files)
+        wanted = min(node.buckets, max(2 * self._runner.slots, size // limits.KEY_TASK_BYTES))
+        if sum(file.rows for file in files) <= limits.KEY_RUN_ROWS:
+            wanted = limits.KEY_LANES
+        return -(-wanted // limits.KEY_LANES) * limits.KEY_LANES
+
+    def _work(self, node: KeyedNode, runs: Sequence[SortedRun], ranges: int) -> Iterator[KeyRange]:
+        table = self._state.keyed[node.name].state
+        by_range: dict[int, list[str]] = defaultdict(list)
+        for run in runs:
+            by_range[run.range].append(run.path)
+        starts = [*range_starts(ranges), BUCKETS]
+        for number in sorted(by_range):
+            first, last = starts[number], starts[number + 1] - 1
+            known = [key_file(table.folder, f) for f in table.files.values() if may_hold(f, first, last)]
+            yield KeyRange(number, by_range[number], known)
+
+    def _note(self, name: str, reports: Sequence[KeyReport]) -> None:
+        bad = [report for report in reports if report.trouble]
+        if bad:
+            worst = max(bad, key=lambda report: report.permanent)
+            self._trouble.begin(name, worst.trouble, permanent=worst.permanent)
+        else:
+            self._trouble.end(name)

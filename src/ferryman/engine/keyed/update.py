@@ -1,0 +1,141 @@
+"""Update keys, in the workers: the sorted runs of one range of keys are merged, and each key's state is brought up to
+date.
+
+A task's files are durable before it publishes, once, which they are: two tasks of one range cannot both count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ferryman import crash
+from ferryman.engine.deliver.outcomes import Tries
+from ferryman.engine.keyed.calls import KeyCalls, NodeTrouble, Row
+from ferryman.engine.keyed.group import range_starts
+from ferryman.engine.keyed.output import Output
+from ferryman.engine.keyed.runs import merged
+from ferryman.engine.runner.base import PickledPlan
+from ferryman.plan import KeyedNode, successors
+from ferryman.records.due import latest_us
+from ferryman.records.key_values import KeyFile, KeyValues
+from ferryman.state.journal import Journal
+from ferryman.storage.groups import values
+
+
+class KeyRange(NamedTuple):
+    """What one task takes: the runs of a range of keys, and what is known of its keys."""
+
+    number: int
+    runs: list[str]
+    known: list[KeyFile]
+
+
+class KeyReport(NamedTuple):
+    """What a task has seen of a keyed node."""
+
+    well: bool
+    """A call has succeeded, or none was made."""
+    trouble: str = ""
+    permanent: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Updating:
+    """Task: update a range of keys."""
+
+    shipped: PickledPlan
+    root: str
+    node: str
+    ranges: int
+    wave: int
+    now_us: int
+    epoch: int
+
+    def __call__(self, keys: KeyRange) -> KeyReport:
+        plan = self.shipped.plan()
+        node = next(n for n in plan.nodes if n.name == self.node)
+        assert isinstance(node, KeyedNode)
+        first = range_starts(self.ranges)[keys.number]
+        followed = bool(successors(plan.nodes)[node.name])
+        output = Output(Path(self.root), self.node, self.wave, self.epoch, first, followed=followed)
+        known = KeyValues(keys.known)
+        try:
+            work = _RangeUpdate(node, output, known, self.now_us, latest_us(self.now_us, plan.longest_backoff_s))
+            report = work.go(merged(keys.runs))
+            result = output.finish(keys.number)
+        except BaseException:
+            output.abandon()
+            raise
+        finally:
+            known.close()
+        if result.ledger is not None:
+            crash.point("update.staged")
+            Journal(Path(self.root) / "journal").publish_update(self.wave, result)
+            crash.point("update.result")
+        return report
+
+
+_COLUMNS: Final = (
+    *("key", "document", "operation", "fields", "raw", "sequence", "fault", "holds"),
+    *("due", "attempt", "since", "transient"),
+)
+
+
+class _RangeUpdate:
+    """One task's work."""
+
+    def __init__(self, node: KeyedNode, output: Output, known: KeyValues, now_us: int, latest: int) -> None:
+        self._output = output
+        self._known = known
+        self._calls = KeyCalls(node, output, now_us)
+        self._now_us = now_us
+        self._latest = latest
+
+    def go(self, tables: Iterator[pa.Table]) -> KeyReport:
+        trouble: NodeTrouble | None = None
+        for table in tables:
+            trouble = self._table(table.combine_chunks())
+            if trouble is not None:
+                break
+        self._calls.close()
+        if trouble is None:
+            return KeyReport(True)
+        return KeyReport(False, str(trouble), trouble.permanent)
+
+    def _table(self, table: pa.Table) -> NodeTrouble | None:
+        """Some rows in order; what keeps the rest from being tried."""
+        known, sequences = self._known_of(table), table["sequence"].to_pylist()
+        self._calls.begin(sequences)
+        trouble = None
+        try:
+            for key, rows in groupby(self._rows(table), key=lambda each: each[0]):
+                mine = [row for _, row in rows]
+                if not self._calls.is_open(key):
+                    bucket = table["bucket"][mine[0].at].as_py()
+                    self._calls.open(key, bucket, known.get(key))
+                self._calls.take(mine, self._now_us)
+        except NodeTrouble as e:
+            trouble = e
+            if e.blameless:
+                self._calls.begin(sequences)
+        self._output.events(table, self._calls.results)
+        return trouble
+
+    def _known_of(self, table: pa.Table) -> dict[str, Any]:
+        buckets = table["bucket"]
+        keys = pc.unique(table["key"])
+        return self._known.of(keys, buckets[0].as_py(), buckets[table.num_rows - 1].as_py())
+
+    def _rows(self, table: pa.Table) -> Iterator[tuple[str, Row]]:
+        """Key and row, in order; a clock that was ahead once puts nothing off for years."""
+        columns: Sequence[list[Any]] = [values(table[name]) for name in _COLUMNS]
+        for at, (key, *row, due, attempt, since, transient) in enumerate(zip(*columns, strict=True)):
+            due = 0 if due is not None and due > self._latest else due
+            yield key, Row._make((at, *row, due, Tries(attempt, since, transient)))

@@ -1,0 +1,70 @@
+"""Columns of the tables of a keyed node, and how its keys are spread."""
+
+from __future__ import annotations
+
+import zlib
+from typing import Any, Final
+
+import pyarrow as pa
+
+from ferryman import limits
+
+KEY_STATE: Final = pa.schema(
+    [
+        pa.field("key", pa.string()),
+        pa.field("value", pa.string()),
+        pa.field("sequence", pa.int64()),
+        pa.field("wave", pa.int64()),
+        pa.field("bucket", pa.int64()),
+    ]
+)
+"""The row of a key with the highest ``wave`` counts. ``value``: JSON; null: the key has no state any more.
+``sequence``: of the last document that changed it, it grows with each change. ``bucket``: see ``bucket_of``; files are
+sorted by bucket and key."""
+
+EXPORTS: Final = pa.schema(
+    [
+        pa.field("lane", pa.string()),
+        pa.field("first_place", pa.int64()),
+        pa.field("key", pa.string()),
+        pa.field("document", pa.string()),
+        pa.field("operation", pa.string()),
+        pa.field("fields", pa.binary()),
+        pa.field("raw", pa.binary()),
+        pa.field("version", pa.string()),
+    ]
+)
+"""What a keyed node has exported and the plan has not carried on yet. Place = ``first_place`` + row of the file."""
+
+EXPORTS_PARTITION: Final = ["lane", "first_place"]
+
+EXPORTS_FILE: Final = pa.schema([f for f in EXPORTS if f.name not in EXPORTS_PARTITION])
+"""Columns inside a file of exports."""
+
+BUCKETS: Final = 1 << 16
+"""Hash values. A node's buckets are ranges of them, so their number may change at any time."""
+
+
+def bucket_of(key: str) -> int:
+    """The hash of a key, below ``BUCKETS``. It never changes."""
+    return zlib.crc32(key.encode()) >> 16
+
+
+def bucket_stats(first: int, last: int) -> dict[str, Any]:
+    """Delta statistics of a file of the state: which buckets it may have."""
+    return {"minValues": {"bucket": first}, "maxValues": {"bucket": last}}
+
+
+def lane_of(bucket: int) -> str:
+    """The lane in which the exports of these keys go on."""
+    return f"lane{bucket * limits.KEY_LANES // BUCKETS}"
+
+
+def lanes() -> list[str]:
+    """All of them."""
+    return [f"lane{n}" for n in range(limits.KEY_LANES)]
+
+
+def place_id(lane: str) -> str:
+    """Application id of a lane's next place."""
+    return f"ferryman.place.{lane}"

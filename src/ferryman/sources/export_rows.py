@@ -1,0 +1,38 @@
+"""Exports of a keyed node as Arrow. Apart from the log: pyarrow takes longer to load than a command line may."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ferryman.records.events import table_of
+from ferryman.records.keyed import EXPORTS_FILE, lanes
+from ferryman.sources.log import Piece
+from ferryman.sources.log_rows import ROWS
+from ferryman.storage.groups import RowGroups
+
+
+def rows_of(piece: Piece) -> Iterator[pa.Table]:
+    """The exports of a piece in the columns of ``ROWS``; also ``revision``, and ``deletes``: is it a deletion?
+
+    Raises:
+        StateDamaged: the file is missing, or not what was written.
+    """
+    first, _, path = piece.identity.partition(":")
+    place = piece.start
+    with RowGroups(path, EXPORTS_FILE.names, verified=True) as groups:
+        for rows in groups.between(piece.start - int(first), piece.end - int(first)):
+            yield _in_order(rows, place, lanes().index(piece.partition))
+            place += rows.num_rows
+
+
+def _in_order(rows: pa.Table, place: int, lane: int) -> pa.Table:
+    """Keys of several lanes may export one id: the revisions of a lane are no other lane's."""
+    places = pa.array(np.arange(place, place + rows.num_rows), pa.int64())
+    columns = {name: rows[name] for name in ("fields", "raw", "version")}
+    table = table_of(ROWS, rows.num_rows, place=places, id=rows["document"], **columns)
+    table = table.append_column("revision", pc.add(pc.multiply(places, len(lanes())), 1 + lane))
+    return table.append_column("deletes", pc.equal(rows["operation"], "delete"))

@@ -1,0 +1,94 @@
+"""What a keyed node has exported, as a log: the engine alone writes it, and reads it for what follows the node.
+
+It lies in a table of the state. Keys are hashed to lanes, which are the log's partitions: the exports of a key are in
+one of them, in their order. A place counts the exports of its lane.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ferryman.document import Document
+from ferryman.errors import BadDocument
+from ferryman.sources.base import Listed
+from ferryman.sources.log import Log, Piece, Positions
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from ferryman.storage.handles import DataFile, OpenTable
+
+
+class Exports(Log):
+    """The exports of one keyed node.
+
+    Attributes:
+        folder: of the table; None: there is no state yet.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.folder: Path | None = None
+
+    def begin(self) -> Positions:
+        """Of each lane its first place."""
+        return dict.fromkeys(self.end(), 0)
+
+    def end(self) -> Positions:
+        """Of each lane the place that its next export gets."""
+        if (table := self._table()) is None:
+            return {}
+        from ferryman.records.keyed import lanes, place_id
+
+        return {lane: table.transaction(place_id(lane)) for lane in lanes()}
+
+    def pieces(self, start: Positions, end: Positions, limit: int) -> Iterator[Piece]:
+        """Pieces of files: the exports of a wave and a lane are in one or several."""
+        if (table := self._table()) is None:
+            return
+        assert self.folder is not None
+        files = sorted(table.files().values(), key=_first_place)
+        for lane, last in end.items():
+            for file in files:
+                if file.partition["lane"] == lane:
+                    yield from _pieces_of(file, self.folder, start.get(lane, last), last, limit)
+
+    def pinned(self, piece: Piece, identities: Mapping[str, str]) -> Piece:
+        """A piece names its file, which never changes."""
+        return piece
+
+    def rows(self, piece: Piece) -> Iterator[pa.Table]:
+        """The exports of a piece, with their places as revisions: several may have one id."""
+        from ferryman.sources.export_rows import rows_of
+
+        return rows_of(piece)
+
+    def read(self, listed: Listed) -> Document:
+        """Never: an export is read by its place."""
+        raise BadDocument("it is not kept any more: an export is carried on once")
+
+    def _table(self) -> OpenTable | None:
+        if self.folder is None or not (self.folder / "_delta_log").is_dir():
+            return None
+        from ferryman.storage.handles import newest_to_read
+
+        return newest_to_read(self.folder)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "folder": None}  # a worker is told the file
+
+
+def _first_place(file: DataFile) -> int:
+    return int(file.partition["first_place"])
+
+
+def _pieces_of(file: DataFile, folder: Path, start: int, last: int, limit: int) -> Iterator[Piece]:
+    """What lies between of one file. Its first place stands in the name of the piece's log."""
+    first = _first_place(file)
+    upto = min(first + file.rows, last)
+    for at in range(max(start, first), upto, limit):
+        end = min(at + limit, upto)
+        size = file.size * (end - at) // file.rows
+        yield Piece(file.partition["lane"], at, end, size, f"{first}:{folder / file.path}")

@@ -1,0 +1,116 @@
+"""The tables of a state's keyed nodes: the state of each key, and the exports that the plan has not carried on yet.
+
+They stand beside the tables of every state, have the same driver and the same fence, and are made when a plan with the
+node runs for the first time.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from ferryman import crash
+from ferryman.errors import StateDamaged
+from ferryman.plan import Plan, keyed_nodes
+from ferryman.plan.structure import Structure
+from ferryman.records.keyed import EXPORTS, EXPORTS_PARTITION, KEY_STATE, bucket_of, lanes, place_id
+from ferryman.sources.exports import Exports
+from ferryman.storage.handles import DataFile
+from ferryman.storage.parquet import Part
+from ferryman.storage.tables import Table
+
+PUBLISHED: Final = "ferryman.published"
+"""Application id: number of the last wave whose results this table has."""
+MERGED: Final = "ferryman.merged"
+"""Application id: rows of the state when all of its files were merged last."""
+
+
+class KeyedTables(NamedTuple):
+    """Of one keyed node."""
+
+    state: Table
+    exports: Table
+
+    @property
+    def both(self) -> tuple[Table, Table]:
+        return (self.state, self.exports)
+
+    def load(self, application: str) -> None:
+        """Read both as they are now; a reader may come before they are made."""
+        if not self.exports.log.marks.is_dir():
+            return
+        self.state.load([application, PUBLISHED, MERGED])
+        self.exports.load([application, PUBLISHED, *map(place_id, lanes())])
+
+    def publish(self, wave: int, state: Sequence[Part], exports: Sequence[tuple[str, Part]]) -> None:
+        """Make known what a wave has changed; nothing if that was done before.
+
+        Args:
+            exports: (lane, file), in the order in which they go on.
+        """
+        if self.state.transactions[PUBLISHED] < wave:
+            self.state.commit("state", adds=map(self.state.data_file, state), transactions={PUBLISHED: wave})
+        if self.exports.transactions[PUBLISHED] < wave:
+            places = {lane: self.exports.transactions[place_id(lane)] for lane in lanes()}
+            adds = []
+            for lane, part in exports:
+                adds.append(self.exports.data_file(part, {"lane": lane, "first_place": str(places[lane])}))
+                places[lane] += part.rows
+            numbers = {PUBLISHED: wave, **{place_id(lane): place for lane, place in places.items()}}
+            self.exports.commit("exports", adds=adds, transactions=numbers)
+
+    def files_of(self, key: str) -> list[DataFile]:
+        """Files of the state that may have a row of this key."""
+        return [file for file in self.state.files.values() if may_hold(file, bucket_of(key), bucket_of(key))]
+
+
+def may_hold(file: DataFile, least: int, greatest: int) -> bool:
+    """May a file of the state have rows of these buckets?"""
+    first, last = (int(file.stats[kind]["bucket"]) for kind in ("minValues", "maxValues"))
+    return first <= greatest and least <= last
+
+
+def keyed_tables(plan: Plan, root: Path) -> dict[str, KeyedTables]:
+    """Node -> its tables, there or not, also of nodes that the plan had once: a wave of theirs may have to be settled.
+    The plan's nodes know from now on where their exports lie."""
+    known = {path.name for path in (root / "state").iterdir()} if (root / "state").is_dir() else set()
+    for node in keyed_nodes(plan.nodes):
+        known.add(node.name)
+        if isinstance(node.exports.source, Exports):
+            node.exports.source.folder = root / "exports" / node.name
+    return {
+        name: KeyedTables(
+            Table(root / "state" / name, KEY_STATE, []), Table(root / "exports" / name, EXPORTS, EXPORTS_PARTITION)
+        )
+        for name in sorted(known)
+    }
+
+
+def missing(keyed: dict[str, KeyedTables], remembered: Structure) -> Iterator[StateDamaged]:
+    """Tables that should be there, for the plan had their nodes when it ran last."""
+    for name in keyed.keys() & _keyed_of(remembered):
+        for table in keyed[name].both:
+            if not table.log.marks.is_dir():
+                yield StateDamaged(str(table.folder), "the folder is missing")
+
+
+def _keyed_of(remembered: Structure) -> set[str]:
+    return {name for name, node in remembered.items() if node.kind == "keyed"}
+
+
+def there(keyed: dict[str, KeyedTables]) -> list[Table]:
+    """Those of the tables that have been made."""
+    return [table for each in keyed.values() for table in each.both if table.log.marks.is_dir()]
+
+
+def create_missing(keyed: dict[str, KeyedTables], remembered: Structure) -> None:
+    """Make the tables of nodes that the plan did not have when it ran last."""
+    had = _keyed_of(remembered)
+    for name, tables in keyed.items():
+        for table in tables.both if name not in had else ():
+            if not table.log.marks.is_dir():  # half made by a crash, nothing can be in it yet
+                shutil.rmtree(table.folder, ignore_errors=True)
+                table.create()
+                crash.point("create.keyed")
