@@ -84,8 +84,8 @@ def test_run_tells_of_each_plan(ferryman: Say) -> None:
         "A document that changes is retried automatically; to retry all: ferryman retry plan.py:invoices",
     ]
     assert any(line.startswith("orders: new state: ") for line in err)
-    assert "orders: wave 1: 3 delivered, 0 pending, 0 failed" in err
-    assert "invoices: wave 1: 2 delivered, 0 pending, 1 failed" in err
+    assert "orders: wave 1: 3 delivered, 0 pending, 0 failed or rejected" in err
+    assert "invoices: wave 1: 2 delivered, 0 pending, 1 failed or rejected" in err
     assert all(line.startswith(("orders: ", "invoices: ")) for line in err)
 
 
@@ -239,7 +239,7 @@ def test_an_interrupt_ends_the_flow_with_130(
     """All of it, also while one plan is at work; the next run goes on."""
     from ferryman.engine import wave
 
-    commit, armed = wave.commit_wave, [True]
+    commit, armed = wave.commit_staged, [True]
 
     def interrupted(state: Any, *args: Any, **options: Any) -> Any:
         commit(state, *args, **options)
@@ -247,7 +247,7 @@ def test_an_interrupt_ends_the_flow_with_130(
             armed.clear()
             signal.raise_signal(number)
 
-    monkeypatch.setattr(wave, "commit_wave", interrupted)
+    monkeypatch.setattr(wave, "commit_staged", interrupted)
     code, out, err = ferryman("run", "plan.py")
     assert (code, out) == (130, "")
     assert err[-1].startswith("interrupted: nothing is lost. Run the same command again")

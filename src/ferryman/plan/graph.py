@@ -12,7 +12,7 @@ from typing import cast
 from ferryman import limits
 from ferryman.destinations.base import Destination, Effect, Guarantee
 from ferryman.needs import is_name
-from ferryman.plan.cycles import cycles
+from ferryman.plan.cycles import cycles, endless
 from ferryman.plan.inputs import bad_inputs
 from ferryman.plan.keyed import bad_keyed
 from ferryman.plan.nodes import AltsNode, CalledNode, DestinationNode, JoinNode, Node, RouterNode, SourceNode, StepNode
@@ -31,7 +31,7 @@ NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]*\Z")
 def check(name: str, version: object, nodes: Sequence[Node]) -> tuple[list[str], list[str]]:
     """(findings that refuse the plan, warnings), each naming the node and the remedy."""
     findings = [*_bad_names(name, version, nodes), *_bad_edges(nodes), *_bad_nodes(nodes), *_cycles(nodes)]
-    findings += [*_endless(nodes), *bad_keyed(nodes)]
+    findings += [*endless(nodes), *bad_keyed(nodes)]
     findings += [
         f"{text} on_unequal='error' refuses this: lead each branch to all of them, or allow it with 'warn'."
         for strict, text in _unequal_branches(nodes)
@@ -196,22 +196,6 @@ def _cycles(nodes: Sequence[Node]) -> list[str]:
     return [
         f"{' → '.join([*ring, ring[0]])}: a cycle: these nodes follow each other; remove one of the edges (after=)."
         for ring in cycles(nodes)
-    ]
-
-
-def _endless(nodes: Sequence[Node]) -> list[str]:
-    """Sources that read what a destination of the same plan writes."""
-    written = {
-        target: n.name
-        for n in reversed(nodes)
-        if isinstance(n, DestinationNode) and isinstance(n.destination, Destination)
-        if (target := n.destination.target()) is not None
-    }
-    return [
-        f"{n.name}: reads {target}, which {written[target]} of the same plan writes: a loop without end. Make two "
-        "plans of it, one that writes and one that reads, and run them together as a Flow: Flow(name, [first, second])."
-        for n in nodes
-        if isinstance(n, SourceNode) and isinstance(n.source, Source) and (target := n.source.reads()) in written
     ]
 
 
