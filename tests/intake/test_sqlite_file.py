@@ -29,3 +29,23 @@ def test_a_file_of_the_older_format_is_brought_to_this_one(place: Path) -> None:
         assert queue.load_job(job.id).lock()
         with pytest.raises(LockLost):
             job.success()
+
+
+def test_a_watch_of_a_quiet_queue_asks_nothing_of_its_nodes(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Thirty threads of a serve wait like this; a change of this process or of another wakes them."""
+    with Queue.open(f"sqlite:///{place}/queue.db") as queue, Queue.open(f"sqlite:///{place}/queue.db") as other:
+        batch = queue.load_batch(started(queue, jobs=0))
+        watch = queue.watch_jobs("Pending")
+        watch.wait(0.2)
+        reads: list[object] = []
+        inner = type(queue.tree.store).read
+        monkeypatch.setattr(
+            type(queue.tree.store), "read", lambda self, paths: reads.append(paths) or inner(self, paths)
+        )
+        assert not watch.wait(0.5)
+        assert reads == []
+        batch.create_job({})
+        assert watch.wait(60)
+        again = queue.watch_jobs("Pending")
+        other.load_batch(batch.id).create_job({})
+        assert again.wait(60)

@@ -66,6 +66,14 @@ def test_submit_refuses_a_bad_name(intake: Place, capsys: pytest.CaptureFixture[
     assert intake.queue.list_batches() == []
 
 
+@pytest.mark.parametrize("url", ["s3://bucket/a.zip", "ftp://host/a.zip", "sftp://host/a", "http://", "file://other/a"])
+def test_submit_refuses_what_serve_cannot_fetch(intake: Place, capsys: pytest.CaptureFixture[str], url: str) -> None:
+    """At once: a batch of it could only fail."""
+    assert start(["intake", "submit", url, "--queue", intake.queue.url]) == 2
+    assert "Nothing was submitted" in capsys.readouterr().err
+    assert intake.queue.list_batches() == []
+
+
 @pytest.mark.parametrize("priority", ["²", "9" * 5000, "high", -1])
 def test_a_bad_priority_fails_its_batch(intake: Place, priority: Any) -> None:
     """And no other."""

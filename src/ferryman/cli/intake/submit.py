@@ -127,6 +127,16 @@ def submit(
             raise typer.Exit(WAITED.get(batch.status, NOT_YET))
 
 
+def _checked(url: str) -> str:
+    from ferryman.service.errors import Corrupt
+    from ferryman.service.manifest import checked_url
+
+    try:
+        return checked_url(url)
+    except Corrupt as e:
+        raise UsageError(f"submit: {e} Nothing was submitted.") from None
+
+
 def _refuse_bad_names(collection: str | None, local_ids: list[str] | None) -> None:
     from ferryman.service.errors import Corrupt
     from ferryman.service.payload import checked_name
@@ -156,10 +166,10 @@ def _url(payload: str) -> str:
     """Where it is; a path becomes a file's URL.
 
     Raises:
-        UsageError: there is no such file.
+        UsageError: there is no such file, or the URL cannot be fetched by ``serve``.
     """
-    if urlsplit(payload).scheme in ("http", "https", "file", "s3", "ftp"):
-        return payload
+    if "://" in payload or payload.startswith("file:"):
+        return _checked(payload)
     path = Path(payload)
     if not path.is_file():
         raise UsageError(f"{payload}: there is no such file. Give a file, or a URL.")

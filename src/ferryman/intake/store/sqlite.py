@@ -47,7 +47,8 @@ class SqliteStore:
         self._using = threading.RLock()
         self._connection = connected(path)
         self._lease = Lease(path, session_timeout_s, monotonic)
-        self._reap_at = 0.0
+        self._reap_at = self._poll_at = 0.0
+        self._others = self._commits = 0
 
     # --- sessions -----------------------------------------------------------------------------------------------------
 
@@ -87,6 +88,7 @@ class SqliteStore:
                 raise SessionLost(f"{self.url}: the session has ended")
             for index, op in enumerate(ops):
                 self._do(index, op, session or 0)
+            self._commits += 1
             return [self._seen(path) for path in look]
 
     def _do(self, index: int, op: Op, session: int) -> None:
@@ -233,10 +235,17 @@ class SqliteStore:
     def watch(self, path: str) -> _SqliteWatch:
         return _SqliteWatch(self, path)
 
-    def foreign_changes(self) -> int:
-        """A number that is another one after another connection has changed the file."""
-        with self._using, told(self.path):
-            return int(self._connection.execute("PRAGMA data_version").fetchone()[0])
+    def changes(self) -> tuple[int, int]:
+        """Another value after a change: of this handle at once, of other processes within ``POLL_S``.
+
+        All watches of a handle share the question that it takes.
+        """
+        now = self._monotonic()
+        if now >= self._poll_at:
+            self._poll_at = now + POLL_S
+            with self._using, told(self.path):
+                self._others = int(self._connection.execute("PRAGMA data_version").fetchone()[0])
+        return self._others, self._commits
 
     def _reading(self) -> _Transaction:
         """One look: whatever is read within was so at one instant."""
@@ -281,7 +290,7 @@ class _Transaction:
 class _SqliteWatch:
     def __init__(self, store: SqliteStore, path: str) -> None:
         self._store, self._path = store, path
-        self._seen = store.foreign_changes()
+        self._seen = store.changes()
         self._before = self._state()
 
     def _state(self) -> tuple[int, int] | None:
@@ -290,12 +299,17 @@ class _SqliteWatch:
 
     def wait(self, timeout_s: float) -> bool:
         give_up = time.monotonic() + timeout_s
-        while self._state() == self._before:
+        while not self._has_changed():
             left = give_up - time.monotonic()
             if left <= 0:
                 return False
             time.sleep(min(POLL_S, left))
         return True
+
+    def _has_changed(self) -> bool:
+        """Looks at the node only after something was changed in the file, or a session ended."""
+        seen, self._seen = self._seen, self._store.changes()
+        return seen != self._seen and self._state() != self._before
 
     def close(self) -> None:
         """Nothing to stop."""
