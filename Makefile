@@ -6,7 +6,8 @@ SHELL := /bin/bash
 unexport PYTHONDONTWRITEBYTECODE
 
 PYTHON := .venv/bin/python
-PYTEST := $(PYTHON) -m pytest --numprocesses 2 --dist loadfile
+# Three for two cores: tests of time-outs, and of processes that start, wait for a part of their time.
+PYTEST := $(PYTHON) -m pytest --numprocesses 3 --dist loadfile
 UV = $(shell uv --version >/dev/null 2>&1 && echo uv || echo .tools/bin/uv)
 COMPILE = $(UV) pip compile --quiet --universal --generate-hashes --no-emit-index-url \
 	--custom-compile-command "make requirements" $(ARGS)
@@ -49,6 +50,7 @@ docs: setup  ## make the generated parts of docs/ anew
 	$(PYTHON) -m scripts.docs
 	$(PYTHON) scripts/cli_reference.py
 	$(PYTHON) -m tests.model --write
+	$(PYTHON) -m tests.model.jobs_pages --write > /dev/null
 
 docs-site:  ## build the documentation site into build/site/; fails on any warning
 	@scripts/setup site

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import tempfile
@@ -14,6 +15,7 @@ import pytest
 
 from tests.servers.registry import Running
 from tests.servers.server import Server
+from tests.support import schedule
 
 # Spark starts in half the time: what the second compiler makes faster, no test does long enough.
 os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
@@ -75,7 +77,7 @@ LONG = (
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark what talks to a server; with ``--sample N`` leave out all but every Nth test of ``LONG``."""
+    """Mark what talks to a server; with ``--sample N`` leave out all but every Nth test of ``LONG``; sort the rest."""
     for item in items:
         if "server" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.server)
@@ -85,6 +87,23 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=left_out)
         gone = set(map(id, left_out))
         items[:] = [i for i in items if id(i) not in gone]
+    schedule.in_turn(items)
+
+
+def pytest_collection_finish() -> None:
+    """Garbage is not looked for in what stays until the end, nor is that copied in forked children for it."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_sessionfinish() -> None:
+    gc.unfreeze()  # native modules complain of what is still there when Python ends
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
+    """For ``--dist loadfile``."""
+    return schedule.LongestFirst(config, log) if config.option.dist == "loadfile" else None
 
 
 def _is_long(item: pytest.Item) -> bool:

@@ -195,6 +195,17 @@ FINDINGS = (
         'orders.keyed("counts", count, key="word", buckets=0).destination("index", index)',
     ),
     Case(
+        "An at-most-once plan that reads files",
+        'plan.strategy = "at-most-once"\nplan.source("files", Files("corpus")).destination("index", index)',
+    ),
+    Case(
+        "An at-most-once plan that joins what a filter lets pass",
+        'plan.strategy = "at-most-once"\n'
+        'orders = plan.source("orders", sources.Queue("orders", "/data/queues", types=["paid"]))\n'
+        'prices = plan.source("prices", sources.Queue("prices", "/data/queues"))\n'
+        'plan.join("bill", clean, {"order": orders, "price": prices}).destination("index", index)',
+    ),
+    Case(
         "Two destinations of errors",
         'plan.source("files", Files("corpus")).destination("index", index)\n'
         'plan.errors(destinations.Queue("errors", "/data/queues"))\n'

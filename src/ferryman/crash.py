@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from typing import Final
 
 DRIVER: Final = "driver"
@@ -23,7 +24,6 @@ POINTS: Final[dict[str, str]] = {
     "create.table": DRIVER,
     "plan.kept": DRIVER,
     "create.state": DRIVER,
-    "create.keyed": DRIVER,
     "epoch.logged": DRIVER,
     "epoch.synced": DRIVER,
     "epoch.marked": DRIVER,
@@ -62,10 +62,6 @@ POINTS: Final[dict[str, str]] = {
     "deliver.part": EXECUTOR,
     "deliver.result": EXECUTOR,
     "deliver.hung": EXECUTOR,
-    "update.grouped": EXECUTOR,
-    "update.staged": EXECUTOR,
-    "update.result": EXECUTOR,
-    "update.done": DRIVER,
     "deliver.done": DRIVER,
     # 5 settle
     "settle.closed": DRIVER,
@@ -77,12 +73,6 @@ POINTS: Final[dict[str, str]] = {
     "documents.logged": DRIVER,
     "documents.synced": DRIVER,
     "documents.marked": DRIVER,
-    "state.logged": DRIVER,
-    "state.synced": DRIVER,
-    "state.marked": DRIVER,
-    "exports.logged": DRIVER,
-    "exports.synced": DRIVER,
-    "exports.marked": DRIVER,
     "settle.rewrite": EXECUTOR,
     "settle.rewritten": DRIVER,
     "settle.trimmed": DRIVER,
@@ -110,6 +100,30 @@ POINTS: Final[dict[str, str]] = {
 }
 """Name of each point -> where it stands (driver or executor), in the order of a run. ``x.logged``, ``.synced`` and
 ``.marked`` follow the steps of one commit (storage/tables.py); x is what the commit is for."""
+
+KEYED: Final[dict[str, str]] = {
+    "create.keyed": DRIVER,
+    "update.grouped": EXECUTOR,
+    "update.staged": EXECUTOR,
+    "update.result": EXECUTOR,
+    "update.done": DRIVER,
+    "state.logged": DRIVER,
+    "state.synced": DRIVER,
+    "state.marked": DRIVER,
+    "exports.logged": DRIVER,
+    "exports.synced": DRIVER,
+    "exports.marked": DRIVER,
+}
+"""What plans pass besides that keep state by key: when their tables are made, in 4, and in 5."""
+
+ONCE: Final[dict[str, str]] = {
+    "intake.logged": DRIVER,
+    "intake.synced": DRIVER,
+    "intake.marked": DRIVER,
+    "once.begun": EXECUTOR,
+    "once.kept": EXECUTOR,
+}
+"""What at-most-once plans pass besides, between 1 and 2: the commit that takes entries, and a task of it."""
 
 INTAKE: Final[dict[str, str]] = {
     "batch.planned": "the objects of a batch are stored in the working space, no job exists yet",
@@ -170,7 +184,7 @@ def arm(spec: str, seen_file: str | None = None, by: int = signal.SIGKILL) -> No
     the file is made at the kill, and where it exists the point stays silent. ``by`` SIGSTOP the process does not die,
     it stops there until somebody wakes it."""
     name, _, count = spec.partition(":")
-    known = [*POINTS, *INTAKE, *QUEUES]
+    known = [*POINTS, *KEYED, *ONCE, *INTAKE, *QUEUES]
     if name not in known:
         raise KeyError(f"no crash point {name!r}; there are {', '.join(known)}")
     _armed[name] = (int(count or 1), seen_file, by)
@@ -199,7 +213,16 @@ def _pass(name: str) -> None:
             os.close(os.open(seen_file, os.O_CREAT | os.O_EXCL))
         except FileExistsError:
             return
-    os.kill(os.getpid(), by)
+    end_here(by)
+
+
+def end_here(by: int) -> None:
+    """Send this process a signal that kills or stops it, and do nothing more.
+
+    To the calling thread: one for the whole process may go to another thread, and this one runs on until that is
+    scheduled.
+    """
+    signal.pthread_kill(threading.get_ident(), by)
 
 
 if os.environ.get(ENVIRONMENT):  # only in processes that are about to die

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import collections
 import json
-import os
 import signal
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from ferryman import crash
 from ferryman.destinations.base import Delivery, Guarantee, Outcome
 from ferryman.document import Document
 from ferryman.plan import Plan
@@ -45,7 +45,7 @@ def stop_if_asked(root: Path) -> None:
     asked = root / IN_WRITE
     if asked.exists():
         asked.unlink()
-        os.kill(os.getpid(), signal.SIGSTOP)
+        crash.end_here(signal.SIGSTOP)
 
 
 def words(doc: Document) -> Document:

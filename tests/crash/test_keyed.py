@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from ferryman.crash import EXECUTOR, POINTS
+from ferryman import crash
+from ferryman.crash import EXECUTOR, KEYED
 from tests.crash.keyed import STAGES
 from tests.support.zygote import Zygote
 
-OWN = ("create.keyed", "update.", "state.", "exports.")
-"""What only plans with a keyed node pass."""
+POINTS = {**crash.POINTS, **KEYED}
 ELSEWHERE = (
     *("version.", "command.", "notify.", "counted.", "outdated."),
     *("deliver.claimed", "deliver.noted", "deliver.hung", "settle.repair", "transform.documents"),
@@ -42,7 +42,7 @@ CASES = [(point, stage) for point in POINTS for stage in range(len(STAGES)) if p
 def is_short(point: str, stage: int) -> bool:
     """Is the case run each time? The node's own points are, in the second run, and a third of the others."""
     turn = list(POINTS).index(point)
-    if point.startswith(OWN):
+    if point in KEYED:
         return stage == (0 if point.startswith(FIRST) else 1)
     return turn % 3 == 0 and stage == max(s for p, s in CASES if p == point)
 

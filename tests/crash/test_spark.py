@@ -92,7 +92,7 @@ SHORT_SHAPES = {
     "family": "",
     "retries": "",
     "version": "",
-    "deadly": "transform.outbox",
+    "deadly": "",
     "outage": "",
 }
 """Shapes that can be tried on Spark -> the point that is tried there each time."""

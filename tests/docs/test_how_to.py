@@ -29,6 +29,7 @@ PAGES = [
     "count-by-key",
     "join-two-streams",
     "keep-an-error-queue",
+    "call-a-step-once",
 ]
 """Of which all commands are run, in one shell a page."""
 

@@ -180,7 +180,10 @@ def test_a_destination_that_is_not_in_the_plan_any_more(place: Path) -> None:
 
 
 @pytest.mark.rule("destination.at-most-once", "destination.hangs")
-@pytest.mark.parametrize("guarantee", ["at-least-once", "at-most-once"])
+@pytest.mark.parametrize(
+    "guarantee",
+    ["at-most-once", pytest.param("at-least-once", marks=pytest.mark.slow)],  # test_deliver_spark has it too
+)
 def test_a_destination_that_hangs_is_given_up(place: Path, guarantee: str) -> None:
     """After ``send_timeout=`` its chunk has no result: owed, or unknown; the others were not delayed."""
     seconds, healthy, summary = beside_a_hanging_one(place, InProcess(), guarantee)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import duckdb
 import pytest
@@ -55,6 +57,19 @@ def test_search_finds_what_was_delivered(plan: Plan, tmp_path: Path) -> None:
     assert [hit.id for hit in ferryman.search(str(tmp_path / "index.db"), "foul")] == ["a"]
     with pytest.raises(UsageError, match="plays"):
         ferryman.search(str(tmp_path / "index.db"), "foul", table="plays")
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        *(ferryman.run, ferryman.preview, ferryman.retry, ferryman.status, ferryman.deliveries, ferryman.tables),
+        *(ferryman.fsck, lambda plan: ferryman.history(plan, "a"), lambda plan: ferryman.resolve(plan, "failed")),
+    ],
+)
+def test_the_name_of_a_file_is_not_a_plan(asked: Callable[[Any], object]) -> None:
+    """The command line takes one; here the plan itself is given, and the error says how."""
+    with pytest.raises(UsageError, match=r"'plays.py' is not a Plan: import it from its file"):
+        asked("plays.py")
 
 
 def test_only_the_api_is_listed() -> None:

@@ -164,6 +164,7 @@ def failing(queue: Queue, now: Expected, batch_id: str) -> None:
     assert batch is not None
     batch.unlock()
     now.step(nodes={f"{B1}/states": "", f"{B1}/status": status("Processing")})
+    batch = queue.load_batch(batch.id)
     failed, held = batch.create_job({}), batch.create_job({}, priority=120)
     now.step(
         nodes={

@@ -142,7 +142,7 @@ def test_access_requests(queue: Queue, opening: Opening) -> None:
     assert request.token["url"] == "http://x/1.zip"
     assert queue.list_assemblies("small") == [one.id, two.id]
     assert queue.list_assemblies("small", "Completed") == [one.id]
-    request.delete()
+    queue.load_assembly("small", one.id).delete()
     assert queue.list_assemblies("small") == [two.id]
     with pytest.raises(StateError):
         two.delete()

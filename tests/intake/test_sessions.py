@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from ferryman.intake import Job, LockLost, Queue
+from ferryman.intake import Job, LockLost, Queue, StateError
 from tests.intake.conftest import SESSION_S, Opening, layout, started
 from tests.intake.processes import Consumer
 
@@ -81,7 +81,7 @@ def test_a_living_consumer_keeps_its_job(shared_url: str, queue: Queue) -> None:
 
 @pytest.mark.rule("intake.lock-lost")
 def test_a_lost_lock_stops_every_change(opening: Opening) -> None:
-    """Through the object that held it. Another object of the same job may go on."""
+    """Through the object that held it. Who acquires the job goes on."""
     one, two = opening(), opening()
     started(two)
     job = one.acquire_job("Pending")
@@ -101,8 +101,11 @@ def test_a_lost_lock_stops_every_change(opening: Opening) -> None:
             change()
     assert layout(two) == before
     job.unlock()
-    assert two.load_job(job.id).lock()
-    one.load_job(job.id).set_status("Estimating")
+    again = two.load_job(job.id)
+    assert again.lock()
+    with pytest.raises(StateError):
+        one.load_job(job.id).set_status("Estimating")
+    again.set_status("Estimating")
 
 
 def end_session(queue: Queue) -> None:

@@ -198,6 +198,7 @@ def test_closing_never_opens_again(journal: Journal) -> None:
     journal.close(10)
     journal.close(3)
     assert journal.highest_closed() == 10
+    assert [p.name for p in (journal.folder / "closed").iterdir()] == ["10"]
     (journal.folder / "closed" / "4").touch()
     assert journal.highest_closed() == 10
     journal.close(11)

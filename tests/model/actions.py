@@ -6,6 +6,7 @@ before it and itself, or within it, with the same consequence.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 
@@ -26,8 +27,13 @@ class Step(NamedTuple):
     actor: str = ""
 
     def __str__(self) -> str:
-        what = f"{self.actor}: {ACTIONS[self.action].says}" if self.actor else ACTIONS[self.action].says
-        return f"{what} [{self.action}]"
+        return told(self, ACTIONS)
+
+
+def told(step: Step, actions: Mapping[str, Action]) -> str:
+    """A step in words."""
+    says = actions[step.action].says
+    return f"{step.actor}: {says} [{step.action}]" if step.actor else f"{says} [{step.action}]"
 
 
 _JOURNAL, _SENDING, _SETTLE = "state.journal.Journal", "engine.deliver.sending.FileDelivery", "engine.settle.settle"

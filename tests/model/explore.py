@@ -5,13 +5,13 @@ from __future__ import annotations
 import gc
 import time
 from collections import deque
-from collections.abc import Iterator
-from typing import Final, NamedTuple
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final, NamedTuple
 
 from tests.model import invariants
-from tests.model.actions import ACTIONS, Step
+from tests.model.actions import ACTIONS, Action, Step
 from tests.model.protocol import killed, moves
-from tests.model.state import Budget, Config, State
+from tests.model.state import Budget, State
 
 LONGEST_RECOVERY: Final = 200
 """Steps after which a run without faults must have come to rest. Those seen here need less than a hundred."""
@@ -49,15 +49,36 @@ class Report(NamedTuple):
     violation: Violation | None
 
 
+class Rules(NamedTuple):
+    """What is explored: functions of a configuration and a state. A state has a ``budget``."""
+
+    actions: Mapping[str, Action]
+    step: type[Step]
+    moves: Callable[..., Iterator[tuple[Step, Any]]]
+    killed: Callable[[Any, Any], Any]
+    violation: Callable[[Any, Any], Broken | None]
+    at_rest: Callable[[Any, Any], Iterator[str]]
+    durable: Callable[[Any], Any]
+    """What outlives a driver, but for its epoch."""
+
+
+def _durable(state: State) -> State:
+    return state._replace(drivers=(), epochs=(0, 0, 0), unsynced=False)
+
+
+DOCUMENTS: Final = Rules(ACTIONS, Step, moves, killed, invariants.violation, invariants.at_rest, _durable)
+
+
 class Explorer:
     """Explores one configuration."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Any, rules: Rules = DOCUMENTS) -> None:
         self.config = config
-        self._before: dict[State, tuple[State, Step] | None] = {}
-        self._sound: set[State] = set()
+        self.rules = rules
+        self._before: dict[Any, tuple[Any, Step] | None] = {}
+        self._sound: set[Any] = set()
         """States without faults to come from which a run is known to come to rest."""
-        self._recoveries: set[State] = set()
+        self._recoveries: set[Any] = set()
 
     def explore(self) -> Report:
         """All of it, or up to the first violation."""
@@ -81,32 +102,32 @@ class Explorer:
             state = waiting.popleft()
             found = self._violation(state)
             resting = True
-            for step, after in moves(config, state):
+            for step, after in self.rules.moves(config, state):
                 transitions += 1
                 taken.add(step.action)
-                resting = resting and ACTIONS[step.action].fault
+                resting = resting and self.rules.actions[step.action].fault
                 if after not in before:
                     before[after] = (state, step)
                     waiting.append(after)
             if resting and found is None:
                 rests += 1
-                if (wrong := next(invariants.at_rest(config, state), None)) is not None:
+                if (wrong := next(self.rules.at_rest(config, state), None)) is not None:
                     found = Violation("I4", wrong, self.trace(state))
         return transitions, rests, frozenset(taken), found
 
-    def _violation(self, state: State) -> Violation | None:
-        if (broken := invariants.violation(self.config, state)) is not None:
+    def _violation(self, state: Any) -> Violation | None:
+        if (broken := self.rules.violation(self.config, state)) is not None:
             return Violation(*broken, self.trace(state))
         if (broken := self._unrecoverable(state)) is not None:
-            return Violation(*broken, (*self.trace(state), Step("crash.all"), *self._way_to_rest(state)))
+            return Violation(*broken, (*self.trace(state), self.rules.step("crash.all"), *self._way_to_rest(state)))
         return None
 
-    def explored(self) -> Iterator[tuple[State | None, State]]:
+    def explored(self) -> Iterator[tuple[Any, Any]]:
         """Each state that was reached, after the one that it was reached from first."""
         for state, link in self._before.items():
             yield None if link is None else link[0], state
 
-    def trace(self, state: State) -> tuple[Step, ...]:
+    def trace(self, state: Any) -> tuple[Step, ...]:
         """The steps from the beginning to this state."""
         steps: list[Step] = []
         link = self._before[state]
@@ -117,7 +138,7 @@ class Explorer:
 
     # -- I9 ----------------------------------------------------------------------------------------
 
-    def _unrecoverable(self, state: State) -> Broken | None:
+    def _unrecoverable(self, state: Any) -> Broken | None:
         """Every state change can be recovered by repeating it, even if the recovery itself is killed.
 
         Everything is killed here. One run without faults must then come to rest with all accounted for and nothing
@@ -127,12 +148,12 @@ class Explorer:
         self._recoveries.add(left)
         return self._comes_to_rest(left)
 
-    def _left(self, state: State) -> State:
+    def _left(self, state: Any) -> Any:
         """What a kill of everything leaves, and nothing goes wrong after it."""
-        return killed(self.config, state)._replace(budget=Budget())
+        return self.rules.killed(self.config, state)._replace(budget=Budget())
 
-    def _comes_to_rest(self, state: State) -> Broken | None:
-        path: list[State] = []
+    def _comes_to_rest(self, state: Any) -> Broken | None:
+        path: list[Any] = []
         while state not in self._sound:
             path.append(state)
             well = self._well(state)
@@ -146,39 +167,34 @@ class Explorer:
         self._sound.update(path)
         return None
 
-    def _well(self, state: State) -> tuple[Step, State] | None:
+    def _well(self, state: Any) -> tuple[Step, Any] | None:
         """The next step if nothing goes wrong."""
-        found = moves(self.config, state, outside=False)
-        return next(((s, after) for s, after in found if not ACTIONS[s.action].fault), None)
+        found = self.rules.moves(self.config, state, outside=False)
+        return next(((s, after) for s, after in found if not self.rules.actions[s.action].fault), None)
 
-    def _way_to_rest(self, state: State) -> tuple[Step, ...]:
+    def _way_to_rest(self, state: Any) -> tuple[Step, ...]:
         """The steps of a run without faults, up to the first thing that is wrong."""
         steps: list[Step] = []
         state = self._left(state)
         while len(steps) < LONGEST_RECOVERY and (well := self._well(state)) is not None:
             step, state = well
             steps.append(step)
-            if invariants.violation(self.config, state) is not None:
+            if self.rules.violation(self.config, state) is not None:
                 break
         return tuple(steps)
 
-    def _wrong_at_rest(self, state: State) -> Broken | None:
-        if (broken := invariants.violation(self.config, state)) is not None:
+    def _wrong_at_rest(self, state: Any) -> Broken | None:
+        if (broken := self.rules.violation(self.config, state)) is not None:
             return broken[0], f"{AFTER} {broken[1]}"
-        if (wrong := next(invariants.at_rest(self.config, state), None)) is not None:
+        if (wrong := next(self.rules.at_rest(self.config, state), None)) is not None:
             return "I9", f"{AFTER} {wrong}"
         return self._starts_idle(state)
 
-    def _starts_idle(self, state: State) -> Broken | None:
+    def _starts_idle(self, state: Any) -> Broken | None:
         """Started again after it has come to rest, it finds nothing to recover."""
-        again = killed(self.config, state)
+        again = self.rules.killed(self.config, state)
         while (well := self._well(again)) is not None:
             again = well[1]
-        if _durable(again) != _durable(state):
+        if self.rules.durable(again) != self.rules.durable(state):
             return "I9", "a start that has nothing to recover changes something"
         return None
-
-
-def _durable(state: State) -> State:
-    """What outlives a driver, but for its epoch."""
-    return state._replace(drivers=(), epochs=(0, 0, 0), unsynced=False)

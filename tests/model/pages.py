@@ -9,9 +9,13 @@ from pathlib import Path
 from typing import Final
 
 from tests.model.configurations import CONFIGURATIONS
-from tests.model.explore import Explorer, Report
-from tests.model.mutations import MUTATIONS
-from tests.model.state import Config
+from tests.model.explore import DOCUMENTS, Explorer, Report
+from tests.model.mutations import MUTATIONS, Mutation
+from tests.model.queues.configurations import QUEUE_CONFIGURATIONS
+from tests.model.queues.mutations import QUEUE_MUTATIONS, QueueMutation
+from tests.model.queues.protocol import RULES
+from tests.model.queues.world import QueueConfig
+from tests.model.state import Budget, Config
 
 PAGE: Final = Path(__file__).parents[2] / "docs" / "model.md"
 
@@ -22,32 +26,49 @@ _BLOCK = re.compile(r"(<!-- explored: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 @functools.cache
-def explored(config: Config) -> Report:
+def explored(config: Config | QueueConfig) -> Report:
     """What exploring a configuration came to; explored once a process."""
-    return Explorer(config).explore()
+    return explorer(config).explore()
+
+
+def explorer(config: Config | QueueConfig) -> Explorer:
+    """Of the protocol that a configuration is for."""
+    return Explorer(config, RULES if isinstance(config, QueueConfig) else DOCUMENTS)
 
 
 def configurations() -> str:
-    """Markdown: each configuration, and its size."""
+    """Markdown: each configuration of documents, and its size."""
+    return _sizes("documents × destinations", CONFIGURATIONS)
+
+
+def queue_configurations() -> str:
+    """The same of a plan between queues."""
+    return _sizes("entries", QUEUE_CONFIGURATIONS)
+
+
+def _sizes(measure: str, configs: Iterable[Config | QueueConfig]) -> str:
     lines = [
-        "| configuration | documents × destinations | what may go wrong | states | transitions | ends | kills |",
+        f"| configuration | {measure} | what may go wrong | states | transitions | ends | kills |",
         "|---|---|---|--:|--:|--:|--:|",
     ]
     sums = [0, 0, 0, 0]
-    for config in CONFIGURATIONS:
+    for config in configs:
         sums = [a + b for a, b in zip(sums, _numbers(config), strict=True)]
         lines.append(line(config))
     lines.append(f"| all | | | {_cells(sums)} |")
     return "\n".join(lines)
 
 
-def line(config: Config) -> str:
+def line(config: Config | QueueConfig) -> str:
     """A configuration's line of the table."""
-    size = f"{len(config.histories)} × {len(config.destinations)}"
-    return f"| {config.name} | {size} | {troubles(config)} | {_cells(_numbers(config))} |"
+    if isinstance(config, QueueConfig):
+        size, wrong = str(config.entries), _queue_troubles(config)
+    else:
+        size, wrong = f"{len(config.histories)} × {len(config.destinations)}", troubles(config)
+    return f"| {config.name} | {size} | {wrong} | {_cells(_numbers(config))} |"
 
 
-def _numbers(config: Config) -> tuple[int, int, int, int]:
+def _numbers(config: Config | QueueConfig) -> tuple[int, int, int, int]:
     report = explored(config)
     return report.states, report.transitions, report.rests, report.recoveries
 
@@ -56,9 +77,24 @@ def _cells(numbers: Iterable[int]) -> str:
     return " | ".join(f"{n:,}".replace(",", " ") for n in numbers)
 
 
+def _queue_troubles(config: QueueConfig) -> str:
+    found = _spendable(config.budget)
+    if config.answers:
+        found[-1] += f" ({', '.join(config.answers)})"
+    if config.refused:
+        found.append("1 refusal")
+    if config.late:
+        found.append("1 late entry")
+    return ", ".join(found)
+
+
+def _spendable(budget: Budget) -> list[str]:
+    return [_count(n, thing) for n, thing in zip(budget, _THINGS, strict=True) if n]
+
+
 def troubles(config: Config) -> str:
     """What may go wrong, in words."""
-    found = [_count(n, thing) for n, thing in zip(config.budget, _THINGS, strict=True) if n]
+    found = _spendable(config.budget)
     changes = sum(len(history) - 1 for history in config.histories)
     if changes:
         found.append(_count(changes, "change"))
@@ -73,8 +109,17 @@ def _count(number: int, thing: str) -> str:
 
 def mutations() -> str:
     """Markdown: each mutation, what it breaks, and in how many steps."""
+    return _findings(MUTATIONS)
+
+
+def queue_mutations() -> str:
+    """The same of a plan between queues."""
+    return _findings(QUEUE_MUTATIONS)
+
+
+def _findings(faults: Iterable[Mutation | QueueMutation]) -> str:
     lines = ["| mutation | breaks | because | after steps |", "|---|---|---|--:|"]
-    for mutation in MUTATIONS:
+    for mutation in faults:
         violation = explored(mutation.config).violation
         assert violation is not None
         lines.append(f"| {mutation.name} | {violation.invariant} | {violation.why} | {len(violation.trace)} |")
@@ -83,5 +128,10 @@ def mutations() -> str:
 
 def made(text: str) -> str:
     """The page's text with its tables as an exploration makes them now."""
-    tables = {"configurations": configurations, "mutations": mutations}
+    tables = {
+        "configurations": configurations,
+        "mutations": mutations,
+        "queue_configurations": queue_configurations,
+        "queue_mutations": queue_mutations,
+    }
     return _BLOCK.sub(lambda found: f"{found[1]}\n{tables[found[2]]()}\n\n{found[3]}", text)

@@ -164,7 +164,8 @@ def call(programs: Path, folder: Path, *command: object) -> subprocess.Completed
     """What a command of that environment prints in ``folder``; neither knows of this repository."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV"))}
     environment["PATH"] = f"{programs}{os.pathsep}{environment['PATH']}"
-    environment["SPARK_SUBMIT_OPTS"] += " -Xshare:auto"  # no archive of classes is made for an environment of a minute
+    spark = distribution("pyspark").locate_file("pyspark")  # the links lead there; there is an archive of its classes
+    environment["SPARK_HOME"] = str(spark)
     return subprocess.run(
         [*map(str, command)],
         cwd=folder,

@@ -294,6 +294,18 @@ table.commit("wave", adds=[table.data_file(part)])
     assert numbers(table) == [1, 2]
 
 
+def test_a_stale_driver_reads_no_number_of_its_successor(table: Table) -> None:
+    """What it has not asked for yet is not mixed with what it knew: it notices that it was overtaken."""
+    add(table, 1, transactions={"position": 1, "other": 1})
+    stale = open_table(table)
+    stale.fence(APPLICATION, 2)
+    assert stale.number("other") == 1
+    make_table(table.folder, epoch=3).commit("wave", transactions={"position": 2, "other": 2})
+    with pytest.raises(StateLost, match="epoch 3, ours is 2"):
+        stale.number("position")
+    assert stale.number("other") == 1
+
+
 @pytest.mark.parametrize("after", range(4))
 def test_a_wave_commits_at_most_once(table: Table, after: int) -> None:
     """Two drivers race for wave 1, the takeover coming after 0 … 3 actions of the first: the log has it once."""

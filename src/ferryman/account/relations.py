@@ -16,9 +16,9 @@ from ferryman.account.counts import Tables, count
 from ferryman.account.filters import Filter
 from ferryman.plan import destinations_of_sources, errors_node, logs_read
 from ferryman.records.reasons import alike_sql, reason_sql
-from ferryman.records.schemas import DOCUMENTS, LEDGER, LEDGER_COLUMNS, OUTBOX, OUTBOX_CONTENT, OUTBOX_PARTITION
-from ferryman.records.statuses import SHOWN, Status, shown
-from ferryman.state.log_positions import LogPositions
+from ferryman.records.schemas import DOCUMENTS, LEDGER, LEDGER_COLUMNS, OUTBOX, OUTBOX_CONTENT, OUTBOX_PARTITION, RANGE
+from ferryman.records.statuses import PENDING, SHOWN, Status, shown
+from ferryman.state.log_positions import RANGES, LogPositions
 from ferryman.state.state import SETTLED, WAVE, State
 from ferryman.storage import parquet
 from ferryman.storage.query import quoted_list, register
@@ -48,7 +48,7 @@ class View:
         self._folder = folder
         self._state = state
         self._logs = {n.name: LogPositions(state, n.name) for n in logs_read(state.plan.nodes)}
-        state.load_consistently([WAVE, SETTLED, *(log.read_key for log in self._logs.values())])
+        state.load_consistently([WAVE, SETTLED, RANGES, *(log.read_key for log in self._logs.values())])
         self.wave = wave = state.outbox.transactions[WAVE]
         staged: dict[str, list[str]] = {"documents": [], "ledger": []}
         if wave > state.outbox.transactions[SETTLED]:
@@ -135,10 +135,21 @@ class View:
         found = count(self._tables(), {}, ("DEAD", "ERROR_DOC", "INDEXING"))
         pending = self._one("SELECT count(*) FROM waiting WHERE due IS NOT NULL") + found.pending_in_steps
         counts = {"failed": 0, "rejected": 0, "in_doubt": 0, "pending": pending}
+        if self._state.outbox.number(RANGES):
+            counts["pending"] += self._pending_ranges()
         for (_, status, _), number in found.ends.items():
             if (word := shown(status, "upsert")) in ("failed", "rejected", "in_doubt"):
                 counts[word] += number
         return counts
+
+    def _pending_ranges(self) -> int:
+        """Deliveries of ranges that are to be run; see ``schemas.RANGE``."""
+        return self._one(f"""
+            SELECT count(*) FROM (
+                SELECT arg_max(status, wave * 4 + ordinal) AS status FROM ledger
+                WHERE starts_with(version, '{RANGE}') GROUP BY delivery_hash
+            ) WHERE status IN {quoted_list(PENDING)}
+        """)
 
     def unread(self, sources: Collection[str]) -> dict[str, tuple[int, str]]:
         """See ``account.unread``; of these sources."""

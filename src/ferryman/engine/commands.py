@@ -20,7 +20,7 @@ from ferryman.engine.forced_entries import forced_entries, of_logs
 from ferryman.engine.settle.settle import in_process, settle
 from ferryman.records.events import EVENT_OF_ROW, ORDINAL_COMMAND, events, table_of
 from ferryman.records.family import FailedMember, Owed, decode_failures, encode_failures, open_deliveries
-from ferryman.records.schemas import DOCUMENTS
+from ferryman.records.schemas import DOCUMENTS, RANGE
 from ferryman.records.statuses import Status
 from ferryman.state.commands import Command, DocumentsEffect, OutboxEffect
 from ferryman.state.outbox import OutboxWriter, row_groups
@@ -90,8 +90,14 @@ def _chosen(state: State, command: Command, share: tuple[int, int]) -> list[dict
     if command.documents is not None:
         found = [d for d in found if d["origin"] in command.documents]
     if command.does.whole_documents:
-        found = [d for d in found if d["operation"] == "upsert"]
+        found = [d for d in found if d["operation"] == "upsert" and not _is_past(d, command)]
     return [{name: d[name] for name in (*EVENT_OF_ROW, "destination")} for d in found]
+
+
+def _is_past(delivery: dict[str, Any], command: Command) -> bool:
+    """Is it of a range that was run again, entry by entry, or that cannot be looked at?"""
+    past = delivery["status"] == Status.DROPPED or command.does.documents is not DocumentsEffect.FORCED
+    return past and delivery["version"].startswith(RANGE)
 
 
 def _once_a_document(chosen: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -166,7 +172,8 @@ def _changed_documents(state: State, chosen: list[dict[str, Any]], number: int, 
         """).fetchall()  # a deleted document cannot be read again
     if effect is DocumentsEffect.FORCED:
         known = {(row[0], row[1]) for row in found}
-        missing = forced_entries(state, [name for name in of_logs(state, wanted) if name not in known], number)
+        ranges = {(c["source"], c["origin"]) for c in chosen if c["version"].startswith(RANGE)}
+        missing = forced_entries(state, of_logs(state, wanted.keys() - known - ranges), number)
         found += [tuple(row[f.name] for f in DOCUMENTS) for row in missing]
     if not found:
         return []

@@ -31,9 +31,10 @@ def drive(
     observer: Observer,
 ) -> Iterator[tuple[State, Runner]]:
     """Be the driver of a plan's state, with a Spark session, for a while. Arguments and errors as for ``run``."""
+    root = state_root(plan, state)
     plan.freeze()
     with (
-        State.take(state_root(plan, state), plan) as taken,
+        State.take(root, plan) as taken,
         plain_errors(taken),
         check_plan_changes(taken, accept_changes),
         session_for(plan.key, [plan], spark, master, conf, observer) as runner,

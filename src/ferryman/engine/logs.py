@@ -9,18 +9,21 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ferryman import limits
+from ferryman.engine.commit.intake import Intake, end_intake
+from ferryman.engine.intakes import Intakes
 from ferryman.engine.nodes import Nodes
+from ferryman.engine.ranges import EntryRange
 from ferryman.engine.scan.listing import ListedPart, Listing, Only, outage_of
 from ferryman.engine.scan.log_batches import LogBatch, LogSplit
 from ferryman.engine.scan.log_looks import LogLook, entries_that_wait, look_at, pieces_of
 from ferryman.engine.transform.log_entries import Blocked
-from ferryman.engine.transform.staged import Staged
-from ferryman.errors import UsageError, message_of
+from ferryman.engine.transform.staged import NOTHING, Staged
+from ferryman.errors import StateLost, UsageError, message_of
 from ferryman.plan import SourceNode, logs_read
 from ferryman.records.due import now_us
 from ferryman.records.keyed import lanes, place_id
 from ferryman.sources.log import Log
-from ferryman.state.log_positions import LogPositions, reader_of
+from ferryman.state.log_positions import Head, LogPositions, reader_of
 from ferryman.state.state import State
 
 Again = Callable[[Sequence[LogSplit]], list[Staged]]
@@ -51,7 +54,11 @@ class Logs:
         self._logs = {name: n.source for name, n in self._sources.items() if isinstance(n.source, Log)}
         self._seen: dict[str, LogLook] = {}
         self._waiting: dict[_Place, Blocked] = {}
+        self._heads: dict[_Place, Head] = {}
+        """The entries that were counted last as those that wait, as of the last commit."""
         self._moved: set[str] = set()
+        self._once = state.plan.once
+        self._intakes = Intakes(state, self._logs)
 
     def __bool__(self) -> bool:
         return bool(self._sources)
@@ -60,6 +67,7 @@ class Logs:
         """Where do the logs end now? What comes later is for the next look. False: one could not be asked."""
         found = [self._look_at(node) for node in self._sources.values()]
         self._nodes.hear_listings(found)
+        self._intakes.look()
         return not any(listing.failures for listing in found)
 
     def waiting(self) -> Only:
@@ -68,11 +76,13 @@ class Logs:
 
     def batch(self, slots: int, wave_bytes: int) -> LogBatch | None:
         """What a wave processes next, a share of each log in turns; None: nothing can be processed now."""
+        if again := self._intakes.due(lambda *place: self._wait_of(place, None) == 0.0):
+            return LogBatch(again, sum(split.piece.bytes for split in again), once=True)
         share = wave_bytes // max(1, len(self._sources))
         by_source = [list(self._splits(name, seen, slots, share)) for name, seen in self._seen.items()]
         tasks = [split for turn in zip_longest(*by_source) for split in turn if split is not None]
         numbered = [split._replace(number=number) for number, split in enumerate(tasks)]
-        return LogBatch(numbered, sum(split.piece.bytes for split in numbered)) if numbered else None
+        return LogBatch(numbered, sum(s.piece.bytes for s in numbered), self._once) if numbered else None
 
     def kept_of(self, splits: Sequence[LogSplit], staged: Sequence[Staged], again: Again) -> KeptOfLogs:
         """What counts of a wave's tasks: in each partition, those up to the first entry that cannot be processed now.
@@ -94,19 +104,34 @@ class Logs:
                 blocked[place] = found
                 left.append(done)
                 split = split.before(found.place)
-                done = again([split])[0] if split.rows > 0 else _NOTHING
+                done = again([split])[0] if split.rows > 0 else NOTHING
             if split.rows > 0:
                 kept.append(done)
                 reached.setdefault(split.source, {}).update(done.reached or {})
                 read[split.source] = read.get(split.source, 0) + done.entries
         self._note(reached, blocked)
-        return KeptOfLogs(kept, self._advanced(reached, read), left)
+        return KeptOfLogs(kept, self._advanced(reached, read) | self._counted(blocked), left)
+
+    def taken(self, splits: Sequence[LogSplit]) -> tuple[list[EntryRange], dict[str, int]]:
+        """What these tasks take, and the application transactions by which it is not taken a second time."""
+        found: dict[str, dict[str, int]] = {}
+        for split in splits:
+            if split.rerun is None:
+                found.setdefault(split.source, {}).update(self._logs[split.source].behind(split.piece))
+        return self._intakes.taken(splits), self._advanced(found, dict.fromkeys(found, 0))
+
+    def kept_once(self, intake: Intake, splits: Sequence[LogSplit], staged: Sequence[Staged]) -> KeptOfLogs:
+        """What counts of the tasks of a wave, each of which has run once at most."""
+        ended = self._intakes.ended(intake, splits, staged)
+        self._note(ended.reached, ended.blocked)
+        return KeptOfLogs(ended.kept, ended.transactions, ended.left)
 
     def committed(self) -> None:
         """The wave is: whoever keeps the log may know where the plan stands."""
         for name in self._moved:
             self._tell_log(name, self._seen[name])
         self._moved.clear()
+        end_intake(self._state)
 
     def wait_s(self) -> float | None:
         """Seconds until an entry that waits can be tried; None: none waits, or not in this run."""
@@ -141,7 +166,7 @@ class Logs:
         try:
             before = self._seen.get(node.name)
             seen = look_at(node.name, log, kept, self._tell, reader_of(self._state, node.name), before)
-        except UsageError:
+        except (UsageError, StateLost):
             raise
         except Exception as e:
             self._seen.pop(node.name, None)
@@ -149,6 +174,9 @@ class Logs:
             self._tell(f"source {node.name}: {failure}")
             return Listing(node, [ListedPart(node.name, "", 0, 0, failure, outage=outage_of(e))])
         self._seen[node.name] = seen
+        for partition in seen.positions.keys() - {p for source, p in self._heads if source == node.name}:
+            if (head := kept.head(partition)) is not None:
+                self._heads[node.name, partition] = head
         if before is None:
             self._begin(node.name, seen, known=kept.known)
         return Listing(node, [])
@@ -175,9 +203,9 @@ class Logs:
             if size and size + piece.bytes > wave_bytes:
                 return
             size += piece.bytes
-            waiting = self._waiting.get((name, piece.partition))
-            head = None if waiting is None else waiting.head
-            yield LogSplit(name, piece, 1 + seen.replay, head)
+            head = self._heads.get((name, piece.partition))
+            same = head is not None and head.replay == seen.replay
+            yield LogSplit(name, piece, 1 + seen.replay, head if same else None)
 
     def _note(self, reached: dict[str, dict[str, int]], blocked: dict[_Place, Blocked]) -> None:
         """Which entries wait now, and why."""
@@ -193,6 +221,17 @@ class Logs:
             elif source in found.held:
                 self._nodes.pause(source, found.why)
 
+    def _counted(self, blocked: dict[_Place, Blocked]) -> dict[str, int]:
+        """Application transactions for attempts that were spent: a later run goes on counting. Of an entry that stops
+        the plan nothing is kept: each run tries it once more."""
+        transactions: dict[str, int] = {}
+        for (name, partition), found in blocked.items():
+            head = found.head(self._seen[name].replay)
+            if head.attempt and not found.stop and self._heads.get((name, partition)) != head:
+                self._heads[name, partition] = head
+                transactions |= LogPositions(self._state, name).head_transactions(partition, head)
+        return transactions
+
     def _advanced(self, reached: dict[str, dict[str, int]], read: dict[str, int]) -> dict[str, int]:
         """Application transactions for what was reached."""
         transactions: dict[str, int] = {}
@@ -200,11 +239,11 @@ class Logs:
             seen = self._seen[name]
             if moved.items() <= seen.positions.items():
                 continue
-            seen = seen._replace(positions={**seen.positions, **moved}, read=seen.read + read[name])
-            self._seen[name] = seen
+            self._seen[name] = seen = seen._replace(positions={**seen.positions, **moved})
             self._moved.add(name)
-            transactions |= LogPositions(self._state, name).transactions(
-                seen.identities, seen.partitions(self._logs[name]), seen.positions, seen.read, seen.replay, seen.moved
+            kept, partitions = LogPositions(self._state, name), seen.partitions(self._logs[name])
+            transactions |= kept.transactions(
+                seen.identities, partitions, seen.positions, kept.read + read[name], seen.replay, seen.moved
             )
         return transactions
 
@@ -230,6 +269,3 @@ class Logs:
 
 _LEAST = 256
 """Entries of a task: fewer cost more to hand out than to process."""
-
-
-_NOTHING = Staged([], [], [], dict.fromkeys(("dropped", "error_doc", "dead"), 0), [], False)

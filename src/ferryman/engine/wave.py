@@ -20,10 +20,11 @@ from ferryman import crash, limits
 from ferryman.account.questions import all_reported, left_over
 from ferryman.engine import commands, migration, step_retries
 from ferryman.engine.backlog import Backlog
-from ferryman.engine.commit.commit import NOWHERE, commit_wave
+from ferryman.engine.commit.commit import NOWHERE, commit_staged
 from ferryman.engine.counting import Counting
 from ferryman.engine.deliver.dispatch import Dispatcher
 from ferryman.engine.deliver.newer import Newer
+from ferryman.engine.intakes import recover_intake
 from ferryman.engine.live import Follower
 from ferryman.engine.logs import Logs
 from ferryman.engine.nodes import Nodes
@@ -135,7 +136,8 @@ class Run:
         while self._stopped_short and not self._backlog.too_large:
             self._incomplete = not self._scan()
             self._catch_up(until)
-        self._tell_stale()
+        if self._newer.report():
+            self._redeliver()
         self._counting.keep()
         return not (scan and self._incomplete)
 
@@ -165,6 +167,7 @@ class Run:
         if state.wave > state.settled:
             info = settle(state, state.wave, self._patient.run)
             done.append(f"settled wave {state.wave} ({info['delivered']} deliveries were recorded)")
+        done += recover_intake(state, self._patient.run)
         crash.point("recover.settled")
         if migration.is_pending(state):
             self._tell(migration.finish(state))
@@ -285,14 +288,7 @@ class Run:
     def _commit(self, number: int, staged: list[Staged], positions: Mapping[str, int] = NOWHERE) -> None:
         self._observer.phase(number, "commit")
         self._newer.before_commit()
-        commit_wave(
-            self._state,
-            number,
-            outbox=[part for s in staged for part in s.outbox],
-            documents=[part for s in staged for part in s.documents],
-            ledger=[part for s in staged for part in s.ledger],
-            positions=positions,
-        )
+        commit_staged(self._state, number, staged, positions)
 
     def _deliver_and_settle(self, number: int, refused: int = 0) -> int:
         """4 and 5; how many rows were sent. ``refused``: documents of this wave that ended before the outbox."""
@@ -321,10 +317,6 @@ class Run:
     def _maintain(self) -> None:
         for note in maintain(self._state):
             self._tell_once(note)  # it fails after each wave
-
-    def _tell_stale(self) -> None:
-        if self._newer.report():
-            self._redeliver()
 
     def _take_commands(self) -> bool:
         """What people have said since; has it changed anything?"""

@@ -6,7 +6,7 @@
 from ferryman.intake.access import Assembly
 from ferryman.intake.audit import AuditFinding
 from ferryman.intake.batch import Batch
-from ferryman.intake.errors import BatchExists, LockLost, NodeInvalid, QueueLost, QueueRefused, StateError
+from ferryman.intake.errors import BatchExists, ItemLocked, LockLost, NodeInvalid, QueueLost, QueueRefused, StateError
 from ferryman.intake.job import Job
 from ferryman.intake.locks import Locks
 from ferryman.intake.queue import Cleanup, Queue
@@ -21,6 +21,7 @@ __all__ = [
     "BatchExists",
     "BatchState",
     "Cleanup",
+    "ItemLocked",
     "Job",
     "JobState",
     "LockLost",

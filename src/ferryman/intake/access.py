@@ -34,7 +34,7 @@ class Assembly(Item):
         """Replace it: a new expected time, the URL of what lies ready."""
         path = f"{self.path}/token"
         data = encoded(path, dict(token))
-        self._tree.change(lambda: [Set(path, data)], self._hold)
+        self._change(lambda now: [Set(path, data)])
 
     def load(self) -> Assembly:
         """Read it.

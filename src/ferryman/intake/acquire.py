@@ -12,7 +12,7 @@ from typing import Final
 from ferryman.errors import plain_text
 from ferryman.intake.access import Assembly
 from ferryman.intake.batch import Batch
-from ferryman.intake.errors import NodeInvalid, StateError
+from ferryman.intake.errors import LockLost, NodeInvalid, StateError
 from ferryman.intake.job import Job
 from ferryman.intake.locks import KINDS, Locks
 from ferryman.intake.nodes import (
@@ -66,7 +66,7 @@ class Acquirer:
                     job.set_status(JobState.HELD, "its collection is on hold")
                     job.unlock()
                     continue
-            except StateError:  # an operator was faster, who needs no lock to hold it
+            except (LockLost, StateError):  # an operator was faster
                 job.unlock()
                 continue
             except NodeInvalid as e:
@@ -87,7 +87,7 @@ class Acquirer:
         for batch in self._batches("pending", {BatchState.PENDING}, {BatchState.HELD}):
             try:
                 batch.acquired()
-            except StateError:  # an operator was faster, who needs no lock to hold it
+            except (LockLost, StateError):  # an operator was faster
                 batch.unlock()
             else:
                 return batch
@@ -134,7 +134,7 @@ class Acquirer:
             for name, node in zip(some, found, strict=True):
                 batch = Batch(self._tree, name)
                 try:
-                    state = batch.state_of(node)
+                    state = batch.status_of(node).state
                 except NodeInvalid as e:
                     self._warn(plain_text(e))
                     continue

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Final
 
 from ferryman.errors import UsageError
 from ferryman.intake import nodes
-from ferryman.intake.errors import NodeInvalid, StateError
+from ferryman.intake.errors import LockLost, NodeInvalid, StateError
 from ferryman.intake.item import Item, StatusNode
 from ferryman.intake.job import Job, checked_priority, creation
 from ferryman.intake.nodes import BATCH_UUIDS, JOBS, batch_path, encoded, job_path, mapped, submission_uuid
@@ -91,9 +91,8 @@ class Batch(Item):
         """Make a job in any state: what was done elsewhere before it came here. Raises as ``create_job``."""
         made = ""
 
-        def plan() -> list[Op]:
+        def plan(now: StatusNode) -> list[Op]:
             nonlocal made
-            now = self._status()
             if now.state not in OPEN:
                 raise StateError(now.state, "another job")
             made = nodes.numbered("jid", self._tree.next_number(JOBS))
@@ -105,7 +104,10 @@ class Batch(Item):
                 Create(f"{folder}/{made}"),
             ]
 
-        self._tree.change(plan, self._hold)
+        if self._hold is None and not self._held_before:  # others may add jobs while somebody works at the batch
+            self._tree.change(lambda: plan(self._status()))
+        else:
+            self._change(plan)
         return Job(self._tree, made)
 
     # --- moves --------------------------------------------------------------------------------------------------------
@@ -118,21 +120,18 @@ class Batch(Item):
         """Move to Reporting if every job is Completed or Failed, at this very instant. Did it?"""
         folder = batch_path(self.id, "states", JobList.PROCESSING)
 
-        def plan() -> list[Op]:
+        def plan(now: StatusNode) -> list[Op]:
             found = self._tree.find(folder)
             if found is None or found.children:
                 raise _NotYet
-            now = self._status()
             after = self._named(now, BatchState.REPORTING)
             # A folder can be removed only while it is empty: in one commit with the move, no job can come between.
             return [Delete(folder), Create(folder), *self._moved(now, after, "")]
 
         try:
-            self._tree.change(plan, self._hold)
-        except (_NotYet, StateError):
+            self._change(plan)
+        except (_NotYet, StateError, LockLost):
             return False
-        finally:
-            self._seen = None
         return True
 
     @property

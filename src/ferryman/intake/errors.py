@@ -5,6 +5,7 @@
     FerrymanError
     ├── UsageError
     │   ├── StateError     this move is not in the table; nothing was changed
+    │   │   └── ItemLocked somebody else works at it; nothing was changed
     │   ├── BatchExists    the batchID is another submission's
     │   └── QueueRefused   this is not a queue, or none that this command may touch
     ├── NodeInvalid        a node is missing, or holds what it cannot hold
@@ -26,6 +27,20 @@ class StateError(UsageError):
 
     def __str__(self) -> str:
         return f"State change ({self.before}->{self.after}) is not allowed"
+
+
+class ItemLocked(StateError):
+    """A change of what somebody else has locked. Nothing was changed. ``path`` is the lock's."""
+
+    def __init__(self, path: str) -> None:
+        FerrymanError.__init__(self, path)
+        self.path = path
+
+    def __str__(self) -> str:
+        return (
+            f"{self.path}: somebody is working at it, and holds this lock. Nothing was changed. Wait until it is "
+            "released; `ferryman intake unlock` takes it away."
+        )
 
 
 class BatchExists(UsageError):
@@ -58,7 +73,7 @@ class NodeInvalid(FerrymanError):
 
 
 class LockLost(FerrymanError):
-    """The lock was lost with the session it was taken in. Another process may hold it: stop at once."""
+    """A change through an object that held the lock and does not any more. Another may hold it: stop at once."""
 
     def __init__(self, path: str) -> None:
         super().__init__(path)
@@ -66,9 +81,9 @@ class LockLost(FerrymanError):
 
     def __str__(self) -> str:
         return (
-            f"{self.path}: the lock was lost (its session ended: this process was stopped, or cut off, for longer than "
-            "the session timeout). Nothing was changed. Another process may have acquired this work: stop, and acquire "
-            "it again."
+            f"{self.path}: the lock was lost (it was given back, an operator took it away, or its session ended: this "
+            "process was stopped, or cut off, for longer than the session timeout). Nothing was changed. Others may "
+            "have acquired this work: stop, and acquire it again."
         )
 
 

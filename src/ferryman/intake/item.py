@@ -7,10 +7,10 @@ from contextlib import suppress
 from typing import Any, ClassVar, NamedTuple
 
 from ferryman.errors import plain_text
-from ferryman.intake.errors import NodeInvalid, StateError
+from ferryman.intake.errors import ItemLocked, LockLost, NodeInvalid, StateError
 from ferryman.intake.nodes import decoded, encoded
 from ferryman.intake.states import Transitions
-from ferryman.intake.store import Check, Conflict, Delete, Op, SessionLost, Set, StoredNode, Why
+from ferryman.intake.store import Check, Conflict, Create, Delete, Op, Set, StoredNode, Why
 from ferryman.intake.tree import Hold, NodeTree, message_text
 
 
@@ -26,8 +26,18 @@ class StatusNode(NamedTuple):
 class Item:
     """A thing of the queue. Its properties are read from the queue each time: what another process changes is seen.
 
-    One that was acquired is locked; an unlocked one may be changed too. A change through an object that holds its lock
-    takes effect only while it holds it.
+    Who may change it, with what the change checks in the same commit:
+
+    ==============================  =================================================================================
+    an object that                  may
+    ==============================  =================================================================================
+    never held its lock             change what nobody holds; ``ItemLocked`` where somebody does
+    holds it                        change it while the lock is the very one it took, and the state the one it knows
+    held it, and gave it back or    change nothing, and unlock nothing, until it acquires again: ``LockLost``
+    lost it
+    ==============================  =================================================================================
+
+    An operator may take the lock away: ``revoke``, or ``fail`` with ``revoke=True``.
     """
 
     table: ClassVar[Transitions[Any]]
@@ -36,7 +46,9 @@ class Item:
         self._tree = tree
         self.id = id
         self._hold: Hold | None = None
-        self._seen: StatusNode | None = None
+        self._known: StatusNode | None = None
+        """Under the lock: the status as it was when it was acquired, or after this object's last move."""
+        self._held_before = False
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.id}>"
@@ -45,6 +57,14 @@ class Item:
     def path(self) -> str:
         """Its node."""
         raise NotImplementedError
+
+    @property
+    def _status_path(self) -> str:
+        return f"{self.path}/status"
+
+    @property
+    def _lock_path(self) -> str:
+        return f"{self.path}/lock"
 
     # --- status -------------------------------------------------------------------------------------------------------
 
@@ -76,19 +96,25 @@ class Item:
         """Move to another state. In the state it has already, only the message changes.
 
         Raises:
-            StateError: the table does not have this move; nothing is changed.
+            StateError: the table does not have this move, or somebody else works at it (``ItemLocked``).
             NodeInvalid: it was removed, or is damaged.
-            LockLost: this object held its lock, and lost it; nothing is changed.
+            LockLost: this object held its lock, and gave it back or lost it.
         """
         self._move(lambda now: self._named(now, status), message)
 
-    def success(self, message: str = "") -> None:
-        """Move to the state that follows when the work of this one is done. Raises as ``set_status``."""
-        self._move(lambda now: self.table.succeeded(now.state), message)
+    def success(self, message: str = "", *, unlock: bool = False) -> None:
+        """Move to the state that follows when the work of this one is done. Raises as ``set_status``.
 
-    def fail(self, message: str = "") -> None:
-        """Move to the state that follows when the work of this one has failed. Raises as ``set_status``."""
-        self._move(lambda now: self.table.failed(now.state), message)
+        ``unlock``: and give the lock back, both or neither.
+        """
+        self._move(lambda now: self.table.succeeded(now.state), message, unlock=unlock)
+
+    def fail(self, message: str = "", *, unlock: bool = False, revoke: bool = False) -> None:
+        """Move to the state that follows when the work of this one has failed. Raises as ``set_status``.
+
+        ``unlock``: and give the lock back, both or neither. ``revoke``: and take it away from whoever works at it.
+        """
+        self._move(lambda now: self.table.failed(now.state), message, unlock=unlock, revoke=revoke)
 
     def _named(self, now: StatusNode, status: str) -> Any:
         """The state of this name.
@@ -104,33 +130,116 @@ class Item:
             raise StateError(now.state, plain_text(status)) from None
         return self.table.move(now.state, after)
 
-    def _move(self, choose: Callable[[StatusNode], Any], message: str, *, unlock: bool = False, **how: Any) -> None:
-        """Plan the move from what was seen under the lock; if that is not so any more, look, and plan again.
-
-        ``choose`` gives the state after, or raises. ``unlock``: the lock goes in the same commit. ``how`` is for
-        ``_moved``.
-        """
-        seen = self._seen if self._hold else None
+    def _move(
+        self,
+        choose: Callable[[StatusNode], Any],
+        message: str,
+        *,
+        unlock: bool = False,
+        revoke: bool = False,
+        **how: Any,
+    ) -> None:
+        """Move to the state that ``choose`` gives for the present one; it may raise. ``how`` is for ``_moved``."""
         text = message_text(message)
+        self._change(lambda now: self._moved(now, choose(now), text, **how), unlock=unlock, revoke=revoke)
 
-        def plan() -> list[Op]:
-            nonlocal seen
-            now, seen = seen, None
-            if now is not None:
-                with suppress(StateError):  # it may follow from what is there now
-                    return self._moved(now, choose(now), text, **how)
-            now = self._status()
-            return self._moved(now, choose(now), text, **how)
+    # --- changes ------------------------------------------------------------------------------------------------------
 
-        def unlocking() -> list[Op]:
-            return [*plan(), Delete(self._hold.path)] if self._hold else plan()
+    def _change(
+        self, plan: Callable[[StatusNode], Sequence[Op]], *, unlock: bool = False, revoke: bool = False
+    ) -> None:
+        """Commit what ``plan`` makes of the present status, if this object may; see the table of this class.
+
+        Raises:
+            ItemLocked, LockLost: it may not; nothing was changed.
+            NodeInvalid: it was removed, or is damaged.
+        """
+        if revoke:
+            self._change_of_anybody(plan)
+        elif self._hold is not None:
+            self._change_of_holder(plan, self._hold, unlock=unlock)
+        elif self._held_before:
+            raise LockLost(self._lock_path)
+        else:
+            self._change_of_others(plan)
+
+    def _change_of_holder(self, plan: Callable[[StatusNode], Sequence[Op]], hold: Hold, *, unlock: bool) -> None:
+        now, ops = self._known, list[Op]()
+
+        def planned() -> list[Op]:
+            nonlocal now, ops
+            if now is None or ops:  # it is not as it was known
+                now = self._status_of_held()
+            ops = [*self._unless_changed(now, plan(now)), *([Delete(hold.path)] if unlock else [])]
+            return ops
 
         try:
-            self._tree.change(unlocking if unlock else plan, self._hold)
-        finally:
-            self._seen = None
+            try:
+                self._tree.change(planned, hold)
+            except StateError:  # which counts only if the state is still this object's business
+                self._tree.commit([], hold)
+                raise
+        except LockLost:
+            self._lose()
+            raise
+        self._known = self._status_after(now, ops)
         if unlock:
-            self._hold = None
+            self._lose()
+
+    def _change_of_others(self, plan: Callable[[StatusNode], Sequence[Op]]) -> None:
+        """In the commit itself the lock is taken and given back: nobody else may have it."""
+
+        def planned() -> list[Op]:
+            now = self._status()
+            return [Create(self._lock_path), Delete(self._lock_path), *self._unless_changed(now, plan(now))]
+
+        self._tree.change(planned, unless=self._refuse_locked)
+
+    def _change_of_anybody(self, plan: Callable[[StatusNode], Sequence[Op]]) -> None:
+        """The lock goes in the same commit, and the version of the status node changes: its holder cannot go on."""
+
+        def planned() -> list[Op]:
+            now = self._status()
+            ops = list(plan(now))
+            if not any(isinstance(op, Set) and op.path == self._status_path for op in ops):
+                ops.append(Set(self._status_path, now.node.data, now.node.version))
+            return [*([Delete(self._lock_path)] if self._tree.find(self._lock_path) else []), *ops]
+
+        self._tree.change(planned)
+        if self._hold is not None:
+            self._lose()
+
+    def _unless_changed(self, now: StatusNode, ops: Sequence[Op]) -> list[Op]:
+        """These operations, with a check that the status is still the one they were planned from."""
+        checked = any(isinstance(op, Set | Check) and op.path == self._status_path for op in ops)
+        return list(ops) if checked else [Check(self._status_path, now.node.version), *ops]
+
+    def _status_of_held(self) -> StatusNode:
+        """The status now, of an item that this object holds.
+
+        Raises:
+            LockLost: it is not in the state that this object knows: others have moved it.
+        """
+        now = self._status()
+        if self._known is not None and now.state is not self._known.state:
+            self.unlock()
+            raise LockLost(self._lock_path)
+        return now
+
+    def _status_after(self, known: StatusNode | None, ops: Sequence[Op]) -> StatusNode | None:
+        """The status as this object's own commit has left it; None if it went with the commit."""
+        written = [op for op in ops if isinstance(op, Set) and op.path == self._status_path]
+        if known is None or not written:
+            return known
+        node = known.node._replace(data=written[0].data, version=known.node.version + 1)
+        return self.status_of(node)
+
+    def _refuse_locked(self, conflict: Conflict) -> None:
+        if conflict.path == self._lock_path and conflict.why is Why.EXISTS:
+            raise ItemLocked(self._lock_path)
+
+    def _lose(self) -> None:
+        self._hold, self._known, self._held_before = None, None, True
 
     def _moved(self, now: StatusNode, after: Any, message: str) -> list[Op]:
         """The operations of a move."""
@@ -142,14 +251,18 @@ class Item:
         return {"status": after.value, "last_modified": modified, "message": message}
 
     def _set_status(self, now: StatusNode, values: dict[str, Any]) -> Set:
-        path = f"{self.path}/status"
-        return Set(path, encoded(path, values), now.node.version)
+        return Set(self._status_path, encoded(self._status_path, values), now.node.version)
 
     def _status(self) -> StatusNode:
-        return self._status_of(self._tree.get(f"{self.path}/status"))
+        return self.status_of(self._tree.get(self._status_path))
 
-    def _status_of(self, node: StoredNode | None) -> StatusNode:
-        path = f"{self.path}/status"
+    def status_of(self, node: StoredNode | None) -> StatusNode:
+        """What its status node, read elsewhere, says.
+
+        Raises:
+            NodeInvalid: it was removed, or is damaged.
+        """
+        path = self._status_path
         if node is None:
             raise NodeInvalid(path, "is not there")
         values = decoded(path, node.data)
@@ -157,16 +270,7 @@ class Item:
             state = self.table.states(values.get("status"))
         except ValueError:
             raise NodeInvalid(path, f"does not name a state, but {values.get('status')!r}") from None
-        self._seen = StatusNode(node, values, state)
-        return self._seen
-
-    def state_of(self, node: StoredNode | None) -> Any:
-        """The state that its status node, read elsewhere, names.
-
-        Raises:
-            NodeInvalid: it was removed, or is damaged.
-        """
-        return self._status_of(node).state
+        return StatusNode(node, values, state)
 
     # --- lock ---------------------------------------------------------------------------------------------------------
 
@@ -182,26 +286,38 @@ class Item:
             NodeInvalid: it was removed.
         """
         try:
-            self._hold, _ = self._tree.lock(f"{self.path}/lock")
+            status, *_ = self._take()
         except Conflict as e:
             if e.why is Why.EXISTS:
                 return False
             raise NodeInvalid(self.path, "is not there") from None
+        with suppress(NodeInvalid):  # a damaged one can be locked, and not moved
+            self._known = self.status_of(status)
         return True
 
     def unlock(self) -> None:
-        """Give the lock back. If this process does not hold it, nothing happens."""
-        hold, self._hold = self._hold, None
-        store = self._tree.store
+        """Give the lock back. An object that does not hold it changes nothing."""
+        hold = self._hold
         if hold is None:
-            found = self._tree.find(f"{self.path}/lock")
-            if found is None or not store.alive(found.owner):
-                return
-            hold = Hold(f"{self.path}/lock", found.owner)
-        try:
-            store.commit([Delete(hold.path)], session=hold.session)
-        except (Conflict, SessionLost):
-            return  # it went before: with the session, or with the item
+            return
+        self._lose()
+
+        def planned() -> list[Op]:
+            status = self._tree.find(self._status_path)
+            return [*([Check(self._status_path, status.version)] if status else []), Delete(hold.path)]
+
+        with suppress(LockLost):  # it went before: with the session, with the item, or an operator took it away
+            self._tree.change(planned, hold)
+
+    def revoke(self) -> bool:
+        """Take the lock away from whoever works at it, who cannot change anything from then on. Was it locked?
+
+        Raises:
+            NodeInvalid: it was removed, or is damaged.
+        """
+        was_locked = self._tree.find(self._lock_path) is not None
+        self._change(lambda now: [], revoke=True)
+        return was_locked
 
     def acquire(self, state: Any, *checks: Op, look: Sequence[str] = ()) -> list[StoredNode | None] | None:
         """Lock it if nobody holds it and ``checks`` hold, and keep the lock if it is in this state then.
@@ -211,18 +327,22 @@ class Item:
         Raises:
             NodeInvalid: it is damaged; it is not locked.
         """
-        paths = [f"{self.path}/status", *look]
         try:
-            self._hold, (status, *looked) = self._tree.lock(f"{self.path}/lock", *checks, look=paths)
+            status, *looked = self._take(*checks, look=look)
         except Conflict:
             return None
-        kept = False
         try:
-            kept = self._status_of(status).state == state
+            self._known = self.status_of(status)
         finally:
-            if not kept:
+            if self._known is None or self._known.state is not state:
                 self.unlock()
-        return looked if kept else None
+        return looked if self._hold else None
+
+    def _take(self, *checks: Op, look: Sequence[str] = ()) -> list[StoredNode | None]:
+        """Take the lock; returns the status node and those at ``look``, read under it."""
+        hold, found = self._tree.lock(self._lock_path, *checks, look=[self._status_path, *look])
+        self._hold, self._known = hold, None
+        return found
 
     def _refuse_unless_final(self, now: StatusNode) -> None:
         if now.state not in self.table.final:
@@ -232,23 +352,22 @@ class Item:
         """Remove it, with its entries in all lists.
 
         Raises:
-            StateError: it is in no final state.
+            StateError: it is in no final state, or somebody works at it.
             NodeInvalid: it was removed, or is damaged.
         """
 
-        def plan() -> list[Op]:
-            now = self._status()
+        def plan(now: StatusNode) -> list[Op]:
             self._refuse_unless_final(now)
             return self._gone(now)
 
-        self._tree.change(plan, self._hold)
+        self._change(plan)
         self._hold = None
 
     def _gone(self, now: StatusNode) -> list[Op]:
         """What removes its node and all in it, if nobody moves it meanwhile."""
         inside = self._tree.store.children(self.path)
         return [
-            Check(f"{self.path}/status", now.node.version),
+            Check(self._status_path, now.node.version),
             *(Delete(f"{self.path}/{name}") for name in inside),
             Delete(self.path),
         ]

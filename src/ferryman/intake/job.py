@@ -61,7 +61,7 @@ class Job(Item):
     @property
     def retry_count(self) -> int:
         """How often it was requeued."""
-        return _count(self._status())
+        return retries_in(self._status())
 
     @property
     def configuration(self) -> dict[str, Any]:
@@ -88,7 +88,7 @@ class Job(Item):
         if bytes_needed < 0:
             raise UsageError(f"{self.id}: {bytes_needed} bytes of space: give 0 or more.")
         path = f"{self.path}/space_needed"
-        self._tree.change(lambda: [Set(path, str(int(bytes_needed)).encode())], self._hold)
+        self._change(lambda now: [Set(path, str(int(bytes_needed)).encode())])
 
     def set_inventory(self, values: Mapping[str, Any]) -> None:
         """Replace what is known of its inventory; {} removes it."""
@@ -113,13 +113,10 @@ class Job(Item):
             checked_priority(priority)
         self._move(lambda now: self._named(now, status), message, priority=priority, retry=retry)
 
-    def success(self, message: str = "", *, unlock: bool = False) -> None:
-        """Move on, its work in this state done; ``unlock``: and give the lock back, both or neither."""
-        self._move(lambda now: self.table.succeeded(now.state), message, unlock=unlock)
-
-    def fail(self, message: str = "", *, unlock: bool = False) -> None:
-        """Move to Failed; ``unlock``: and give the lock back, both or neither."""
-        self._move(lambda now: self.table.failed(now.state), message, unlock=unlock)
+    def set_priority(self, priority: int) -> None:
+        """Give it another priority; all else stays. Raises as ``set_status``."""
+        checked_priority(priority)
+        self._change(lambda now: self._moved(now, now.state, str(now.values.get("message") or ""), priority=priority))
 
     def requeue(self, message: str = "") -> None:
         """Take a failed job up again: in the state after the last one that succeeded, counted as a retry."""
@@ -166,7 +163,7 @@ class Job(Item):
             "status": plain["status"],
             "last_successful_status": kept if keeps else now.state.value,
             "last_modified": plain["last_modified"],
-            "retry_count": _count(now),
+            "retry_count": retries_in(now),
             "message": plain["message"],
         }
 
@@ -186,7 +183,7 @@ class Job(Item):
         names = ("status", "bid", "priority", "space_needed", *JSON_NODES)
         paths = [f"{self.path}/{name}" for name in names]
         found = dict(zip(names, self._tree.store.read(paths), strict=True))
-        self._status_of(found["status"])
+        self.status_of(found["status"])
         for name in ("bid", "priority", "space_needed"):
             if found[name] is None:
                 raise NodeInvalid(f"{self.path}/{name}", "is not there")
@@ -200,8 +197,8 @@ class Job(Item):
         return self
 
     def remove(self) -> None:
-        """Remove it whatever its state: its batch goes."""
-        self._tree.change(lambda: self._gone(self._status()))
+        """Remove it whatever its state: its batch goes. Raises ``ItemLocked`` if somebody works at it."""
+        self._change(self._gone)
         self._hold = None
 
     def _gone(self, now: StatusNode) -> list[Op]:
@@ -228,13 +225,13 @@ class Job(Item):
         path = f"{self.path}/{name}"
         data = encoded(path, dict(values))
 
-        def plan() -> list[Op]:
+        def plan(now: StatusNode) -> list[Op]:
             found = self._tree.find(path)
             if not values:
                 return [Delete(path)] if found else []
             return [Set(path, data) if found else Create(path, data)]
 
-        self._tree.change(plan, self._hold)
+        self._change(plan)
 
 
 def creation(
@@ -282,7 +279,7 @@ def _data(node: StoredNode | None) -> bytes:
     return b"" if node is None else node.data
 
 
-def _count(now: StatusNode) -> int:
+def retries_in(now: StatusNode) -> int:
     """Retries, also where another tool wrote the number as text."""
     found = now.values.get("retry_count") or 0
     return int(found) if str(found).isdigit() else 0

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from typing import Final, NamedTuple
 
 from ferryman.errors import UsageError
 from ferryman.intake.nodes import COLLECTION_LOCKS, LOCKS, QUEUE_LOCKS, mapped, sized
-from ferryman.intake.store import Conflict, Create, Delete, Op, SessionLost, Set
+from ferryman.intake.store import Check, Conflict, Create, Delete, Op, SessionLost, Set
 from ferryman.intake.tree import NodeTree
 
 
@@ -96,10 +97,24 @@ class Locks:
             found = self._tree.find(path)
             if found is None or (found.owner and not self._tree.store.alive(found.owner)):
                 continue
-            try:
-                self._tree.store.commit([Delete(path)], session=found.owner or None)
-            except (Conflict, SessionLost):
-                continue  # it went before
+            with suppress(Conflict, SessionLost):  # it went before
+                mine = Check(path, creation=found.creation)
+                self._tree.store.commit([mine, Delete(path)], session=found.owner or None)
+
+    def revoke(self, kind: str, name: str | None = None) -> bool:
+        """Take a lock away, whosever it is. Was it locked?
+
+        Raises:
+            UsageError: there is no such kind, or it needs a name, or none.
+        """
+        what = _kind(kind, name)
+        was_locked = False
+        for node, holds in self._taken(what, name).items():
+            if holds in ("", name or ""):
+                with suppress(Conflict):  # it went before
+                    self._tree.commit([Delete(f"{what.folder}/{node}")])
+                    was_locked = True
+        return was_locked
 
     def held(self, kind: str) -> list[str]:
         """Names of what is locked, of a kind that has names; of another, its own name if it is locked.

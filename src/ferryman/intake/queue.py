@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple, Self
 
 from ferryman.errors import UsageError, plain_text
-from ferryman.intake import access
+from ferryman.intake import access, overview
 from ferryman.intake.access import Assembly
 from ferryman.intake.acquire import Acquirer
 from ferryman.intake.audit import AuditFinding, audit
@@ -209,7 +209,13 @@ class Queue:
         if state is None:
             return ids
         wanted = _named(BatchState, state)
-        return [batch_id for batch_id in ids if self._is_in(Batch(self._tree, batch_id), wanted)]
+        found = []
+        for batch_id, is_in, why in overview.batch_states(self._tree, ids):
+            if why:
+                log.warning("%s", why)
+            elif is_in == wanted:
+                found.append(batch_id)
+        return found
 
     def delete_completed_batches(self) -> list[str]:
         """Remove all completed and deleted batches; one that is damaged is passed over. Returns the ids removed."""
@@ -347,7 +353,7 @@ class Queue:
         """
         restored(self._tree, data)
 
-    def _is_in(self, item: Batch | Assembly, state: str) -> bool:
+    def _is_in(self, item: Assembly, state: str) -> bool:
         try:
             return item.status == state
         except NodeInvalid as e:

@@ -11,7 +11,7 @@ from typing import Any, Final
 from ferryman.errors import plain_text
 from ferryman.intake.errors import LockLost, NodeInvalid
 from ferryman.intake.nodes import decoded, time_text
-from ferryman.intake.store import Check, Conflict, Create, Op, SessionLost, Store, StoredNode
+from ferryman.intake.store import Check, Conflict, Create, Op, SessionLost, Store, StoredNode, Why
 
 TRIES: Final = 60
 """Plans of one change before it is given up: others may be faster a few times, but not this often by chance."""
@@ -25,10 +25,15 @@ MESSAGE_CHARS_MAX: Final = 4000
 
 @dataclass(frozen=True)
 class Hold:
-    """A lock that an object holds, and the session that it lives with."""
+    """A lock that an object holds, and the session that it lives with.
+
+    ``creation`` is the owner's token: a lock that was taken away and made again is another one, also if the same
+    process made both.
+    """
 
     path: str
     session: int
+    creation: int
 
 
 class NodeTree:
@@ -76,10 +81,17 @@ class NodeTree:
 
     # --- changes ------------------------------------------------------------------------------------------------------
 
-    def change(self, plan: Callable[[], Sequence[Op]], hold: Hold | None = None, session: int | None = None) -> None:
+    def change(
+        self,
+        plan: Callable[[], Sequence[Op]],
+        hold: Hold | None = None,
+        session: int | None = None,
+        unless: Callable[[Conflict], None] = lambda conflict: None,
+    ) -> None:
         """Commit what ``plan`` makes of the tree as it is. If another was faster, it is asked again.
 
-        ``hold``: only as long as this lock is held; ``session``: only as long as this session lives.
+        ``hold``: only as long as this lock is held; ``session``: only as long as this session lives. ``unless`` is told
+        why it could not be, and may raise instead of another try.
 
         Raises:
             LockLost: it is not held any more; nothing was changed.
@@ -98,6 +110,7 @@ class NodeTree:
                     self.store.commit(ops, session=session)
                 return
             except Conflict as e:
+                unless(e)
                 refused = e
         raise NodeInvalid(refused.path, f"is {refused.why.value}, which does not fit the nodes around it")
 
@@ -112,7 +125,7 @@ class NodeTree:
             self.store.commit(ops)
             return
         try:
-            self.store.commit([Check(hold.path), *ops], session=hold.session)
+            self.store.commit([Check(hold.path, creation=hold.creation), *ops], session=hold.session)
         except SessionLost:
             raise LockLost(hold.path) from None
         except Conflict as e:
@@ -129,10 +142,14 @@ class NodeTree:
         while True:
             session = self.store.session()
             try:
-                found = self.store.commit([Create(path, ephemeral=True), *checks], session=session, look=look)
+                lock, *found = self.store.commit(
+                    [Create(path, ephemeral=True), *checks], session=session, look=[path, *look]
+                )
             except SessionLost:
                 continue  # it ended just now: in the next one
-            return Hold(path, session), found
+            if lock is None or lock.owner != session:  # it was taken away before we saw it
+                raise Conflict(0, path, Why.EXISTS)
+            return Hold(path, session, lock.creation), found
 
     def next_number(self, folder: str) -> int:
         """The number that the next numbered child of a folder gets, unless another is faster."""

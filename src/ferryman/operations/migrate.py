@@ -20,12 +20,13 @@ from typing import Any
 
 from ferryman import crash
 from ferryman.engine import commands
+from ferryman.engine.intakes import recover_intake
 from ferryman.engine.settle.settle import in_process, settle
 from ferryman.errors import UsageError
 from ferryman.plan import Plan, keyed_nodes, logs_read
 from ferryman.state.commands import waiting
 from ferryman.state.layout import MIGRATION, NOTIFIED
-from ferryman.state.log_positions import LogPositions, reader_of
+from ferryman.state.log_positions import RANGES, LogPositions, reader_of
 from ferryman.state.state import SEQUENCE, SETTLED, WAVE, State
 from ferryman.storage import files
 from ferryman.storage.lock import Lock
@@ -58,6 +59,7 @@ def migrate(root: Path, plan: Plan, from_version: int) -> None:
             return
         if old.wave > old.settled:
             settle(old, old.wave, in_process, plan)
+        recover_intake(old, in_process, plan)
         for command in waiting(old):
             commands.apply(old, command)
         old.check_ours()
@@ -101,7 +103,8 @@ def _positions(old: State, plan: Plan) -> dict[str, int]:
     """How far the older version has read the logs that this one has under the same names. The logs are not asked: one
     that is away is read on where it was, like the others."""
     logs = [LogPositions(old, node.name) for node in logs_read(plan.nodes)]
-    return {key: number for log in logs for key, number in log.all_transactions().items()}
+    found = {key: number for log in logs for key, number in log.all_transactions().items()}
+    return {**found, RANGES: ranges} if (ranges := old.outbox.number(RANGES)) else found
 
 
 def _clear(root: Path, scratch: Path, plan: Plan) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ferryman.account.filters import named_statuses
 from ferryman.engine.commands import apply
+from ferryman.engine.commit.intake import open_intake
 from ferryman.errors import StateHeld, UsageError
 from ferryman.plan import Plan
 from ferryman.state.commands import Command, queue, user, waiting
@@ -61,7 +62,7 @@ def give(plan: Plan, state: str | Path | None, command: Command) -> Retried:
     name = queue(root / "commands", command)
     try:
         with State.take(root, plan) as taken:
-            if taken.wave > taken.settled:
+            if taken.wave > taken.settled or open_intake(taken) is not None:
                 return Retried(None, queued=True)  # the next run recovers first
             counts = {c.file: apply(taken, c) for c in waiting(taken)}
             return Retried(counts.get(name, 0), queued=False)

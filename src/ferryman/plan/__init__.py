@@ -7,12 +7,18 @@ from ferryman.plan.graph import (
     destinations_of_sources,
     ends,
     errors_node,
-    logs_read,
-    sources_read,
     successors,
     target_of,
 )
-from ferryman.plan.keyed_nodes import ExportsNode, KeyedNode, keyed_nodes, source_named, sources_of
+from ferryman.plan.keyed_nodes import (
+    ExportsNode,
+    KeyedNode,
+    keyed_nodes,
+    logs_read,
+    source_named,
+    sources_of,
+    sources_read,
+)
 from ferryman.plan.nodes import (
     AltsNode,
     CalledNode,

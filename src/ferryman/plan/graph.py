@@ -15,11 +15,10 @@ from ferryman.needs import is_name
 from ferryman.plan.cycles import cycles, in_order
 from ferryman.plan.inputs import bad_inputs
 from ferryman.plan.keyed import bad_keyed
-from ferryman.plan.keyed_nodes import KeyedNode, sources_of
+from ferryman.plan.keyed_nodes import KeyedNode, sources_read
 from ferryman.plan.nodes import AltsNode, CalledNode, DestinationNode, JoinNode, Node, RouterNode, SourceNode, StepNode
 from ferryman.routers.base import Router
 from ferryman.sources.base import Source
-from ferryman.sources.log import Log
 
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]*\Z")
 
@@ -67,6 +66,16 @@ def destinations_of_sources(nodes: Sequence[Node]) -> dict[str, list[str]]:
     return {n.name: list(dict.fromkeys(e.destination for e in reached[n.entry])) for n in sources_read(nodes)}
 
 
+def called_below(nodes: Sequence[Node], source: str) -> list[str]:
+    """Steps and routers that a source's documents may come to, in the order of their making, and the source, if it is
+    called, too."""
+    following, found = successors(nodes), {source}
+    for node in in_order(nodes):
+        if node.name in found:
+            found |= {each.name for each in following[node.name]}
+    return [n.name for n in nodes if n.name in found and isinstance(n, CalledNode)]
+
+
 def conflicting_sources(nodes: Sequence[Node]) -> dict[str, list[str]]:
     """Source -> the other sources, in plan order, of which documents may reach the same target, keyed by id, under the
     same ids."""
@@ -92,18 +101,6 @@ def _sources_of_targets(nodes: Sequence[Node]) -> dict[str, list[SourceNode]]:
         for target in dict.fromkeys(target_of(n) for n in ends_here if n.destination.keyed_by_id):
             reached.setdefault(target, []).append(sources[source])
     return reached
-
-
-def sources_read(nodes: Iterable[Node]) -> list[SourceNode]:
-    """The sources that are read: not those that are inputs of a join or alts, which reads them."""
-    sources = sources_of([*nodes])
-    inputs = {name for n in sources for name in n.after}
-    return [n for n in sources if n.name not in inputs]
-
-
-def logs_read(nodes: Iterable[Node]) -> list[SourceNode]:
-    """Of these, the logs."""
-    return [n for n in sources_read(nodes) if isinstance(n.source, Log)]
 
 
 def errors_node(nodes: Iterable[Node]) -> DestinationNode | None:

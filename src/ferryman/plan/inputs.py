@@ -1,11 +1,43 @@
-"""The inputs of joins and alts: logs whose entries can be told apart."""
+"""What joins, alts and strategies take: logs."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Literal, get_args
 
+from ferryman.plan.keyed_nodes import KeyedNode
 from ferryman.plan.nodes import AltsNode, JoinNode, Node, SourceNode
+from ferryman.sources.base import Source
+from ferryman.sources.combined import CombinedLog
 from ferryman.sources.log import Log
+
+Strategy = Literal["at-most-once"]
+
+
+def bad_strategy(strategy: object, nodes: Iterable[Node]) -> Iterator[str]:
+    """Why a plan with these nodes cannot have this strategy."""
+    if strategy is None:
+        return
+    if strategy not in get_args(Strategy):
+        yield f"strategy={strategy!r}: give {' or '.join(map(repr, get_args(Strategy)))}, or leave it out."
+        return
+    for node in nodes:
+        if isinstance(node, KeyedNode):
+            yield (
+                f"{node.name}: strategy={strategy!r} takes each entry to its steps once at most, and a key's state is "
+                "of each document exactly once: leave the strategy out."
+            )
+        elif isinstance(node, JoinNode) and _filters(node.source):
+            yield (
+                f"{node.name}: an input has a filter, so which messages it joins shows only when they are read, and "
+                f"strategy={strategy!r} has to know it before: filter in a plan of its own that writes to a queue."
+            )
+        elif isinstance(node, SourceNode) and not isinstance(node.source, Log):
+            yield (
+                f"{node.name}: strategy={strategy!r} takes only sources that are read by position, such as "
+                f"sources.Queue, and {type(node.source).__name__} is not. Leave the strategy out: at most once is then "
+                'a destination\'s guarantee="at-most-once".'
+            )
 
 
 def bad_inputs(node: JoinNode | AltsNode, kinds: Mapping[str, Node]) -> list[str]:
@@ -26,3 +58,7 @@ def bad_inputs(node: JoinNode | AltsNode, kinds: Mapping[str, Node]) -> list[str
                     "ids: give one of them another prefix=."
                 )
     return found
+
+
+def _filters(joined: Source) -> bool:
+    return isinstance(joined, CombinedLog) and any(log.filters for log in joined.inputs.values())

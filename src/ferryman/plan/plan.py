@@ -13,6 +13,7 @@ from ferryman.plan import graph
 from ferryman.plan.extras import missing_extras
 from ferryman.plan.fingerprint import fingerprint
 from ferryman.plan.forgotten import forgotten_returns
+from ferryman.plan.inputs import Strategy, bad_strategy
 from ferryman.plan.keyed import KeyedHandle, KeyedPlan
 from ferryman.plan.nodes import (
     AltsNode,
@@ -24,6 +25,7 @@ from ferryman.plan.nodes import (
     SourceNode,
     StepFunction,
     StepNode,
+    best_guarantee,
 )
 from ferryman.plan.notice import NotifyTarget
 from ferryman.plan.pickling import cannot_be_pickled
@@ -43,12 +45,18 @@ class Plan(KeyedPlan):
     Mistakes are not raised while it is built but found all at once by ``check()``, which every run calls first.
 
     Args:
+        strategy: "at-most-once": the steps see each entry once at most, whatever is killed. What had begun then is in
+            doubt, and an error of a step is final. Only where all sources are logs. None: they see it again after a
+            kill, and until an error has passed.
         provenance: of what comes from a log, keep with each delivery where it came from; see ``Delivery.provenance``.
     """
 
-    def __init__(self, name: str, version: int = 0, *, provenance: bool = True) -> None:
+    def __init__(
+        self, name: str, version: int = 0, *, strategy: Strategy | None = None, provenance: bool = True
+    ) -> None:
         self.name = name
         self.version = version
+        self.strategy = strategy
         self.provenance = provenance
         self._nodes: list[Node] = []
         self._notified: list[NotifyTarget] = []
@@ -58,6 +66,11 @@ class Plan(KeyedPlan):
     def nodes(self) -> tuple[Node, ...]:
         """All nodes in the order of their making."""
         return tuple(self._nodes)
+
+    @property
+    def once(self) -> bool:
+        """Do its steps see each entry once at most?"""
+        return self.strategy == "at-most-once"
 
     @property
     def longest_backoff_s(self) -> float:
@@ -225,7 +238,7 @@ class Plan(KeyedPlan):
             batch = getattr(destination, "preferred_batch", None)  # what is not a Destination is refused by check
         waits = None if backoff is None else tuple([backoff] if isinstance(backoff, (int, float)) else backoff)
         policy = Policy(
-            guarantee=_default_guarantee(destination) if guarantee is None else Guarantee(guarantee),
+            guarantee=best_guarantee(destination) if guarantee is None else Guarantee(guarantee),
             attempts=limits.ATTEMPTS if attempts is None else attempts,
             patience_s=_patience(patience) if attempts is None else None,
             backoff=waits,
@@ -282,6 +295,7 @@ class Plan(KeyedPlan):
             PlanError: every reason found, each naming the node and what to do.
         """
         findings, warnings = graph.check(self.name, self.version, self.nodes)
+        findings += bad_strategy(self.strategy, self.nodes)
         findings += [finding for target in self._notified for finding in target.findings()]
         findings += cannot_be_pickled(self.nodes)
         findings += missing_extras(self.nodes)
@@ -381,11 +395,3 @@ def _patience(given: float | str) -> float:
         return durations.seconds(given)
     except ValueError:
         return given  # type: ignore[return-value]
-
-
-def _default_guarantee(destination: Destination) -> Guarantee:
-    """The best it can keep: semantics of the three guarantees, by what the destination declares."""
-    if getattr(destination, "transactional", False):
-        return Guarantee.EXACTLY_ONCE
-    effect = getattr(destination, "effect", None)
-    return Guarantee.AT_LEAST_ONCE if effect is Effect.IDEMPOTENT else Guarantee.AT_MOST_ONCE

@@ -97,3 +97,7 @@ OUTBOX_CONTENT: Final = ["fields", "raw", "provenance"]
 
 OUTBOX_KEPT: Final = [name for name in OUTBOX_FILE.names if name not in OUTBOX_CONTENT]
 """The others: those of a whole file fit into memory."""
+
+RANGE: Final = "range "
+"""What the version of a range begins with, and no document's: entries of a log that an at-most-once plan has taken
+together, and of which more is not known. Its row in ``ledger`` is like one of a document."""

@@ -120,6 +120,10 @@ class Alternating(CombinedLog):
         log, own = self._own(piece)
         return log.rows(own)
 
+    def range_id(self, piece: Piece) -> str:
+        log, own = self._own(piece)
+        return log.range_id(own)
+
     def read(self, listed: Listed) -> Document:
         return self.entry(listed).document
 
@@ -206,6 +210,16 @@ class Joined(CombinedLog):
 
     def reached(self, piece: Piece) -> Positions:
         return self._reached
+
+    def behind(self, piece: Piece) -> Positions:
+        return {name: last for name, _, last in piece.inputs} | {_NUMBER: piece.end}
+
+    def range_id(self, piece: Piece) -> str:
+        pieces = (
+            (self.inputs[name], Piece(next(iter(self.inputs[name].begin())), first, last))
+            for name, first, last in piece.inputs
+        )
+        return _BETWEEN.join(log.range_id(each) for log, each in pieces)
 
     def read(self, listed: Listed) -> Document:
         return self.entry(listed).document

@@ -168,6 +168,14 @@ class Log(Source):
         """Where it stands when ``rows`` has read this piece to its end; asked by the worker that did."""
         return {piece.partition: piece.end}
 
+    def behind(self, piece: Piece) -> Positions:
+        """The same, known before it is read; asked by the driver of an at-most-once plan."""
+        return {piece.partition: piece.end}
+
+    def range_id(self, piece: Piece) -> str:
+        """What the ledger calls the entries of a piece together."""
+        return self.full_id(f"{piece.partition}/{piece.start}..{piece.end - 1}")
+
     def entries(self, piece: Piece) -> Iterator[Entry]:
         """What ``read_piece`` gives, each with its place."""
         place = piece.start

@@ -10,12 +10,23 @@ from pathlib import Path
 from typing import Any, Final
 
 from ferryman import limits
-from ferryman.errors import StateDamaged, StateForeign
+from ferryman.errors import StateDamaged, StateForeign, UsageError
 from ferryman.plan import Plan
 from ferryman.storage import files
 
 IDENTITY: Final = "state.json"
 """The last file that is made of a state: it says that the rest is there."""
+
+
+def folder_name(plan: Plan) -> str:
+    """``<plan>-v<version>``.
+
+    Raises:
+        UsageError: it is not a plan, but the name of its file, or a flow.
+    """
+    if not isinstance(plan, Plan):
+        raise UsageError(f"{plan!r} is not a Plan: import it from its file, as in `from papers import plan`.")
+    return plan.key
 
 
 def new_identity(plan: Plan, more: Mapping[str, Any]) -> dict[str, Any]:

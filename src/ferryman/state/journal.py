@@ -151,8 +151,9 @@ class Journal:
     def close(self, pass_: int) -> None:
         """From now on nothing unclaimed of this pass or an older one is sent."""
         files.publish(self._closed / str(pass_), b"")
+        highest = self.highest_closed()  # above ours, if we were overtaken
         for name in os.listdir(self._closed):
-            if name.isdigit() and int(name) < pass_:
+            if name.isdigit() and int(name) < highest:
                 (self._closed / name).unlink(missing_ok=True)
 
     def passes(self) -> list[int]:

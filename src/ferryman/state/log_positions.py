@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from hashlib import blake2b
+from typing import Final, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -20,8 +21,25 @@ from ferryman.state.identity import id_of
 from ferryman.state.state import State
 from ferryman.storage import parquet
 
+RANGES: Final = "ferryman.ranges"
+"""Application id: the last wave that has written rows of ranges into the ledger; see ``schemas.RANGE``."""
+
 Partitions = Mapping[str, Iterable[str]]
 """Name of a log -> its partitions."""
+
+
+class Head(NamedTuple):
+    """The entry at which a log waits, and what it has had."""
+
+    place: int
+    entry: int
+    """Number of its id, see ``number_of``: several may have one place."""
+    attempt: int
+    transient: int
+    since: int
+    """When it first failed for now, µs since 1970; 0: it has not."""
+    replay: int
+    """Of the log, see ``LogPositions.replay``: read again, it is another revision."""
 
 
 class LogPositions:
@@ -83,12 +101,14 @@ class LogPositions:
             identities: see ``sources.Log``.
         """
         return [
-            name for name, identity in identities.items() if identity and self._log(name) not in (0, _number(identity))
+            name
+            for name, identity in identities.items()
+            if identity and self._log(name) not in (0, number_of(identity))
         ]
 
     def has_followed(self, moved: str) -> bool:
         """Was this the last move of the reader that was followed?"""
-        return self._outbox.number(self._key("moved")) == _number(moved)
+        return self._outbox.number(self._key("moved")) == number_of(moved)
 
     def transactions(
         self,
@@ -107,7 +127,7 @@ class LogPositions:
         """
         found = {self.read_key: read, self._key("replay"): replay}
         if moved:
-            found[self._key("moved")] = _number(moved)
+            found[self._key("moved")] = number_of(moved)
         for name, partitions in logs.items():
             log = self._now(name, identities)
             stem = self._positions_of(name, log)
@@ -115,6 +135,19 @@ class LogPositions:
             if log:
                 found[f"{self._key('log')}/{name}"] = log
         return found
+
+    def head(self, partition: str) -> Head | None:
+        """At which entry the log waited last, and how often it was tried; None: it never did. It may have gone through
+        since."""
+        stem = self._head_of(partition)
+        if not self._outbox.number(f"{stem}attempt"):
+            return None
+        return Head(*(self._outbox.number(f"{stem}{field}") for field in Head._fields))
+
+    def head_transactions(self, partition: str, head: Head) -> dict[str, int]:
+        """What a commit keeps of it."""
+        stem = self._head_of(partition)
+        return {f"{stem}{field}": number for field, number in head._asdict().items()}
 
     def all_transactions(self) -> dict[str, int]:
         """All that is kept of the source, for a state that goes on with it."""
@@ -142,10 +175,13 @@ class LogPositions:
     def _now(self, name: str, identities: Mapping[str, str]) -> int:
         """The log that is there now; where it does not say which it is, the one that was known."""
         identity = identities.get(name, "")
-        return _number(identity) if identity else self._log(name)
+        return number_of(identity) if identity else self._log(name)
 
     def _key(self, what: str) -> str:
         return f"ferryman.{what}.{self._name}"
+
+    def _head_of(self, partition: str) -> str:
+        return f"{self._key('head')}/{partition}/"
 
     def _positions_of(self, name: str, log: int) -> str:
         """What the application ids of a log's positions begin with."""
@@ -169,6 +205,6 @@ def reader_of(state: State, source: str) -> str:
     return f"{state.plan.key}.{source}"[: limits.READER_CHARACTERS] + f"-{id_of(state.root)[:8]}"
 
 
-def _number(identity: str) -> int:
-    """Of 62 bits, above 0."""
+def number_of(identity: str) -> int:
+    """A text as a number of 62 bits, above 0."""
     return 1 + (int.from_bytes(blake2b(identity.encode(), digest_size=8).digest()) >> 2)

@@ -17,7 +17,7 @@ from ferryman.errors import EngineError, PlanChanged, StateDamaged, StateForeign
 from ferryman.plan import Changes, NodeRecord, Plan, changes, structure
 from ferryman.plan.structure import Structure
 from ferryman.records import schemas
-from ferryman.state.identity import IDENTITY, identity_of, new_identity
+from ferryman.state.identity import IDENTITY, folder_name, identity_of, new_identity
 from ferryman.state.journal import Journal
 from ferryman.state.keyed import create_missing, keyed_tables, missing, there
 from ferryman.state.layout import FOLDERS, MIGRATED, MIGRATION, PLAN, READERS, strange
@@ -44,7 +44,7 @@ def state_root(plan: Plan, state: str | Path | None = None, plan_file: Path | No
     """Where a plan's state lives: ``<state>/<plan>-v<version>``; by default in ``.ferryman/`` beside the plan file."""
     if state is None:
         state = (plan_file.parent if plan_file else Path.cwd()) / ".ferryman"
-    return Path(state).absolute() / plan.key
+    return Path(state).absolute() / folder_name(plan)
 
 
 class State:

@@ -88,10 +88,17 @@ class Table:
             self.files = handle.files()
 
     def number(self, application: str) -> int:
-        """The number of its last transaction, 0 if there was none; as of our last load or commit."""
+        """The number of its last transaction, 0 if there was none; as of our last load or commit.
+
+        Raises:
+            StateLost: another driver has taken over, and the log says no more what it said then.
+        """
         if application not in self.transactions:
             with self._readable():
-                self.transactions[application] = newest_to_read(self.folder).transaction(application)
+                handle = newest_to_read(self.folder)
+                if self._fence is not None and handle.version != self.version:
+                    raise taken_over(self.folder, handle.transaction(self._fence[0]), self.epoch)
+                self.transactions[application] = handle.transaction(application)
         return self.transactions[application]
 
     def number_now(self, application: str) -> int:

@@ -53,6 +53,6 @@ def work(job: FlowJob) -> None:
         observer=Told(1000),
         wave_bytes=30,
     )
-    assert summary.exit == 0, summary
+    assert summary.exit in (0, 3), summary  # 3: something is in doubt
     if job.arm is None and job.kill_s is None:
         five.check(root, job.turns)

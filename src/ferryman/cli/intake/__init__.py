@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from ferryman.cli.intake import access, admin, listing, serve, submit, whole
+from ferryman.cli.intake import access, admin, at_work, listing, serve, submit, whole
 
 app = typer.Typer(
     name="intake",
@@ -16,6 +16,7 @@ app.command()(serve.serve)
 app.command()(submit.submit)
 app.command()(listing.batches)
 app.command()(listing.jobs)
+app.command()(listing.count)
 app.command()(listing.show)
 app.command()(access.access)
 app.command()(admin.hold)
@@ -27,7 +28,9 @@ app.command()(admin.cleanup)
 app.command()(admin.pause)
 app.command()(admin.resume)
 app.command()(admin.lock)
-app.command()(admin.unlock)
+app.command()(at_work.unlock)
+app.command()(at_work.fail)
+app.command()(at_work.prioritize)
 app.command()(whole.audit)
 app.command()(whole.dump)
 app.command()(whole.restore)

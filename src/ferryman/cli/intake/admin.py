@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from ferryman.cli.intake.options import Collection, Ids, QueueUrl, each, item, opened
+from ferryman.cli.intake.options import Collection, Ids, QueueUrl, batch_of, each, item, job_of, opened
 from ferryman.cli.options import Json, Verbose
 from ferryman.cli.terminal import error, json_line, note, say, table
 from ferryman.errors import UsageError
@@ -80,7 +80,7 @@ def requeue(
     with opened(queue) as found:
 
         def again(name: str) -> str:
-            job = found.load_job(name)
+            job = job_of(found, name)
             job.requeue(message)
             if priority is not None:
                 job.set_status(job.status, message, priority=priority)
@@ -88,7 +88,7 @@ def requeue(
 
         names = []
         for name in ids:
-            names += found.load_batch(name).failed_jobs if name.startswith("bid") else [name]
+            names += batch_of(found, name).failed_jobs if name.startswith("bid") else [name]
         each(names, again)
 
 
@@ -99,7 +99,7 @@ def report(
 ) -> None:
     """Have the submitter of a failed batch told what has changed since the last report."""
     with opened(queue) as found:
-        each(ids, lambda name: _moved(found.load_batch(name), "UpdateReporting", ""))
+        each(ids, lambda name: _moved(batch_of(found, name), "UpdateReporting", ""))
 
 
 def delete(
@@ -198,22 +198,6 @@ def lock(
             error(f"{kind} {name or ''}: is locked already")
             raise typer.Exit(1)
         say(f"{kind} {name or ''}: locked")
-
-
-def unlock(
-    kind: Annotated[str, typer.Argument(metavar="KIND", show_default=False, help="As for lock.")],
-    name: Annotated[str | None, typer.Argument(metavar="[NAME]", show_default=False, help="Its name.")] = None,
-    queue: QueueUrl = None,
-    verbose: Verbose = False,
-) -> None:
-    """Take a lock away."""
-    with opened(queue) as found:
-        was = found.locks.check(kind, name)
-        found.locks.unlock(kind, name)
-        if found.locks.check(kind, name):
-            error(f"{kind} {name or ''}: stays locked: the process that holds it is running, and releases it itself")
-            raise typer.Exit(1)
-        say(f"{kind} {name or ''}: {'unlocked' if was else 'was not locked'}")
 
 
 def _moved(one: object, state: str, message: str) -> str:

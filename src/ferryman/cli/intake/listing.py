@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ferryman.cli.intake.options import QueueUrl, item, opened
+from ferryman.cli.intake.options import QueueUrl, batch_of, item, opened
 from ferryman.cli.options import Json, Verbose
 from ferryman.cli.terminal import json_line, note, say, table
 from ferryman.errors import FerrymanError
 
 if TYPE_CHECKING:
-    from ferryman.intake import Batch, Job, Queue
+    from ferryman.intake import Batch
 
 OfState = Annotated[
     str | None,
@@ -26,8 +26,10 @@ def batches(state: OfState = None, queue: QueueUrl = None, json: Json = False, v
 
     With the numbers of jobs that are at work (pending and held ones too), completed, failed and deleted.
     """
+    from ferryman.intake import overview
+
     with opened(queue) as found:
-        rows = [_batch(found, name) for name in found.list_batches(state)]
+        rows = list(overview.batch_rows(found.tree, found.list_batches(state)))
     told_rows(rows, ("id", "status", "processing", "completed", "failed", "deleted", "last_modified", "message"), json)
 
 
@@ -41,10 +43,25 @@ def jobs(
     verbose: Verbose = False,
 ) -> None:
     """List jobs, in the order in which they would be acquired."""
+    from ferryman.intake import overview
+
     with opened(queue) as found:
-        only = None if batch is None else set(_jobs_of(found.load_batch(batch)))
-        rows = [_job(found, name) for name in found.list_jobs(state) if only is None or name in only]
+        only = None if batch is None else set(_jobs_of(batch_of(found, batch)))
+        ids = [name for name in found.list_jobs(state) if only is None or name in only]
+        rows = list(overview.job_rows(found.tree, ids))
     told_rows(rows, ("id", "batch", "status", "priority", "retry_count", "last_modified", "message"), json)
+
+
+def count(queue: QueueUrl = None, json: Json = False, verbose: Verbose = False) -> None:
+    """Count jobs and batches per state."""
+    from ferryman.intake import overview
+    from ferryman.intake.states import BatchState
+
+    with opened(queue) as found:
+        jobs, batches = overview.count_jobs(found.tree), overview.count_batches(found.tree)
+    names = [*dict.fromkeys([*jobs, *(state.value for state in BatchState)])]
+    rows = [{"state": name, "jobs": jobs.get(name, 0), "batches": batches.get(name, 0)} for name in names]
+    told_rows([row for row in rows if json or row["jobs"] or row["batches"]], ("state", "jobs", "batches"), json)
 
 
 def show(
@@ -57,17 +74,17 @@ def show(
     verbose: Verbose = False,
 ) -> None:
     """Tell all that is known of a batch, a job or an access request."""
-    from ferryman.intake import Batch, Job
+    from ferryman.intake import Batch, Job, overview
 
     with opened(queue) as found:
         one = item(found, name)
         if isinstance(one, Job):
-            row = {**_job(found, name), "last_successful_status": one.last_successful_status}
+            row = {**next(overview.job_rows(found.tree, [name])), "last_successful_status": one.last_successful_status}
             row |= {"space_needed": one.space_needed, "configuration": one.configuration}
             row |= {key: getattr(one, key) for key in ("identifiers", "metadata", "inventory", "store")}
         elif isinstance(one, Batch):
             row = {
-                **_batch(found, name),
+                **next(overview.batch_rows(found.tree, [name])),
                 "submission": one.submission,
                 "report": one.kept_report,
                 "jobs": _jobs_of(one),
@@ -85,37 +102,6 @@ def show(
 
 def _jobs_of(batch: Batch) -> list[str]:
     return sorted([*batch.processing_jobs, *batch.completed_jobs, *batch.failed_jobs, *batch.deleted_jobs])
-
-
-def _batch(queue: Queue, name: str) -> dict[str, Any]:
-    batch = or_error(lambda: queue.load_batch(name))
-    if isinstance(batch, str):
-        return {"id": name, "status": None, "message": batch}
-    return {
-        "id": name,
-        "status": batch.status,
-        "processing": len(batch.processing_jobs),
-        "completed": len(batch.completed_jobs),
-        "failed": len(batch.failed_jobs),
-        "deleted": len(batch.deleted_jobs),
-        "last_modified": batch.last_modified,
-        "message": batch.message,
-    }
-
-
-def _job(queue: Queue, name: str) -> dict[str, Any]:
-    job: Job | str = or_error(lambda: queue.load_job(name))
-    if isinstance(job, str):
-        return {"id": name, "status": None, "message": job}
-    return {
-        "id": name,
-        "batch": job.batch_id,
-        "status": job.status,
-        "priority": job.priority,
-        "retry_count": job.retry_count,
-        "last_modified": job.last_modified,
-        "message": job.message,
-    }
 
 
 def or_error(load: Any) -> Any:

@@ -11,6 +11,7 @@ import typer
 
 from ferryman.cli.terminal import error, say
 from ferryman.errors import FerrymanError, UsageError
+from ferryman.intake.nodes import SIZES, access_path, batch_path, job_path
 
 if TYPE_CHECKING:
     from ferryman.intake import Assembly, Batch, Job, Queue
@@ -60,27 +61,54 @@ def item(queue: Queue, name: str) -> Batch | Job | Assembly:
     """A batch (bid…), a job (jid…), or an access request (small/qid…).
 
     Raises:
-        UsageError: this is not an id.
-        NodeInvalid: it is not there, or damaged.
+        UsageError: this is not an id, or there is no such item.
+        NodeInvalid: it is damaged.
     """
     size, _, request = name.rpartition("/")
-    if size:
+    if size in SIZES:
+        _refuse_unknown(queue, access_path(size, request), f"{name}: there is no such access request")
         return queue.load_assembly(size, request)
-    if name.startswith("bid"):
-        return queue.load_batch(name)
-    if name.startswith("jid"):
-        return queue.load_job(name)
-    raise UsageError(f"{name}: give a job (jid…), a batch (bid…), or an access request (small/qid…).")
+    return batch_of(queue, name) if name.startswith("bid") else job_of(queue, name)
+
+
+def batch_of(queue: Queue, name: str) -> Batch:
+    """A batch (bid…). Raises as ``item``."""
+    if not name.startswith("bid"):
+        raise UsageError(f"{name}: give a batch (bid…).")
+    _refuse_unknown(queue, batch_path(name), f"{name}: there is no such batch")
+    return queue.load_batch(name)
+
+
+def job_of(queue: Queue, name: str) -> Job:
+    """A job (jid…). Raises as ``item``."""
+    if not name.startswith("jid"):
+        raise UsageError(f"{name}: give a job (jid…), a batch (bid…), or an access request (small/qid…).")
+    _refuse_unknown(queue, job_path(name), f"{name}: there is no such job")
+    return queue.load_job(name)
+
+
+def _refuse_unknown(queue: Queue, path: str, text: str) -> None:
+    if path.count("/") != path.rstrip("/").count("/") or queue.tree.find(path) is None:
+        raise UsageError(f"{text} in {queue.url}. `ferryman intake batches` and `jobs` list what there is.")
+
+
+def is_id(name: str) -> bool:
+    """Does this name a job, a batch or an access request, and not a kind of lock?"""
+    return name.startswith(("jid", "bid", "small/", "large/"))
 
 
 def each(ids: Iterable[str], do: Callable[[str], str]) -> None:
-    """Do it to each, say what was done, go on past those that cannot be; the command ends with 1 if there were any."""
-    failed = False
+    """Do it to each, say what was done, go on past those that cannot be.
+
+    The command ends with 1 if there were any of these, and with 2 if one of the ids does not exist.
+    """
+    code = 0
     for name in ids:
         try:
             say(f"{name}: {do(name)}")
         except FerrymanError as e:
-            error(f"{name}: {e}")
-            failed = True
-    if failed:
-        raise typer.Exit(1)
+            text = str(e)
+            error(text if text.startswith(f"{name}: ") else f"{name}: {text}")
+            code = max(code, 2 if type(e) is UsageError else 1)
+    if code:
+        raise typer.Exit(code)

@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import Final
 
 from ferryman import crash
+from ferryman.engine.transform.staged import Staged
 from ferryman.state.state import SEQUENCE, WAVE, State
 from ferryman.storage.files import fsync_folder
 from ferryman.storage.handles import DataFile
@@ -59,4 +60,16 @@ def commit_wave(
         removes=[path for path, _ in replaced],
         transactions={WAVE: number, SEQUENCE: sequence, **positions},
         info={"wave": number, "documents": list(documents), "ledger": list(ledger)},
+    )
+
+
+def commit_staged(state: State, number: int, staged: Sequence[Staged], positions: Mapping[str, int] = NOWHERE) -> None:
+    """Commit as wave ``number`` what its tasks have staged."""
+    commit_wave(
+        state,
+        number,
+        outbox=[part for s in staged for part in s.outbox],
+        documents=[part for s in staged for part in s.documents],
+        ledger=[part for s in staged for part in s.ledger],
+        positions=positions,
     )

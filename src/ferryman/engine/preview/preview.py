@@ -123,10 +123,10 @@ def preview(
         StateError: the state is damaged or foreign.
         EngineError: Spark failed, or there is no room for scratch files: they go where TMPDIR says.
     """
+    root = state_root(plan, state)
     plan.freeze()
     if limit < 1:
         raise UsageError(f"limit={limit}: preview one document at least.")
-    root = state_root(plan, state)
     seen = retry_read(root, lambda: Seen.of(State(root, plan)))  # before Spark is started
     observer = observer or Silent()
     observer.phase(seen.wave + 1, "scan")

@@ -8,24 +8,16 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
+from ferryman.engine.ranges import EntryRange
 from ferryman.engine.scan.batches import COMPARED
 from ferryman.engine.scan.reason import Reason
 from ferryman.records.events import table_of
 from ferryman.sources.log import Log, Piece
 from ferryman.sources.log_rows import ROWS
+from ferryman.state.log_positions import Head
 
 _OWN = [name for name in ROWS.names if name not in COMPARED.names]
 """Columns that rows of a log have beside those of ``COMPARED``."""
-
-
-class Head(NamedTuple):
-    """What the first entry that could not be processed has had so far."""
-
-    place: int
-    id: str
-    attempt: int
-    transient: int
-    since: int | None
 
 
 class LogSplit(NamedTuple):
@@ -36,9 +28,11 @@ class LogSplit(NamedTuple):
     revision: int = 1
     """Of its documents: one more each time the log is read again from an earlier place."""
     head: Head | None = None
-    """Of the entry that this is another attempt of."""
+    """The entry at which the log waits: this is another attempt of it."""
     number: int = 0
     """Of this task in its wave."""
+    rerun: EntryRange | None = None
+    """What it runs again, if that was taken before."""
 
     @property
     def rows(self) -> int:
@@ -73,6 +67,8 @@ class LogBatch(NamedTuple):
 
     tasks: list[LogSplit]
     bytes: int
+    once: bool = False
+    """No step may see an entry of it a second time."""
 
     @property
     def rows(self) -> int:

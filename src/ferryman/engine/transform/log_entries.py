@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from typing import Final, NamedTuple
 
-from ferryman.engine.scan.log_batches import Head, LogSplit
+from ferryman.engine.scan.log_batches import LogSplit
 from ferryman.engine.transform.block import Block
 from ferryman.engine.transform.ends import Met
 from ferryman.engine.transform.node_errors import ErrorKind, NodeError, classify_error
@@ -18,6 +18,7 @@ from ferryman.errors import unless_interrupt
 from ferryman.plan import Plan, errors_node, source_named
 from ferryman.records.family import FailedMember, Owed
 from ferryman.sources.log import Log
+from ferryman.state.log_positions import Head, number_of
 
 _BLOCK: Final = 4096
 
@@ -38,26 +39,31 @@ class Blocked(NamedTuple):
     transient: int = 0
     since: int | None = None
 
-    @property
-    def head(self) -> Head:
-        """What it has had, for its next attempt."""
-        return Head(self.place, self.id, self.attempt, self.transient, self.since)
+    def head(self, replay: int) -> Head:
+        """What it has had, for its next attempt.
+
+        Args:
+            replay: of the log.
+        """
+        return Head(self.place, number_of(self.id), self.attempt, self.transient, self.since or 0, replay)
 
 
 class LogEntries:
     """The entries of one task.
 
     Attributes:
+        once: no step may see them a second time, so errors are final.
         blocked: the first that cannot be processed.
         read: how many there were.
         reached: where the log stands behind them, by partition.
     """
 
-    def __init__(self, plan: Plan, cut: LogSplit) -> None:
+    def __init__(self, plan: Plan, cut: LogSplit, *, once: bool = False) -> None:
         node = source_named(plan.nodes, cut.source)
         assert isinstance(node.source, Log)
         self._log = node.source
         self._cut = cut
+        self.once = once
         self._keeps_provenance = plan.provenance
         self._stops = node.source.on_error == "stop" and errors_node(plan.nodes) is None
         self.blocked: Blocked | None = None
@@ -65,7 +71,7 @@ class LogEntries:
         self.reached: dict[str, int] = {}
 
     def blocks(self, most: int = _BLOCK) -> Iterator[Block]:
-        """What is read; an error ends it, as an entry that cannot be processed.
+        """What is read; an error ends it, as an entry that cannot be processed, and so does ``stop``.
 
         Args:
             most: entries a block.
@@ -79,6 +85,8 @@ class LogEntries:
                         block.provenances = None
                     self.read += len(block)
                     yield block
+                    if self.once and self.blocked is not None:
+                        return
                     place = block.places[-1] + (not self._log.shares_places)
             self.reached = dict(self._log.reached(self._cut.piece))
         except Exception as e:
@@ -89,12 +97,17 @@ class LogEntries:
             repair = fault.kind in (ErrorKind.MISCONFIGURED, ErrorKind.PERMANENT, ErrorKind.UNFORESEEN)
             self._note(Blocked(place, f"place {place}", fault.text, repair, (self._cut.source,)))
 
+    def stop(self, block: Block, i: int, why: str, held: str) -> None:
+        """The entry of row ``i`` and those behind it are left for later: a node on their way is in trouble."""
+        self.read -= len(block) - i
+        self._note(Blocked(block.places[i], block.ids[i], why, stop=False, held=(held,)))
+
     def had(self, block: Block, i: int, owed: Owed) -> Owed:
         """What a delivery of the entry of row ``i`` has had, with its attempts before this wave."""
         head = self._cut.head
-        if head is None or (head.place, head.id) != (block.places[i], block.ids[i]):
+        if head is None or (head.place, head.entry) != (block.places[i], number_of(block.ids[i])):
             return owed
-        return Owed(*owed.end, head.attempt, owed.open, head.since, head.transient)
+        return Owed(*owed.end, head.attempt, owed.open, head.since or None, head.transient)
 
     def holds(
         self,
@@ -106,13 +119,15 @@ class LogEntries:
         due: int | None,
     ) -> bool:
         """Can the entry of row ``i`` not be processed now, for what went wrong with it?"""
+        if self.once:
+            return False
         owed = [o for failure in failures for o in failure.owed]
         still = [o for o in owed if o.open]
         waits, ended = bool(still) and self._log.ordered, len(still) < len(owed) and self._stops
         if not (waits or ended):
             return False
         fault: NodeError = met[0].fault
-        most = max(owed, key=lambda o: o.attempt)
+        most = max((o if o.attempt else self.had(block, i, o) for o in owed), key=lambda o: o.attempt)
         self._note(
             Blocked(
                 block.places[i],

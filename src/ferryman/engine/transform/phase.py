@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from ferryman.engine.commit.intake import commit_intake
 from ferryman.engine.live import Follower
 from ferryman.engine.logs import Logs
 from ferryman.engine.nodes import Nodes
@@ -54,7 +55,10 @@ class TransformPhase:
         task = Transform(self._shipped, str(self._state.root), number, now_us(), self._state.epoch, self._nodes.now())
         positions: dict[str, int] = {}
         with self._live.following() as live:
-            again = partial(self._tasks, dataclasses.replace(task, live=live, live_errors=self._first))
+            task = dataclasses.replace(task, live=live, live_errors=self._first)
+            if isinstance(batch, LogBatch) and batch.once:
+                return self._run_once(batch, task)
+            again = partial(self._tasks, task)
             staged = again(batch.tasks)
             reports = [report for s in staged for report in s.nodes]
             if isinstance(batch, LogBatch):
@@ -65,6 +69,16 @@ class TransformPhase:
         self._first = False
         self._nodes.hear(reports)
         return staged, positions
+
+    def _run_once(self, batch: LogBatch, task: Transform) -> tuple[list[Staged], dict[str, int]]:
+        """The same, of what no step may see a second time."""
+        intake = commit_intake(self._state, task.wave, *self._logs.taken(batch.tasks))
+        staged = self._tasks(dataclasses.replace(task, once=str(intake.folder)), batch.tasks)
+        kept = self._logs.kept_once(intake, batch.tasks, staged)
+        self._remove(kept.left)
+        self._first = False
+        self._nodes.hear([report for s in staged for report in s.nodes])
+        return kept.staged, kept.positions
 
     def _remove(self, left: Sequence[Staged]) -> None:
         """Files of tasks that do not count."""
@@ -79,7 +93,12 @@ class TransformPhase:
         """If a worker dies, the tasks one by one, and those that die again in isolation mode."""
 
         def died(death: WorkerDied) -> None:
-            self._tell(f"wave {task.wave}: {death}. Its tasks are run again, one by one.")
+            again = (
+                "What it had begun is in doubt, the rest goes on"
+                if task.once
+                else "Its tasks are run again, one by one"
+            )
+            self._tell(f"wave {task.wave}: {death}. {again}.")
             self.littered = True
 
         return run_isolating(self._runner, task, items, dataclasses.replace(task, isolated=True), died)

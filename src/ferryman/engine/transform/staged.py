@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from ferryman.document import Again
 from ferryman.engine.transform.health import NodeReport
@@ -39,3 +39,8 @@ class Staged(NamedTuple):
     """Of a log, that were read."""
     reached: dict[str, int] | None = None
     """Of a log: where it stands behind these entries, by partition."""
+    in_doubt: bool = False
+    """It had begun before, may not begin again, and nobody knows how far it came; nothing is staged."""
+
+
+NOTHING: Final = Staged([], [], [], dict.fromkeys(("dropped", "error_doc", "dead"), 0), [], False)

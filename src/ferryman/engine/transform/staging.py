@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
+from typing import Final
 
 from ferryman import crash, limits
 from ferryman.document import Again, Document
@@ -31,7 +32,7 @@ from ferryman.engine.transform.undecided import (
     spend,
     undecided,
 )
-from ferryman.plan import CalledNode, KeyedNode, Plan, target_of
+from ferryman.plan import CalledNode, KeyedNode, Limits, Plan, target_of
 from ferryman.records.family import (
     FailedMember,
     Owed,
@@ -46,6 +47,8 @@ from ferryman.records.reasons import with_traceback
 from ferryman.records.statuses import Status
 
 _End = tuple[str, str]
+
+_ONCE: Final = Limits(1, None)
 
 
 class Stager(StagedFacts):
@@ -65,6 +68,8 @@ class Stager(StagedFacts):
         targets = {name: target_of(node) for name, node in self._nodes.items()}
         self._target: Callable[[str], str] = lambda name: targets.get(name, name)
         self._called = {n.name: n for n in plan.nodes if isinstance(n, CalledNode)}
+        self._final = plan.once or (entries is not None and entries.once)
+        """No error is tried again."""
         self._errors = ErrorMessages.of(plan, source, wave, self._outbox)
         self._given: list[Published] | PublishedLines = []
         """What the walk has published so far of this document's family."""
@@ -96,7 +101,7 @@ class Stager(StagedFacts):
             for each in waiting:
                 if isinstance(each, Undecided):
                     self._decided(each, health)
-                elif health[each.fault.node].gives_back(each.fault) and self._stays(each):
+                elif self._gives_back(health.get(each.fault.node), each.fault) and self._stays(each):
                     self._unseen = True
                 else:
                     _, go = feed.unread(block, each.i, each.fault)
@@ -234,7 +239,7 @@ class Stager(StagedFacts):
         told = places_of(known.failures) if known is not None and found.retry else set()
         for met in found.met:
             pulse = health.get(met.fault.node)
-            if pulse is not None and pulse.gives_back(met.fault):
+            if self._gives_back(pulse, met.fault):
                 owed = met.owed
                 self._hold([(met.doc, o, met) for o in owed if (met.member, o.end) not in told])
             else:
@@ -255,6 +260,10 @@ class Stager(StagedFacts):
             return
         self._family(found.i, Left(failures, found.reached, found.kept), found.given, found.retry, held or set())
 
+    def _gives_back(self, pulse: NodeHealth | None, fault: NodeError) -> bool:
+        """Does it spend none of the attempts?"""
+        return pulse is not None and not self._final and pulse.gives_back(fault)
+
     def _hold(self, owed: list[tuple[Document, Owed, Met]]) -> None:
         """No attempt is spent; said once of each delivery, so that it is accounted for."""
         for doc, each, met in owed:
@@ -266,7 +275,8 @@ class Stager(StagedFacts):
         policy, node = self._nodes[owed.destination].policy, self._called.get(met.fault.node)
         if self._entries is not None:
             owed = self._entries.had(self._block, self._i, owed)
-        spent = spend(met.fault, owed, policy.limits if node is None else node.limits(policy), self._now_us)
+        tries = _ONCE if self._final else policy.limits if node is None else node.limits(policy)
+        spent = spend(met.fault, owed, tries, self._now_us)
         attempt = spent.owed.attempt
         if spent.status is None:
             self._failed.append(Failed(met.doc, owed.end, met.branches, spent.why, attempt, spent.patient))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Final, Self
 
@@ -20,9 +21,11 @@ from ferryman.engine.transform.health import NodeStates, health
 from ferryman.engine.transform.isolation import IsolatedReader
 from ferryman.engine.transform.log_entries import LogEntries
 from ferryman.engine.transform.node_errors import NodeError
+from ferryman.engine.transform.once import run_once
 from ferryman.engine.transform.reader import DocumentReader, Taken
 from ferryman.engine.transform.staged import Staged
 from ferryman.engine.transform.staging import Stager
+from ferryman.plan.graph import called_below
 from ferryman.state.identity import id_of
 
 _BLOCK: Final = 4096
@@ -46,8 +49,15 @@ class Transform:
     """Folder for what is reported meanwhile; see ``engine.live``."""
     live_errors: bool = False
     """Also the errors of its first documents."""
+    once: str = ""
+    """Folder of a wave of which each task runs once at most; see ``run_once``."""
 
     def __call__(self, cut: TaskSplit | LogSplit) -> Staged:
+        if self.once:
+            return run_once(Path(self.once), cut.number, partial(self._run, cut))
+        return self._run(cut)
+
+    def _run(self, cut: TaskSplit | LogSplit) -> Staged:
         with TaskProcessing(self, cut) as processing:
             for block in processing.blocks():
                 processing.take_up(block)
@@ -60,8 +70,12 @@ class TaskProcessing:
     def __init__(self, task: Transform, cut: TaskSplit | LogSplit) -> None:
         plan = task.shipped.plan()
         self._cut = cut
-        self._entries = LogEntries(plan, cut) if isinstance(cut, LogSplit) else None
-        self._pulses = health(plan, task.nodes, cut.rows)
+        once = bool(task.once)
+        self._entries = LogEntries(plan, cut, once=once) if isinstance(cut, LogSplit) else None
+        # A second look at a node in trouble passes over documents, which they would not survive if errors are final.
+        self._pulses = health(plan, task.nodes, 0 if once else cut.rows)
+        below = called_below(plan.nodes, cut.source) if once else ()
+        self._on_the_way = [self._pulses[name] for name in below]
         self._stager = Stager(plan, cut.source, Path(task.root), task.wave, task.now_us, task.epoch, self._entries)
         state = id_of(Path(task.root))  # none in a preview
         self._feed = DocumentReader(plan, cut, self._stager, self._pulses, state=state)
@@ -89,6 +103,8 @@ class TaskProcessing:
         feed, stager, live = self._feed, self._stager, self._live
         stager.begin(block)
         for i, (fields, raw) in enumerate(zip(*feed.contents(block), strict=True)):
+            if self._on_the_way and self._stops_before(block, i):
+                break
             taken, go = feed.take(block, i, fields, raw)
             feed.walk.row += 1
             live.add(1)
@@ -108,6 +124,16 @@ class TaskProcessing:
                 taken_up.append(i)
         stager.end()
         return taken_up
+
+    def _stops_before(self, block: Block, i: int) -> bool:
+        """Is a node in trouble that the entry of row ``i`` may come to? What has not begun can wait."""
+        away = next((pulse for pulse in self._on_the_way if pulse.away), None)
+        if away is None:
+            return False
+        assert self._entries is not None
+        away.turn_away()
+        self._entries.stop(block, i, f"{away.node} {away.why}", away.node)
+        return True
 
     def _heard(self, document: str, fault: NodeError) -> None:
         """Of the first documents, tell it now: when the wave is through may be much later."""

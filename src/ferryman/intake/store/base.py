@@ -41,6 +41,8 @@ class StoredNode(NamedTuple):
     """The number that its next numbered child gets."""
     owner: int
     """The session that an ephemeral node lives with; 0 for one that stays."""
+    creation: int
+    """Tells it from every other node that had this path before it, or has it after it."""
     created_s: float
     modified_s: float
     """When its data was set last, in seconds since 1970."""
@@ -74,10 +76,15 @@ class Delete:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """The node is there; ``version``: and its data is still of that one."""
+    """The node is there; ``version``: and its data is still of that one; ``creation``: and it is that very node.
+
+    ZooKeeper compares versions with a change, but not creations: its store looks right before the change. Who depends
+    on a creation also checks the version of a node that changes with it.
+    """
 
     path: str
     version: int | None = None
+    creation: int | None = None
 
 
 Op = Create | Set | Delete | Check

@@ -18,6 +18,7 @@ from ferryman.intake.store.base import Check, Conflict, Create, Delete, Op, Sess
 class _Kept:
     data: bytes
     owner: int
+    creation: int
     created_s: float
     modified_s: float
     version: int = 0
@@ -26,7 +27,14 @@ class _Kept:
 
     def node(self) -> StoredNode:
         return StoredNode(
-            self.data, self.version, len(self.names), self.numbered, self.owner, self.created_s, self.modified_s
+            self.data,
+            self.version,
+            len(self.names),
+            self.numbered,
+            self.owner,
+            self.creation,
+            self.created_s,
+            self.modified_s,
         )
 
 
@@ -35,9 +43,10 @@ class _SharedTree:
 
     def __init__(self) -> None:
         self.changed = threading.Condition(threading.RLock())
-        self.nodes: dict[str, _Kept] = {"/": _Kept(b"", 0, 0.0, 0.0)}
+        self.nodes: dict[str, _Kept] = {"/": _Kept(b"", 0, 0, 0.0, 0.0)}
         self.sessions: set[int] = set()
         self.next_session = itertools.count(1)
+        self.next_creation = itertools.count(1)
 
 
 _SHARED: Final[dict[str, _SharedTree]] = {}
@@ -90,8 +99,8 @@ class MemoryStore:
                 raise Conflict(index, op.path, Why.EXISTS)
             if op.numbered and not op.path.endswith(f"{parent.numbered:010d}"):
                 raise Conflict(index, op.path, Why.CHANGED)
-            now = self._clock()
-            self._put(op.path, _Kept(op.data, session if op.ephemeral else 0, now, now), parent)
+            now, creation = self._clock(), next(self._tree.next_creation)
+            self._put(op.path, _Kept(op.data, session if op.ephemeral else 0, creation, now, now), parent)
             parent.numbered += 1
             undo.append(lambda: self._unmake(op.path, parent))
             return
@@ -112,6 +121,8 @@ class MemoryStore:
             undo.append(lambda: found.__dict__.update(zip(("data", "version", "modified_s"), before, strict=True)))
         else:
             assert isinstance(op, Check)
+            if op.creation not in (None, found.creation):
+                raise Conflict(index, op.path, Why.CHANGED)
 
     def _unmake(self, path: str, parent: _Kept) -> None:
         self._drop(path)

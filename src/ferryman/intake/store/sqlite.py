@@ -11,26 +11,13 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from ferryman.intake.errors import QueueLost, QueueRefused
 from ferryman.intake.nodes import name_of, parent_of
 from ferryman.intake.store.base import Check, Conflict, Create, Delete, Op, SessionLost, Set, StoredNode, Why
 from ferryman.intake.store.lease import Lease, boot_id
-
-MARK: Final = 0x46725179
-"""SQLite's application id of our files ("FrQy"): another database is not taken for a queue."""
-
-FORMAT: Final = 1
-"""Of the tables. A newer one is refused."""
-
-BUSY_S: Final = 30.0
-"""How long a change waits for other processes' changes, which take a millisecond each."""
-
-CHECKPOINT_PAGES: Final = 8192
-"""The log is folded into the file at 32 MiB: pages that change all the time are written once, not a thousand times."""
+from ferryman.intake.store.sqlite_file import connected, plain, told
 
 REAP_S: Final = 1.0
 """How often a handle looks for dead sessions, unless one is in its way: their nodes are seen by nobody anyhow."""
@@ -38,16 +25,7 @@ REAP_S: Final = 1.0
 POLL_S: Final = 0.05
 """How often a watch asks whether another process has changed the file: this costs microseconds."""
 
-TABLES: Final = """
-CREATE TABLE node (
-  parent TEXT NOT NULL, name TEXT NOT NULL, data BLOB NOT NULL, version INTEGER NOT NULL DEFAULT 0,
-  children INTEGER NOT NULL DEFAULT 0, numbered INTEGER NOT NULL DEFAULT 0, owner INTEGER NOT NULL DEFAULT 0,
-  created REAL NOT NULL, modified REAL NOT NULL, PRIMARY KEY (parent, name)) WITHOUT ROWID;
-CREATE INDEX node_owner ON node (owner) WHERE owner != 0;
-CREATE TABLE session (id INTEGER PRIMARY KEY AUTOINCREMENT, boot TEXT NOT NULL, expires REAL NOT NULL);
-"""
-
-_NODE = "data, version, children, numbered, owner, created, modified"
+_NODE = "data, version, children, numbered, owner, creation, created, modified"
 _LIVES = "EXISTS (SELECT 1 FROM session WHERE id = owner AND boot = ? AND expires > ?)"
 
 
@@ -134,7 +112,7 @@ class SqliteStore:
             found = self._at(op.path)
             if found is None:
                 raise Conflict(index, op.path, Why.MISSING)
-            if op.version is not None and found.version != op.version:
+            if op.version not in (None, found.version) or op.creation not in (None, found.creation):
                 raise Conflict(index, op.path, Why.CHANGED)
 
     def _create(self, index: int, op: Create, session: int) -> None:
@@ -145,11 +123,12 @@ class SqliteStore:
                 raise Conflict(index, op.path, Why.CHANGED)
         if not self._counted(parent, 1, 1):
             raise Conflict(index, op.path, Why.MISSING)
-        now = self._clock()
+        now, owner = self._clock(), session if op.ephemeral else 0
         try:
             self._connection.execute(
-                "INSERT INTO node (parent, name, data, owner, created, modified) VALUES (?, ?, ?, ?, ?, ?)",
-                (parent, name, op.data, session if op.ephemeral else 0, now, now),
+                "INSERT INTO node (parent, name, data, owner, created, modified, creation) SELECT ?, ?, ?, ?, ?, ?,"
+                " numbered FROM node WHERE parent = ? AND name = ?",  # which its parent gives once
+                (parent, name, op.data, owner, now, now, parent_of(parent), name_of(parent)),
             )
         except sqlite3.IntegrityError:
             raise Conflict(index, op.path, Why.EXISTS) from None
@@ -320,69 +299,3 @@ class _SqliteWatch:
 
     def close(self) -> None:
         """Nothing to stop."""
-
-
-def connected(path: Path) -> sqlite3.Connection:
-    """A connection to a queue's file, made if it is not there.
-
-    Raises:
-        QueueRefused: it cannot be opened, or is something else.
-    """
-    with told(path):
-        connection = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
-        try:
-            connection.execute("PRAGMA synchronous=NORMAL")
-            connection.execute(f"PRAGMA wal_autocheckpoint={CHECKPOINT_PAGES}")
-            (mark,) = connection.execute("PRAGMA application_id").fetchone()
-            if mark != MARK:
-                _made(connection, path)
-            (found,) = connection.execute("PRAGMA user_version").fetchone()
-            if found > FORMAT:
-                raise QueueRefused(f"{path}: this queue was made by a newer Ferryman (format {found}). Use that one.")
-        except BaseException:
-            connection.close()
-            raise
-    return connection
-
-
-def _made(connection: sqlite3.Connection, path: Path) -> None:
-    """Make the tables in an empty file; several processes may try it at once."""
-    connection.execute("PRAGMA journal_mode=WAL")
-    connection.execute("BEGIN IMMEDIATE")
-    try:
-        if connection.execute("PRAGMA application_id").fetchone()[0] == MARK:
-            return
-        if connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
-            raise QueueRefused(f"{path}: this is not a queue database. Name another file for the queue.")
-        for statement in TABLES.split(";")[:-1]:
-            connection.execute(statement)
-        connection.execute("INSERT INTO node (parent, name, data, created, modified) VALUES ('', '', x'', 0, 0)")
-        connection.execute(f"PRAGMA application_id={MARK}")
-        connection.execute(f"PRAGMA user_version={FORMAT}")
-        connection.execute("COMMIT")
-    finally:
-        if connection.in_transaction:
-            connection.execute("ROLLBACK")
-
-
-@contextmanager
-def told(path: Path) -> Iterator[None]:
-    """SQLite's errors as ours."""
-    try:
-        yield
-    except sqlite3.Error as e:
-        raise plain(path, e) from e
-
-
-def plain(path: Path, error: sqlite3.Error) -> Exception:
-    """An error of SQLite's as ours: about this file, and what to do."""
-    text = str(error)
-    if isinstance(error, sqlite3.OperationalError):
-        if "locked" in text or "busy" in text:
-            return QueueLost(f"{path}: other processes have been changing this queue for {BUSY_S:g} s. Try again.")
-        if "unable to open" in text or "readonly" in text:
-            return QueueRefused(f"{path}: {text}. Name a file in a folder that exists and may be written to.")
-        return QueueLost(f"{path}: {text}. Fix this, and run the same command again: nothing was half done.")
-    if isinstance(error, sqlite3.ProgrammingError):
-        return QueueLost(f"{path}: this queue was closed.")
-    return QueueRefused(f"{path}: {text}. If it was a queue, restore it from a dump.")

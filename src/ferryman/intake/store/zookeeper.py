@@ -9,7 +9,6 @@ servers if it was sent: so a lock that was lost can never be used again.
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -18,20 +17,12 @@ from typing import Any, Final
 from ferryman.intake.errors import QueueLost, QueueRefused
 from ferryman.intake.nodes import DIGITS, lock_of, name_of, parent_of
 from ferryman.intake.store.address import address
-from ferryman.intake.store.base import Conflict, Create, Delete, Op, SessionLost, Set, StoredNode, Why
+from ferryman.intake.store.base import Check, Conflict, Create, Delete, Op, SessionLost, Set, StoredNode, Why
+from ferryman.intake.store.client import client_of
 from ferryman.intake.store.listing import FolderListing
-
-log = logging.getLogger("ferryman.intake")
 
 CONNECT_S: Final = 15.0
 """How long the first connection may take: a quorum that has just lost its leader needs some seconds for another."""
-
-RECONNECT_MAX_S: Final = 1.0
-"""Longest pause between two tries to reach a server again: kazoo would wait up to a minute, six sessions long."""
-
-TRIES_A_SESSION: Final = 3
-"""Times that a server is tried at least while a session may still live. One that is just starting may take a connection
-and never answer (ZooKeeper 3.9 does): kazoo waits for it for a session divided by the servers that it was given."""
 
 TRIED_BLINDLY: Final = 1
 """Names that are given without asking whether they are held: it is cheaper to try. If these were held, there may be
@@ -49,24 +40,10 @@ class ZooKeeperStore:
 
     def __init__(self, url: str, *, session_timeout_s: float = 10.0, may_make: bool = True) -> None:
         """``may_make``: the chroot is made if it is not there."""
-        client, security = _kazoo()
         at = address(url)
         self.url = at.shown
         self._timeout_s = session_timeout_s
-        acl = [security.make_digest_acl(at.user, at.password, all=True)] if at.user else None
-        login = [("digest", f"{at.user}:{at.password}")] if at.user else None
-        if not at.user and not at.is_local:
-            log.warning(
-                "%s: anyone who reaches these servers may change this queue: give user:password@ in its URL", at.shown
-            )
-        self._client = client.KazooClient(
-            hosts=",".join([at.hosts] * -(-TRIES_A_SESSION // len(at.hosts.split(",")))),
-            timeout=session_timeout_s,
-            auth_data=login,
-            default_acl=acl,
-            connection_retry={"max_tries": -1, "delay": 0.1, "backoff": 2, "max_delay": RECONNECT_MAX_S},
-        )
-        self._acl = acl
+        self._client, self._acl = client_of(at, session_timeout_s)
         self._turn = threading.Lock()
         """Between asking whether a session lives and sending what names it, it cannot be lost and another begun."""
         self._lost = 0
@@ -124,6 +101,7 @@ class ZooKeeperStore:
         if not ops:
             return self.read(look)
         while True:
+            self._refuse_other_creation(ops)
             try:
                 results, looked = self._send(ops, session, look)
             except exceptions.SessionExpiredError as e:
@@ -173,6 +151,14 @@ class ZooKeeperStore:
             self._connected()  # whether the session outlives this is known when there is a connection again
         return list(sent.get()), looked
 
+    def _refuse_other_creation(self, ops: Sequence[Op]) -> None:
+        """A multi-operation compares versions only, and a node that was made again has version 0 again."""
+        for index, op in enumerate(ops):
+            if isinstance(op, Check) and op.creation is not None:
+                (found,) = self.read([op.path])
+                if found is None or found.creation != op.creation:
+                    raise Conflict(index, op.path, Why.CHANGED if found else Why.MISSING)
+
     def _refuse(self, ops: Sequence[Op], results: list[Any]) -> None:
         """If it was refused, say which operation it was.
 
@@ -214,6 +200,8 @@ class ZooKeeperStore:
                 "check whether it exists, and write it again if not."
             )
         self._client.sync("/")
+        passing = {op.path for op in ops if isinstance(op, Delete)} & {op.path for op in ops if isinstance(op, Create)}
+        ops = [op for op in ops if op.path not in passing]  # it leaves no trace of what it makes and removes
         found = self.read([op.path for op in ops])
         for op, node in zip(ops, found, strict=True):
             if isinstance(op, Create) and op.ephemeral:
@@ -382,16 +370,4 @@ def _node(data: bytes, stat: Any) -> StoredNode:
     # The servers tell changes of a node's children, comings and goings; its comings are what numbers are made of.
     numbered = (stat.cversion + stat.numChildren) // 2
     times = stat.ctime / 1000, stat.mtime / 1000
-    return StoredNode(data or b"", stat.version, stat.numChildren, numbered, stat.ephemeralOwner, *times)
-
-
-def _kazoo() -> tuple[Any, Any]:
-    try:
-        from kazoo import client, security
-    except ImportError:
-        raise QueueRefused(
-            "a queue on ZooKeeper needs the package kazoo, which is not installed: pip install 'ferryman[intake]'"
-        ) from None
-    # What it has to say, its errors say: nobody shall be told twice, unless a program asks for its log.
-    logging.getLogger("kazoo").addHandler(logging.NullHandler())
-    return client, security
+    return StoredNode(data or b"", stat.version, stat.numChildren, numbered, stat.ephemeralOwner, stat.czxid, *times)

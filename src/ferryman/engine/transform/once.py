@@ -1,0 +1,55 @@
+"""A task that runs once at most, though Spark starts it again where it does not hear of it.
+
+It makes a file that only one can make, then runs, and keeps what it returns. Whoever comes later returns the same, or
+says that nobody knows how far the first one came. The folder is the wave's: once that is over, nobody can begin.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from ferryman import crash
+from ferryman.engine.transform.staged import NOTHING, Staged
+from ferryman.storage.files import publish
+
+IN_DOUBT: Final = NOTHING._replace(in_doubt=True)
+
+
+def run_once(folder: Path, number: int, run: Callable[[], Staged]) -> Staged:
+    """What the task of this number returns.
+
+    Raises:
+        FileNotFoundError: its wave is over.
+    """
+    if not publish(folder / f"{number}.begun", b""):
+        return _kept(folder, number)
+    crash.point("once.begun")
+    staged = run()
+    publish(_file(folder, number), pickle.dumps(staged))
+    crash.point("once.kept")
+    return staged
+
+
+def result_of(folder: Path, number: int) -> Staged | None:
+    """What the task of this number has come to, for a driver that comes after its own; None: it has not begun, and
+    cannot any more."""
+    try:
+        return None if publish(folder / f"{number}.begun", b"") else _kept(folder, number)
+    except FileNotFoundError:
+        return IN_DOUBT  # somebody has removed the folder
+
+
+def _kept(folder: Path, number: int) -> Staged:
+    kept = _file(folder, number)
+    if not kept.exists():
+        return IN_DOUBT
+    staged = pickle.loads(kept.read_bytes())
+    assert isinstance(staged, Staged)
+    return staged
+
+
+def _file(folder: Path, number: int) -> Path:
+    return folder / f"{number}.kept"

@@ -1,0 +1,117 @@
+"""Many batches or jobs at once: each question reads the nodes of all of them in one go, not one after the other."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final
+
+from ferryman.errors import plain_text
+from ferryman.intake.batch import Batch
+from ferryman.intake.errors import NodeInvalid
+from ferryman.intake.item import Item, StatusNode
+from ferryman.intake.job import Job, retries_in
+from ferryman.intake.nodes import BATCHES, batch_path, job_path, state_path, text_of, whole_number
+from ferryman.intake.states import JobList, JobState
+from ferryman.intake.store import StoredNode
+from ferryman.intake.tree import NodeTree
+
+AT_ONCE: Final = 512
+"""Items whose nodes are read together."""
+
+
+def count_jobs(tree: NodeTree) -> dict[str, int]:
+    """State -> how many jobs are in it. Of many thousands it costs as much as of none."""
+    found = tree.store.read([state_path(state) for state in JobState])
+    return {state.value: node.children if node else 0 for state, node in zip(JobState, found, strict=True)}
+
+
+def count_batches(tree: NodeTree) -> dict[str, int]:
+    """State -> how many batches are in it; "" for those whose status is damaged."""
+    return dict(Counter(state for _, state, _ in batch_states(tree, tree.store.children(BATCHES))))
+
+
+def batch_states(tree: NodeTree, ids: Sequence[str]) -> Iterator[tuple[str, str, str]]:
+    """Each batch with its state, or with "" and why it has none."""
+    for some in _chunks(ids):
+        found = tree.store.read([batch_path(name, "status") for name in some])
+        for name, node in zip(some, found, strict=True):
+            try:
+                yield name, str(Batch(tree, name).status_of(node).state.value), ""
+            except NodeInvalid as e:
+                yield name, "", plain_text(e)
+
+
+def batch_rows(tree: NodeTree, ids: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """A row a batch: ``id``, ``status``, how many of its jobs are where, ``last_modified``, ``message``.
+
+    One that is damaged has the status None, and the message says why.
+    """
+    for some in _chunks(ids):
+        lists = [[batch_path(name, "states", folder) for name in some] for folder in JobList]
+        found = _columns(tree, [[batch_path(name, "status") for name in some], *lists])
+        for name, status, *folders in zip(some, *found, strict=True):
+            batch = Batch(tree, name)
+            yield _or_why(batch, lambda b=batch, s=status, f=folders: _batch_row(b, s, f))  # type: ignore[misc]
+
+
+def job_rows(tree: NodeTree, ids: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """A row a job: ``id``, ``batch``, ``status``, ``priority``, ``retry_count``, ``last_modified``, ``message``.
+
+    One that is damaged has the status None, and the message says why.
+    """
+    for some in _chunks(ids):
+        found = _columns(tree, [[job_path(name, part) for name in some] for part in ("status", "bid", "priority")])
+        for name, status, bid, priority in zip(some, *found, strict=True):
+            job = Job(tree, name)
+            yield _or_why(job, lambda j=job, s=status, b=bid, p=priority: _job_row(j, s, b, p))  # type: ignore[misc]
+
+
+def _batch_row(batch: Batch, status: StoredNode | None, folders: Sequence[StoredNode | None]) -> dict[str, Any]:
+    now = batch.status_of(status)
+    counts = {
+        folder.removeprefix("batch-"): node.children if node else 0
+        for folder, node in zip(JobList, folders, strict=True)
+    }
+    return {"id": batch.id, "status": str(now.state.value), **counts, **_last_word(now)}
+
+
+def _job_row(
+    job: Job, status: StoredNode | None, bid: StoredNode | None, priority: StoredNode | None
+) -> dict[str, Any]:
+    now = job.status_of(status)
+    return {
+        "id": job.id,
+        "batch": text_of(f"{job.path}/bid", _data(f"{job.path}/bid", bid)),
+        "status": str(now.state.value),
+        "priority": whole_number(f"{job.path}/priority", _data(f"{job.path}/priority", priority)),
+        "retry_count": retries_in(now),
+        **_last_word(now),
+    }
+
+
+def _last_word(now: StatusNode) -> dict[str, str]:
+    return {name: str(now.values.get(name) or "") for name in ("last_modified", "message")}
+
+
+def _or_why(item: Item, row: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    try:
+        return row()
+    except NodeInvalid as e:
+        return {"id": item.id, "status": None, "message": str(e)}
+
+
+def _chunks(ids: Sequence[str]) -> Iterator[Sequence[str]]:
+    return (ids[at : at + AT_ONCE] for at in range(0, len(ids), AT_ONCE))
+
+
+def _columns(tree: NodeTree, paths: Sequence[Sequence[str]]) -> list[list[StoredNode | None]]:
+    """The nodes at several columns of paths, read in one go."""
+    found = iter(tree.store.read([path for column in paths for path in column]))
+    return [[next(found) for _ in column] for column in paths]
+
+
+def _data(path: str, node: StoredNode | None) -> bytes:
+    if node is None:
+        raise NodeInvalid(path, "is not there")
+    return node.data

@@ -1,0 +1,55 @@
+"""Runs in forked children of the zygote: one run of the plan of ``once``, with a crash point armed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from ferryman import crash, limits
+from ferryman.engine import driver, logs
+from ferryman.engine.wave import Run
+from ferryman.operations.resolve import resolve
+from ferryman.state.state import State, state_root
+from ferryman.testing.inprocess import InProcess
+from tests.crash import child
+from tests.crash.queues import once
+from tests.support import invariants
+
+
+class OnceJob(msgspec.Struct):
+    """What a child does.
+
+    ``verb``: fill | resolve | run.
+    """
+
+    verb: str
+    root: str
+    stage: int = 1
+    arm: tuple[str, str] | None = None
+
+
+Job = OnceJob
+
+
+def work(job: OnceJob) -> None:
+    """Do it; a failed check raises."""
+    limits.COMPACT_FILES = 2  # type: ignore[misc]
+    limits.OUTDATED_SHARE = 0.01  # type: ignore[misc]
+    limits.COUNTED_EVENTS = 0  # type: ignore[misc]
+    limits.CHECKPOINT_COMMITS = 4  # type: ignore[misc]
+    logs._LEAST = 3  # type: ignore[misc]
+    root = Path(job.root)
+    if job.verb == "fill":
+        once.fill(root, job.stage)
+        return
+    if job.arm is not None:
+        crash.arm(*job.arm)
+    plan = once.make_plan(root)
+    if job.verb == "resolve":
+        resolve(plan, "pending", state=root / "state", why="a test says so")
+        return
+    plan.freeze()
+    with State.take(state_root(plan, root / "state"), plan) as state, driver.plain_errors(state):
+        summary = Run(state, InProcess(fork=True), child.Spoken(), wait=5, wave_bytes=30).go()
+    invariants.check(state_root(plan, root / "state"), plan, summary)

@@ -1,0 +1,95 @@
+"""Every crash point that an at-most-once plan passes, in both stages: killed there and started again, nothing is
+repeated, and what is not known is named."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ferryman.crash import DRIVER, EXECUTOR, ONCE, POINTS
+from tests.crash.queues import once
+from tests.crash.test_queue_matrix import ELSEWHERE, LATER, said_well
+from tests.support.zygote import Zygote
+
+UNMET = ("notify.", "outdated.", "settle.rewrite")
+"""Nobody is told; of no entry more than one row is kept; and no destination asks for a retry."""
+
+FIRST = ("create.", "plan.")
+"""In the first stage: a state is made once."""
+
+WHO = {**ONCE, "intake.marked:2": DRIVER, **POINTS}
+
+
+def applies(point: str, stage: int) -> bool:
+    if point.startswith((*ELSEWHERE, *UNMET)):
+        return False
+    return stage == 1 if point.startswith(FIRST) else stage == 2 or not point.startswith(LATER)
+
+
+CASES = [(point, stage) for point in WHO for stage in once.STAGES if applies(point, stage)]
+
+SHORT = ("intake.", "once.", "transform.", "commit.", "wave.", "command.")
+
+
+def is_short(point: str, stage: int) -> bool:
+    return point.startswith(SHORT) and (stage == 2 or point.startswith(("intake.", "once.")))
+
+
+@pytest.fixture(scope="module")
+def zygote(folder: Path) -> Iterator[Zygote]:
+    with Zygote(folder, "tests.crash.queues.once_child") as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def after_first(zygote: Zygote, folder: Path) -> Path:
+    """A folder in which the first stage went as it should: one message has killed its task."""
+    root = folder / "after-first"
+    root.mkdir()
+    for verb in ("fill", "run"):
+        said_well(zygote.run(verb=verb, root=str(root)))
+    once.check(root, 1, doubtful := once.in_doubt(root), set())
+    assert doubtful == {7, 8, 9}
+    return root
+
+
+@pytest.mark.rule("once.killed")
+@pytest.mark.parametrize(
+    ("point", "stage"),
+    [pytest.param(*case, marks=[] if is_short(*case) else [pytest.mark.slow]) for case in CASES],
+)
+def test_nothing_is_repeated_and_what_is_not_known_is_named(
+    zygote: Zygote, folder: Path, after_first: Path, point: str, stage: int
+) -> None:
+    """In the second stage the range that was in doubt after the first is run again."""
+    root = folder / f"{point}-{stage}"
+    if stage == 2:
+        shutil.copytree(after_first, root)
+    else:
+        root.mkdir()
+    job = {"root": str(root)}
+    again = once.in_doubt(root) if stage == 2 else set()
+    said_well(zygote.run(verb="fill", stage=stage, **job))
+    seen = root / "killed"
+    for verb in ["run"] if stage == 1 else ["resolve", "run"]:
+        code, said = zygote.run(verb=verb, arm=(point, str(seen)), **job)
+        assert code in (0, -9), said
+        if code == -9:
+            assert WHO[point] == DRIVER, "the driver was killed in place of a task"
+            if verb == "resolve":
+                said_well(zygote.run(verb="resolve", **job))  # once more does no harm
+            break
+    assert seen.exists(), f"{point} was never reached"
+    said_well(zygote.run(verb="run", **job))
+    assert "recovered" not in said_well(zygote.run(verb="run", **job)), "a clean end leaves nothing to recover"
+    doubtful = once.in_doubt(root)
+    once.check(root, stage, doubtful, again)
+    expected = {7, 8, 9} if stage == 1 else set()
+    if point.startswith(("transform.", "once.begun")) and WHO[point] == EXECUTOR:
+        assert len(doubtful - expected) <= 3, "one task was killed"
+    else:
+        assert doubtful == expected
+    shutil.rmtree(root)

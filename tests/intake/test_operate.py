@@ -1,0 +1,132 @@
+"""`ferryman intake` for operators: what they do to jobs that wait, and to jobs that are at work."""
+
+from __future__ import annotations
+
+import pytest
+
+from ferryman.intake import LockLost, Queue
+from tests.intake.command import Run, queue, rows, run
+from tests.intake.conftest import brought, started
+
+__all__ = ["queue", "run"]
+
+
+@pytest.mark.rule("intake.revoke")
+@pytest.mark.parametrize("words", [["unlock"], ["unlock", "job"]])
+def test_unlock_a_job(run: Run, queue: Queue, words: list[str]) -> None:
+    """Its holder cannot go on, another may acquire it."""
+    started(queue)
+    job = queue.acquire_job("Pending")
+    assert job is not None
+    assert run(*words, job.id) == (0, f"{job.id}: unlocked\n", "")
+    assert run(*words, job.id) == (0, f"{job.id}: was not locked\n", "")
+    with pytest.raises(LockLost):
+        job.set_status("Estimating")
+    assert queue.acquire_job("Pending") is not None
+
+
+def test_unlock_a_batch_and_a_request(run: Run, queue: Queue) -> None:
+    """By their ids."""
+    queue.create_batch({})
+    queue.create_assembly("small", {})
+    batch, request = queue.acquire_pending_batch(), queue.acquire_pending_assembly("small")
+    assert batch is not None
+    assert request is not None
+    assert run("unlock", batch.id)[1] == f"{batch.id}: unlocked\n"
+    assert run("unlock", "access", f"small/{request.id}")[1] == f"small/{request.id}: unlocked\n"
+    for held in (batch, request):
+        with pytest.raises(LockLost):
+            held.fail("x")
+
+
+@pytest.mark.parametrize("kind", ["inventory", "localid"])
+def test_unlock_what_lives_with_a_process(run: Run, queue: Queue, kind: str) -> None:
+    """Also while the process lives: an operator knows that it hangs."""
+    assert queue.locks.lock(kind, "ark:/1/2")
+    assert run("unlock", kind, "ark:/1/2")[1] == f"{kind} ark:/1/2: unlocked\n"
+    assert run("unlock", kind, "ark:/1/2")[1] == f"{kind} ark:/1/2: was not locked\n"
+    assert not queue.locks.check(kind, "ark:/1/2")
+
+
+@pytest.mark.rule("intake.revoke")
+def test_fail_a_job_at_work(run: Run, queue: Queue) -> None:
+    """It is Failed with the reason, and can be requeued and deleted; who worked at it has lost it."""
+    started(queue, jobs=2)
+    one, two = queue.list_jobs()
+    brought(queue, one, "Processing")
+    held = queue.acquire_job("Processing")
+    assert held is not None
+    assert run("fail", one, two, "--message", "it hangs")[1] == f"{one}: Failed\n{two}: Failed\n"
+    with pytest.raises(LockLost):
+        held.success()
+    assert queue.load_job(one).message == "it hangs"
+    assert run("requeue", one)[1] == f"{one}: Processing\n"
+    assert run("delete", two)[1] == f"{two}: Deleted\n"
+    code, _, err = run("fail", two)
+    assert (code, err) == (1, f"error: {two}: State change (Deleted->fail) is not allowed\n")
+    assert queue.audit() == []
+
+
+def test_what_somebody_works_at_is_left_alone(run: Run, queue: Queue) -> None:
+    """By the verbs that do not take the lock away: they say so."""
+    started(queue)
+    job = queue.acquire_job("Pending")
+    assert job is not None
+    for words in (["hold", job.id], ["prioritize", job.id, "--priority", "0"]):
+        code, out, err = run(*words)
+        assert (code, out) == (1, "")
+        assert "somebody is working at it" in err
+    job.set_status("Estimating")
+
+
+def test_prioritize(run: Run, queue: Queue) -> None:
+    """One job, or all that wait of a batch; status and message stay."""
+    batch_id = started(queue, jobs=3)
+    one, two, three = queue.list_jobs()
+    queue.load_job(two).set_status("Held", "why not")
+    assert run("prioritize", three, "--priority", "1")[1] == f"{three}: priority 1\n"
+    assert queue.list_jobs("Pending") == [three, one]
+    assert run("prioritize", batch_id, "--priority", "7")[0] == 0
+    assert {queue.load_job(job).priority for job in (one, two, three)} == {7}
+    assert (queue.load_job(two).status, queue.load_job(two).message) == ("Held", "why not")
+    assert queue.audit() == []
+
+
+def test_count(run: Run, queue: Queue) -> None:
+    """Jobs and batches by state."""
+    started(queue, jobs=3)
+    queue.create_batch({})
+    brought(queue, queue.list_jobs()[0], "Storing")
+    assert [line.split() for line in run("count")[1].splitlines()] == [
+        ["state", "jobs", "batches"],
+        ["Pending", "2", "1"],
+        ["Processing", "0", "1"],
+        ["Storing", "1", "0"],
+    ]
+    counted = {row["state"]: (row["jobs"], row["batches"]) for row in rows(run("count", "--json"))}
+    assert counted["Storing"] == (1, 0)
+    assert counted["Failed"] == (0, 0)
+
+
+@pytest.mark.parametrize("verb", ["show", "hold", "release", "requeue", "delete", "fail", "unlock"])
+@pytest.mark.parametrize(
+    ("name", "what"), [("bid0000000077", "batch"), ("jid0000000077", "job"), ("small/qid0000000077", "access request")]
+)
+def test_a_mistyped_id(run: Run, queue: Queue, verb: str, name: str, what: str) -> None:
+    """It is an error of who typed it, not damage."""
+    if verb == "requeue" and what == "access request":
+        what = "job (jid…)"
+    code, out, err = run(verb, name)
+    assert (code, out) == (2, "")
+    assert f"no such {what}" in err or f"give a {what}" in err
+    assert "audit" not in err
+
+
+def test_a_mistyped_id_stops_no_other(run: Run, queue: Queue) -> None:
+    """What can be done is done."""
+    started(queue)
+    (job,) = queue.list_jobs()
+    assert run("hold", "jid0000000077", job)[:2] == (2, f"{job}: Held\n")
+    assert run("report", "bid0000000077")[0] == 2
+    assert run("jobs", "--batch", "bid0000000077")[0] == 2
+    assert run("prioritize", "bid0000000077", "--priority", "1")[0] == 2
