@@ -180,8 +180,14 @@ FINDINGS = (
         'plan.alts("any", [orders, plan.source("files", Files("corpus"))]).destination("index", index)',
     ),
     Case(
-        "A keyed node whose documents may change",
-        'plan.source("files", Files("corpus")).keyed("counts", count, key="word").destination("index", index)',
+        "A combining node that cannot take back what changes",
+        'plan.source("files", Files("corpus")).combine("best", max, key="word", value="n").destination("index", index)',
+    ),
+    Case(
+        "Copies that meet in a keyed node",
+        'fork = plan.source("files", Files("corpus")).route("fork", Duplicate())\n'
+        'ways = [fork.step("one", read), fork.step("two", clean)]\n'
+        'plan.keyed("counts", count, key="word", after=ways).destination("index", index)',
     ),
     Case(
         "A keyed node and an error queue",

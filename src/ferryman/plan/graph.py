@@ -14,7 +14,7 @@ from ferryman.destinations.base import Destination, Effect, Guarantee
 from ferryman.needs import is_name
 from ferryman.plan.cycles import cycles, in_order
 from ferryman.plan.inputs import bad_inputs
-from ferryman.plan.keyed import bad_keyed
+from ferryman.plan.keyed import bad_keyed, copies_meet
 from ferryman.plan.keyed_nodes import KeyedNode, sources_read
 from ferryman.plan.nodes import AltsNode, CalledNode, DestinationNode, JoinNode, Node, RouterNode, SourceNode, StepNode
 from ferryman.routers.base import Router
@@ -123,6 +123,7 @@ def check(name: str, version: object, nodes: Sequence[Node]) -> tuple[list[str],
         for strict, text in _unequal_branches(nodes)
         if strict
     ]
+    findings += [] if findings else copies_meet(nodes, ends(nodes))
     findings = list(dict.fromkeys(findings))  # nodes of one name have the same faults
     return findings, [] if findings else _warnings(nodes)
 
