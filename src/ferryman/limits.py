@@ -26,6 +26,9 @@ fewer, for a chunk does not go on from one task's documents to the next one's.""
 TASK_DOCUMENTS: Final = 65_536
 """Documents a transform task takes, for sources of very small documents."""
 
+ONCE_DOCUMENTS: Final = 1000
+"""The same of an at-most-once plan: when its worker dies, that many are in doubt."""
+
 MAX_FILE_BYTES: Final = 256 * MIB
 """Largest file ``Files`` reads by default: a document lives whole in a worker's memory, a few times over."""
 

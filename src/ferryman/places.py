@@ -11,7 +11,9 @@ import contextlib
 import os
 from collections.abc import Iterator
 from contextvars import ContextVar
+from pathlib import Path
 from typing import Final
+from urllib.parse import unquote
 
 _BASE: Final[ContextVar[str | None]] = ContextVar("ferryman_places_base", default=None)
 
@@ -19,6 +21,13 @@ _BASE: Final[ContextVar[str | None]] = ContextVar("ferryman_places_base", defaul
 def absolute(path: str | os.PathLike[str]) -> str:
     """The path from the root on, ``~`` spelled out."""
     return os.path.abspath(os.path.join(_BASE.get() or os.getcwd(), os.path.expanduser(os.fspath(path))))
+
+
+def resolved(uri: str | None) -> str | None:
+    """What a source reads, or a destination writes, under one name: a folder may have several, by symbolic links."""
+    if uri is None or not uri.startswith("file:///"):
+        return uri
+    return Path(os.path.realpath(unquote(uri.removeprefix("file://")))).as_uri()
 
 
 @contextlib.contextmanager

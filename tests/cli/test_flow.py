@@ -14,6 +14,7 @@ import pytest
 
 from ferryman.cli.app import start
 from ferryman.engine import driver
+from ferryman.queues import Queue
 from ferryman.testing.inprocess import InProcess
 
 FLOW = """
@@ -86,6 +87,38 @@ def test_run_tells_of_each_plan(ferryman: Say) -> None:
     assert "orders: wave 1: 3 delivered, 0 pending, 0 failed" in err
     assert "invoices: wave 1: 2 delivered, 0 pending, 1 failed" in err
     assert all(line.startswith(("orders: ", "invoices: ")) for line in err)
+
+
+READS = """
+from pathlib import Path
+from ferryman import Plan
+from ferryman.destinations import JsonLines
+from ferryman.sources import Memory, Queue
+
+HERE = Path(__file__).parent
+
+def broken(doc):
+    raise ValueError("unlucky")
+
+plan = Plan("reads")
+sources = [plan.source("pipe", Queue("pipe", HERE, on_error="continue"))]
+if (HERE / "too").exists():
+    sources.append(plan.source("docs", Memory([])))
+plan.step("broken", broken, after=sources, attempts=1).destination("out", JsonLines("out.jsonl"))
+"""
+
+
+@pytest.mark.parametrize("too", [False, True])
+def test_run_tells_what_is_retried(ferryman: Say, too: bool) -> None:
+    """Messages never change; documents may."""
+    Queue("pipe", ".").append([{"n": 1}])
+    Path("plan.py").write_text(READS)
+    if too:
+        Path("too").touch()
+    *_, told = ferryman("run", "plan.py")[1].splitlines()
+    automatically = "A document that changes is retried automatically, a message is not; "
+    retry = "to retry all: ferryman retry plan.py"
+    assert told == f"{automatically if too else 'Messages do not change; '}{retry}"
 
 
 def test_run_as_json(ferryman: Say) -> None:
@@ -168,14 +201,35 @@ def test_options_of_one_plan_are_refused(ferryman: Say) -> None:
 
 
 @pytest.mark.rule("flow.file")
-@pytest.mark.parametrize(
-    "args", [["deliveries"], ["retry"], ["resolve", "--as", "failed"], ["fsck"]], ids=lambda a: a[0]
-)
+@pytest.mark.parametrize("args", [["retry"], ["resolve", "--as", "failed"], ["fsck"]], ids=lambda a: a[0])
 def test_other_commands_say_which_plan_to_name(ferryman: Say, args: list[str]) -> None:
     """And take it."""
     verb, *rest = args
     told = "error: plan.py is a flow of 2 plans (invoices, orders): say which one: plan.py:invoices."
     assert ferryman(verb, "plan.py", *rest) == (2, "", [told])
+
+
+def test_deliveries_of_each_plan(ferryman: Say) -> None:
+    """Under its name, as text and as JSON; filters leave out the plans that they do not concern."""
+    code, out, err = ferryman("deliveries", "plan.py")
+    assert (code, out.splitlines()) == (0, ["orders:", "", "invoices:"])
+    assert sum("nothing has run" in line for line in err) == 2
+    ferryman("run", "plan.py")
+
+    headings = [line for line in ferryman("deliveries", "plan.py")[1].splitlines() if line.endswith(":")]
+    assert headings == ["orders:", "invoices:"]
+    rows = json.loads(ferryman("deliveries", "plan.py", "--json")[1])
+    by_plan = {name: sorted(row["document"] for row in rows if row["plan"] == name) for name in ("orders", "invoices")}
+    assert by_plan == {"orders": ["d1", "d13", "d2"], "invoices": ["1", "2", "3"]}
+    failed = json.loads(ferryman("deliveries", "plan.py", "--json", "--status", "failed")[1])
+    assert [(row["plan"], row["document"]) for row in failed] == [("invoices", "3")]
+    of_pipe = json.loads(ferryman("deliveries", "plan.py", "--json", "--source", "pipe", "--limit", "1")[1])
+    assert [row["plan"] for row in of_pipe] == ["invoices"]
+    [reason] = json.loads(ferryman("deliveries", "plan.py", "--json", "--by", "reason")[1])
+    assert (reason["plan"], reason["status"], reason["example"]) == ("invoices", "failed", "3")
+    assert json.loads(ferryman("deliveries", "plan.py", "--json", "--incomplete")[1]) == []
+    code, _, err = ferryman("deliveries", "plan.py", "--source", "nobody")
+    assert (code, err) == (2, ["error: --source nobody: flow shop has add, docs, out, pipe; name one of these."])
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -185,7 +239,7 @@ def test_an_interrupt_ends_the_flow_with_130(
     """All of it, also while one plan is at work; the next run goes on."""
     from ferryman.engine import wave
 
-    commit, armed = wave.commit_wave, [True]
+    commit, armed = wave.commit_staged, [True]
 
     def interrupted(state: Any, *args: Any, **options: Any) -> Any:
         commit(state, *args, **options)
@@ -193,7 +247,7 @@ def test_an_interrupt_ends_the_flow_with_130(
             armed.clear()
             signal.raise_signal(number)
 
-    monkeypatch.setattr(wave, "commit_wave", interrupted)
+    monkeypatch.setattr(wave, "commit_staged", interrupted)
     code, out, err = ferryman("run", "plan.py")
     assert (code, out) == (130, "")
     assert err[-1].startswith("interrupted: nothing is lost. Run the same command again")

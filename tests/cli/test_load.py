@@ -70,12 +70,12 @@ def test_the_name_after_the_colon_chooses(write: Write) -> None:
 @pytest.mark.rule("plan.file")
 def test_a_module_is_found_in_the_current_folder(write: Write) -> None:
     """package.module:name needs no installation; there is no plan file then."""
-    write("shop/__init__.py", "")
-    write("shop/indexing.py", ONE)
+    write("catalogue/__init__.py", "")
+    write("catalogue/indexing.py", ONE)
 
-    assert load_plan("shop.indexing:plan").name == "one"
-    assert plan_file("shop.indexing:plan") is None
-    assert "shop.nothing: there is no such module" in refusal("shop.nothing:plan")
+    assert load_plan("catalogue.indexing:plan").name == "one"
+    assert plan_file("catalogue.indexing:plan") is None
+    assert "catalogue.nothing: there is no such module" in refusal("catalogue.nothing:plan")
 
 
 @pytest.mark.parametrize(

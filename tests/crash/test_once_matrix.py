@@ -4,12 +4,14 @@ repeated, and what is not known is named."""
 from __future__ import annotations
 
 import shutil
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from ferryman.crash import DRIVER, EXECUTOR, ONCE, POINTS
+from tests.crash import child
 from tests.crash.queues import once
 from tests.crash.test_queue_matrix import ELSEWHERE, LATER, said_well
 from tests.support.zygote import Zygote
@@ -92,4 +94,30 @@ def test_nothing_is_repeated_and_what_is_not_known_is_named(
         assert len(doubtful - expected) <= 3, "one task was killed"
     else:
         assert doubtful == expected
+    shutil.rmtree(root)
+
+
+SLEEPS_AT = (*ONCE, "transform.staged", "transform.done", "commit.ready", "wave.logged")
+
+
+@pytest.mark.rule("once.killed")
+@pytest.mark.parametrize(
+    "point", [p if p in ("intake.marked", "once.begun") else pytest.param(p, marks=pytest.mark.slow) for p in SLEEPS_AT]
+)
+def test_a_driver_that_was_overtaken_repeats_nothing(zygote: Zygote, folder: Path, point: str) -> None:
+    """It stops there, where locks do not hold; another run comes and goes; then it wakes up."""
+    root = folder / f"asleep-{point}"
+    root.mkdir()
+    (root / once.MENDED).touch()
+    job = {"root": str(root)}
+    said_well(zygote.run(verb="fill", **job))
+    code, said = zygote.run(verb="run", arm=(point, str(root / "sleeps")), stop=True, **job)
+    assert code == -signal.SIGSTOP, f"{point} was never reached: {said}"
+    said_well(zygote.run(verb="run", **job))
+    doubtful = once.in_doubt(root)
+    once.check(root, 1, doubtful, set())
+    assert child.OVERTAKEN in said_well(zygote.wake()), "it did not notice"
+    said_well(zygote.run(verb="run", **job))
+    once.check(root, 1, doubtful, set())
+    assert len(doubtful) == (3 if point in ("once.begun", "transform.staged") else 0)
     shutil.rmtree(root)

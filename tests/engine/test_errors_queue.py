@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from ferryman.queues import Queue as DurableQueue
 from ferryman.routers import Duplicate
 from ferryman.sources import Memory, Queue
 from ferryman.state.state import state_root
+from ferryman.testing.inprocess import InProcess
 from tests.support.trial import Interrupted, Until, run_plan
 
 
@@ -163,6 +165,29 @@ def test_a_retry_is_the_operators_word(place: Path) -> None:
     run_plan(pipe(place, lambda doc: doc), place / "state")
     assert numbers(place, "out") == [3]
     assert len(bodies(place, "errors")) == 2
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_what_a_retry_failed_for_is_there_too(place: Path, dies: bool) -> None:
+    """As the queue has it, not as the step left it; also where each document is read in a process of its own."""
+
+    def spoil(doc: Document) -> Document:
+        n = doc["n"]
+        doc["n"] = "spoiled"
+        if dies and (place / "again").exists():
+            os._exit(3)
+        return broken(Document(doc.id, n=n))
+
+    put(place, {"n": 3, "text": "as it is"})
+    plan = pipe(place, spoil)
+    run_plan(plan, place / "state")
+    (place / "again").touch()
+    retry(plan, state=place / "state", status="rejected")
+    run_plan(plan, place / "state", runner=InProcess(fork=True))
+    first, second = DurableQueue("errors", place).read()
+    assert second.body["messages"] == first.body["messages"]
+    assert first.body["messages"][0]["body"] == {"n": 3, "text": "as it is"}
+    assert second.meta["queues"] == first.meta["queues"]
 
 
 def test_other_sources_report_too(place: Path) -> None:

@@ -281,7 +281,10 @@ def kills(*ids: str) -> Callable[[list[Any]], object]:
 
 @pytest.mark.rule("kill.named")
 @pytest.mark.parametrize("failures", [1, 4])
-@pytest.mark.parametrize("ids", [("d07",), ("d00", "d20", "d39")], ids=["one", "several"])
+@pytest.mark.parametrize(
+    "ids",
+    [pytest.param(("d07",), id="one", marks=pytest.mark.slow), pytest.param(("d00", "d20", "d39"), id="several")],
+)
 def test_a_row_that_kills_its_sender_is_named(net: Network, ids: tuple[str, ...], failures: int) -> None:
     """The others are delivered, each at least once."""
     net.out("out").before = kills(*ids)

@@ -107,3 +107,48 @@ def test_queues_are_added_and_removed(place: Path) -> None:
     plan = reading(place, "a", "b")
     sources = account.status(state_root(plan, place / "state"), plan)["sources"]
     assert {name: counts["positions"] for name, counts in sources.items()} == {"from_a": {"a": 5}, "from_b": {"b": 4}}
+
+
+@pytest.mark.rule("queue.sources-changed")
+def test_a_source_reads_another_queue(place: Path) -> None:
+    """Each queue has its own position, to which the plan comes back; what it reads last is said."""
+
+    def naming(queue: str) -> Plan:
+        plan = Plan("one")
+        plan.source("from", Queue(queue, place)).destination("to_out", ToQueue("out", place), backoff=0)
+        return plan
+
+    put(place, "a", 1, 2)
+    put(place, "b", 11, 12)
+    assert run(place, naming("a")) == []
+    [said] = run(place, naming("b"))
+    assert said.startswith(f"source from: {place}/b is not what was read before: ")
+    put(place, "a", 3)
+    [said] = run(place, naming("a"))
+    assert said.endswith("is not what was read last, but what was read before that; it is read on from there")
+    assert numbers(place) == [1, 2, 11, 12, 3]
+
+
+@pytest.mark.rule("queue.sources-changed")
+def test_a_join_gets_and_loses_an_input(place: Path) -> None:
+    """The others go on where they were; the new one is read from its beginning."""
+
+    def added(docs: dict[str, Document]) -> dict[str, int]:
+        return {"n": sum(doc["n"] for doc in docs.values())}
+
+    def joining(*names: str) -> Plan:
+        plan = Plan("joins")
+        inputs = {name: plan.source(f"from_{name}", Queue(name, place)) for name in names}
+        plan.join("sum", added, inputs).destination("to_out", ToQueue("out", place), backoff=0)
+        return plan
+
+    for name, first in (("a", 1), ("b", 10), ("c", 100)):
+        put(place, name, first, 2 * first)
+    run(place, joining("a", "b"))
+    put(place, "a", 3)
+    put(place, "b", 30)
+    run(place, joining("a", "b", "c"))
+    put(place, "a", 4)
+    put(place, "b", 40)
+    run(place, joining("a", "b"))
+    assert numbers(place) == [11, 22, 133, 44]

@@ -171,7 +171,18 @@ def test_one_entry_is_picked(place: Path) -> None:
     found = ahead.look(document="in/17")
     assert with_reasons(found) == {"in/17": "unchanged"}
     assert "in/17 of source from_in is unchanged: a run would not process it now." in found.messages
+    assert [row["revision"] for row in found.destinations["out"].gets] == [2]
     assert gets(found) == ["in/17"]
+
+
+def test_what_is_read_again_is_another_revision(place: Path) -> None:
+    """As the run then makes of it."""
+    ahead = Ahead(place)
+    ahead.put(0, 1)
+    ahead.run()
+    [reader] = ahead.queue.readers()
+    ahead.queue.tailer(reader).to_start()
+    assert [row["revision"] for row in ahead.look().destinations["out"].gets] == [2, 2]
 
 
 def test_an_entry_that_is_not_there(place: Path) -> None:

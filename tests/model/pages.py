@@ -13,9 +13,13 @@ from tests.model.explore import DOCUMENTS, Explorer, Report
 from tests.model.mutations import MUTATIONS, Mutation
 from tests.model.queues.configurations import QUEUE_CONFIGURATIONS
 from tests.model.queues.mutations import QUEUE_MUTATIONS, QueueMutation
+from tests.model.queues.once import OnceConfig
+from tests.model.queues.once_explored import ONCE_CONFIGURATIONS, ONCE_MUTATIONS, ONCE_RULES
 from tests.model.queues.protocol import RULES
 from tests.model.queues.world import QueueConfig
 from tests.model.state import Budget, Config
+
+AnyConfig = Config | QueueConfig | OnceConfig
 
 PAGE: Final = Path(__file__).parents[2] / "docs" / "model.md"
 
@@ -26,14 +30,15 @@ _BLOCK = re.compile(r"(<!-- explored: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 @functools.cache
-def explored(config: Config | QueueConfig) -> Report:
+def explored(config: AnyConfig) -> Report:
     """What exploring a configuration came to; explored once a process."""
     return explorer(config).explore()
 
 
-def explorer(config: Config | QueueConfig) -> Explorer:
+def explorer(config: AnyConfig) -> Explorer:
     """Of the protocol that a configuration is for."""
-    return Explorer(config, RULES if isinstance(config, QueueConfig) else DOCUMENTS)
+    rules = {Config: DOCUMENTS, QueueConfig: RULES, OnceConfig: ONCE_RULES}
+    return Explorer(config, rules[type(config)])
 
 
 def configurations() -> str:
@@ -46,7 +51,12 @@ def queue_configurations() -> str:
     return _sizes("entries", QUEUE_CONFIGURATIONS)
 
 
-def _sizes(measure: str, configs: Iterable[Config | QueueConfig]) -> str:
+def once_configurations() -> str:
+    """The same of an at-most-once plan."""
+    return _sizes("entries", ONCE_CONFIGURATIONS)
+
+
+def _sizes(measure: str, configs: Iterable[AnyConfig]) -> str:
     lines = [
         f"| configuration | {measure} | what may go wrong | states | transitions | ends | kills |",
         "|---|---|---|--:|--:|--:|--:|",
@@ -59,16 +69,18 @@ def _sizes(measure: str, configs: Iterable[Config | QueueConfig]) -> str:
     return "\n".join(lines)
 
 
-def line(config: Config | QueueConfig) -> str:
+def line(config: AnyConfig) -> str:
     """A configuration's line of the table."""
-    if isinstance(config, QueueConfig):
+    if isinstance(config, OnceConfig):
+        size, wrong = str(config.entries), ", ".join(_spendable(config.budget))
+    elif isinstance(config, QueueConfig):
         size, wrong = str(config.entries), _queue_troubles(config)
     else:
         size, wrong = f"{len(config.histories)} × {len(config.destinations)}", troubles(config)
     return f"| {config.name} | {size} | {wrong} | {_cells(_numbers(config))} |"
 
 
-def _numbers(config: Config | QueueConfig) -> tuple[int, int, int, int]:
+def _numbers(config: AnyConfig) -> tuple[int, int, int, int]:
     report = explored(config)
     return report.states, report.transitions, report.rests, report.recoveries
 
@@ -117,6 +129,11 @@ def queue_mutations() -> str:
     return _findings(QUEUE_MUTATIONS)
 
 
+def once_mutations() -> str:
+    """The same of an at-most-once plan."""
+    return _findings(ONCE_MUTATIONS)
+
+
 def _findings(faults: Iterable[Mutation | QueueMutation]) -> str:
     lines = ["| mutation | breaks | because | after steps |", "|---|---|---|--:|"]
     for mutation in faults:
@@ -133,5 +150,7 @@ def made(text: str) -> str:
         "mutations": mutations,
         "queue_configurations": queue_configurations,
         "queue_mutations": queue_mutations,
+        "once_configurations": once_configurations,
+        "once_mutations": once_mutations,
     }
     return _BLOCK.sub(lambda found: f"{found[1]}\n{tables[found[2]]()}\n\n{found[3]}", text)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ferryman.crash import POINTS, QUEUES
+from ferryman.crash import ONCE, POINTS, QUEUES
 from ferryman.records.statuses import Status
 from tests.docs.test_architecture import resolved
 from tests.model import pages
@@ -15,6 +15,8 @@ from tests.model.queues.actions import QUEUE_ACTIONS
 from tests.model.queues.configurations import QUEUE_CONFIGURATIONS
 from tests.model.queues.invariants import INVARIANTS
 from tests.model.queues.mutations import QUEUE_MUTATIONS, QueueMutation
+from tests.model.queues.once import ONCE_ACTIONS, OnceConfig
+from tests.model.queues.once_explored import ONCE_CONFIGURATIONS, ONCE_INVARIANTS, ONCE_MUTATIONS
 from tests.model.queues.world import ERRORS, OUT, Head, QueueConfig, State
 from tests.model.state import Budget
 from tests.support.tiers import sampled
@@ -24,9 +26,14 @@ EVERY = 4
 
 
 @pytest.mark.parametrize(
-    "config", sampled([(config,) for config in QUEUE_CONFIGURATIONS], EVERY), ids=lambda config: config.name
+    "config",
+    [
+        *sampled([(config,) for config in QUEUE_CONFIGURATIONS], EVERY),
+        *(pytest.param(config, id=f"at-most-once: {config.name}") for config in ONCE_CONFIGURATIONS),
+    ],
+    ids=lambda config: config.name,
 )
-def test_nothing_is_broken_in_any_state(config: QueueConfig) -> None:
+def test_nothing_is_broken_in_any_state(config: QueueConfig | OnceConfig) -> None:
     """All states, whatever order things happen in, whatever is killed where."""
     report = pages.explored(config)
 
@@ -34,7 +41,7 @@ def test_nothing_is_broken_in_any_state(config: QueueConfig) -> None:
     assert pages.line(config) in pages.PAGE.read_text("utf-8").splitlines()
 
 
-@pytest.mark.parametrize("mutation", QUEUE_MUTATIONS, ids=lambda mutation: mutation.name)
+@pytest.mark.parametrize("mutation", [*QUEUE_MUTATIONS, *ONCE_MUTATIONS], ids=lambda mutation: mutation.name)
 def test_every_mutation_is_found(mutation: QueueMutation) -> None:
     """A protocol with this fault breaks the promise that is named; without it, in the same world, nothing is broken."""
     violation = pages.explored(mutation.config).violation
@@ -48,14 +55,17 @@ def test_every_mutation_is_found(mutation: QueueMutation) -> None:
 def test_every_invariant_is_broken_by_some_mutation() -> None:
     """No check that cannot fail."""
     assert {mutation.breaks for mutation in QUEUE_MUTATIONS} == INVARIANTS.keys()
+    assert {mutation.breaks for mutation in ONCE_MUTATIONS} == {*ONCE_INVARIANTS, "I9"}
 
 
 def test_every_mutation_is_asked_for() -> None:
     """A name that no function asks for would change nothing."""
     here = Path(__file__).parent / "queues"
-    text = "".join(path.read_text("utf-8") for path in here.glob("*.py") if path.stem != "mutations")
+    text = "".join(
+        path.read_text("utf-8") for path in here.glob("*.py") if path.stem not in ("mutations", "once_explored")
+    )
 
-    for mutation in QUEUE_MUTATIONS:
+    for mutation in (*QUEUE_MUTATIONS, *ONCE_MUTATIONS):
         assert f'"{mutation.name}"' in text
 
 
@@ -104,15 +114,17 @@ def test_every_action_is_taken() -> None:
             break
         wanted -= pages.explored(config).actions
 
+    taken = frozenset().union(*(pages.explored(config).actions for config in ONCE_CONFIGURATIONS))
     assert not wanted
+    assert taken == ONCE_ACTIONS.keys() - {"crash.all"}
 
 
 def test_the_code_that_actions_stand_for_exists() -> None:
     """Names of modules, classes and functions below ``ferryman``, and of crash points."""
-    for action in QUEUE_ACTIONS.values():
+    for action in (*QUEUE_ACTIONS.values(), *ONCE_ACTIONS.values()):
         for name in action.code:
             resolved(name)
-        assert set(action.points) <= POINTS.keys() | QUEUES.keys()
+        assert set(action.points) <= POINTS.keys() | QUEUES.keys() | ONCE.keys()
 
 
 def test_every_crash_point_of_an_append_is_modelled() -> None:
@@ -120,3 +132,4 @@ def test_every_crash_point_of_an_append_is_modelled() -> None:
     named = {point for action in QUEUE_ACTIONS.values() for point in action.points}
 
     assert {point for point in QUEUES if point.startswith(("append.", "tailer."))} <= named
+    assert ONCE.keys() <= {point for action in ONCE_ACTIONS.values() for point in action.points}

@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 from ferryman import Flow, Plan
+from ferryman.destinations import Queue as QueueDestination
 from ferryman.errors import PlanError
 from ferryman.plan import Joint
+from ferryman.sources import Memory, Queue
 from tests.plan.plans import Index
 from tests.support.joined import Into, Messages, pipe
 
@@ -78,6 +80,22 @@ def test_a_plan_that_reads_what_it_writes_is_refused() -> None:
         "in: reads file:///queues/q, which out of the same plan writes: a loop without end. Make two plans of it, one "
         "that writes and one that reads, and run them together as a Flow: Flow(name, [first, second])."
     )
+
+
+def test_a_folder_under_another_name_is_the_same(tmp_path: Path) -> None:
+    """A loop through a symbolic link is one; plans that are joined through one take their turns."""
+    (tmp_path / "real folder").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real folder")
+    loop = Plan("loop")
+    source = loop.source("in", Queue("q", tmp_path / "link"))
+    source.destination("out", QueueDestination("q", tmp_path / "real folder"))
+    with pytest.raises(PlanError, match="a loop without end"):
+        loop.check()
+
+    first, second = Plan("first"), Plan("second")
+    first.source("in", Memory([])).destination("out", QueueDestination("q", tmp_path / "real folder"))
+    second.source("in", Queue("q", tmp_path / "link")).destination("out", QueueDestination("r", tmp_path))
+    assert [joint.writer for joint in Flow("both", [second, first]).joints] == ["first"]
 
 
 def test_mistakes_are_told_all_at_once() -> None:

@@ -6,6 +6,7 @@ import json
 import re
 from collections import Counter
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
@@ -14,13 +15,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ferryman import Plan
+from ferryman.destinations import Queue as ToQueue
 from ferryman.destinations import Sql
 from ferryman.plan import picture
 from ferryman.plan.picture import lettering
+from ferryman.plan.picture.joined import title_of
 from ferryman.plan.picture.layers import Link, layered
 from ferryman.plan.picture.layout import LOOP, Arrow, Laid, Polyline, Rect, Size, laid
 from ferryman.routers import ByField, Duplicate, RoundRobin
-from ferryman.sources import Memory
+from ferryman.sources import Memory, Queue
 from tests.plan.plans import Index, Mail, any_plans, good_plans, same
 from tests.support.processes import printed_always
 
@@ -372,3 +375,9 @@ def test_long_words_are_shortened_in_the_middle() -> None:
     """The ends tell more; the length is kept."""
     assert lettering.shortened("sqlite:////data/index.db#documents", 20) == "sqlite://…#documents"
     assert lettering.shortened("short", 5) == "short"
+
+
+def test_the_title_names_the_strategy(tmp_path: Path) -> None:
+    plan = Plan("bills", version=2, strategy="at-most-once")
+    plan.source("orders", Queue("orders", tmp_path)).destination("out", ToQueue("out", tmp_path))
+    assert title_of(plan) == "plan bills, version 2, at-most-once"

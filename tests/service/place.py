@@ -18,6 +18,7 @@ from ferryman.engine.runner.base import Runner
 from ferryman.errors import BadDocument
 from ferryman.intake import Queue
 from ferryman.observe.progress import Silent
+from ferryman.reach import Reach
 from ferryman.service import Serving, serve
 from ferryman.sources import Jobs
 from ferryman.state.state import State
@@ -71,7 +72,8 @@ class Place:
         self.files.mkdir(exist_ok=True)
         self.queue = Queue.open(f"sqlite:///{folder / 'queue.db'}", session_timeout_s=session_timeout_s)
         self.plan = plan_into(folder / "index.db")
-        self.serving = Serving(folder / "work", threads=2, once=True)
+        may = Reach((str(folder),), ("127.0.0.1", "localhost"))
+        self.serving = Serving(folder / "work", threads=2, once=True, reach=may)
         self.said = Said()
 
     def put(self, name: str, content: bytes | str) -> Path:

@@ -13,12 +13,15 @@ class Receiver:
 
     def __init__(self, *answers: int) -> None:
         self.told: list[dict[str, Any]] = []
+        self.requests: list[tuple[dict[str, str], bytes]] = []
+        """(headers by lower-case name, body), of all that was posted."""
         self._answers = list(answers)
         receiver = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["content-length"]))
+                receiver.requests.append(({name.lower(): value for name, value in self.headers.items()}, body))
                 status = receiver._answers.pop(0) if receiver._answers else 200
                 if status == 200:
                     receiver.told.append(json.loads(body))

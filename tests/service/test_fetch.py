@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 
 from ferryman.errors import PermanentError, TransientError
+from ferryman.reach import Reach
 from ferryman.service.errors import Corrupt, Stopping
 from ferryman.service.fetch import Fetcher
 from tests.service.receiver import FileServer
 
+HERE = Reach(("/",), ("127.0.0.1",))
 CONTENT = bytes(range(256)) * 4096
 
 
@@ -21,7 +23,7 @@ def sha(content: bytes = CONTENT) -> str:
 
 
 def fetcher(tries: int = 3) -> Fetcher:
-    return Fetcher(tries=tries, pause_s=0.001, timeout_s=5)
+    return Fetcher(reach=HERE, tries=tries, pause_s=0.001, timeout_s=5)
 
 
 def test_it_goes_on_where_it_broke_off(tmp_path: Path) -> None:
@@ -109,5 +111,5 @@ def test_it_stops(tmp_path: Path) -> None:
     stop.set()
     with FileServer({"/a": CONTENT}) as server:
         with pytest.raises(Stopping):
-            Fetcher(stop).file(server.url("/a"), tmp_path / "a")
+            Fetcher(stop, reach=HERE).file(server.url("/a"), tmp_path / "a")
         assert server.asked == []

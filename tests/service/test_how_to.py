@@ -11,7 +11,7 @@ import pytest
 
 from ferryman.cli.intake import serve
 from ferryman.crash import INTAKE
-from tests.support.page import Shell
+from tests.support.page import QuickShell, Shell
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -23,6 +23,20 @@ def test_submit_a_batch(place: Path) -> None:
     with Shell(place) as shell:
         shell.add("unzip", "-m zipfile")  # the machine may have none
         shell.follow(DOCS / "how-to" / "submit-a-batch.md")
+
+
+@pytest.mark.spark
+@pytest.mark.rule("reach.files")
+def test_what_a_submitter_may_do(place: Path) -> None:
+    """The same, of what is refused and what allows it."""
+    with Shell(place) as shell:
+        shell.follow(DOCS / "how-to" / "what-a-submitter-may-do.md")
+
+
+def test_operate_the_queue(place: Path) -> None:
+    """The same, of every command of an operator."""
+    with QuickShell(place) as shell:
+        shell.follow(DOCS / "how-to" / "operate-the-queue.md")
 
 
 def test_every_crash_point_is_told() -> None:

@@ -19,7 +19,7 @@ from ferryman.operations.fsck import check
 from ferryman.storage.tables import Table
 from tests.support.trial import Trial
 
-WAVES = 40
+WAVES = 24
 
 ASK = """
 import sys

@@ -11,16 +11,18 @@ from fnmatch import fnmatch
 import pytest
 from xdist.scheduler import LoadFileScheduling
 
-SEARCH_SERVERS = (
+TOGETHER = (
     "tests/crash/test_servers.py",
     "tests/destinations/test_*opensearch*.py",
     "tests/destinations/test_solr.py",
     "tests/docs/test_connectors.py",
     "tests/docs/test_examples.py",
+    "tests/engine/test_*_spark.py",
 )
-"""Files for one process: OpenSearch and Solr take 20 s each to start, in each process that needs them."""
+"""Files for one process: each process that needs OpenSearch, Solr or a session of Spark starts its own, which takes a
+core up to 20 s."""
 
-LONGEST = (*SEARCH_SERVERS, "tests/*spark*.py", "tests/crash/*.py", "tests/docs/test_how_to.py", "tests/engine/*.py")
+LONGEST = (*TOGETHER, "tests/*spark*.py", "tests/crash/*.py", "tests/docs/test_how_to.py", "tests/engine/*.py")
 """Files that run first, in this order; then the others, by their names. ``*`` stands for folders, too."""
 
 
@@ -39,15 +41,11 @@ class LongestFirst(LoadFileScheduling):
 
     def _split_scope(self, nodeid: str) -> str:
         file = _file(nodeid)
-        return "search servers" if _is_one_of(file, SEARCH_SERVERS) else file
+        return "together" if any(fnmatch(file, pattern) for pattern in TOGETHER) else file
 
 
 def _turn(file: str) -> int:
     return next((n for n, pattern in enumerate(LONGEST) if fnmatch(file, pattern)), len(LONGEST))
-
-
-def _is_one_of(file: str, patterns: tuple[str, ...]) -> bool:
-    return any(fnmatch(file, pattern) for pattern in patterns)
 
 
 def _file(nodeid: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import sys
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -14,7 +14,6 @@ from ferryman.cli.options import (
     OfDestination,
     OfSource,
     OfStatus,
-    PlanSpec,
     StateDir,
     Verbose,
     chosen,
@@ -26,6 +25,7 @@ from ferryman.cli.unlisted import say_unread, ways_back
 from ferryman.errors import UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
     from ferryman.plan import Flow, Plan
@@ -45,7 +45,7 @@ PIPE_LIMIT = 1000
 
 
 def deliveries(
-    plan: PlanSpec,
+    plan: FlowSpec,
     status: OfStatus = None,
     destination: OfDestination = None,
     source: OfSource = None,
@@ -91,61 +91,113 @@ def deliveries(
     --by reason counts: why deliveries have failed, were rejected or dropped, are pending or in doubt, the most frequent
     reason first, each with the id of one document. Reasons that differ only in numbers and quoted words are one.
 
+    If PLAN is a flow, the deliveries of each of its plans are listed, of each at most --limit; with --json each has the
+    name of its plan. A plan that has no such --source or --destination is left out.
+
     --json writes all of them as they come, however many there are. As text the last line says how many more there are.
     -v also prints the tracebacks of unexpected errors.
     """
-    from ferryman import account
-    from ferryman.plan.load import load_plan, plan_file
-    from ferryman.records.statuses import shown
-    from ferryman.state.state import state_root
+    from ferryman.cli.status import states_of
+    from ferryman.plan import Flow
+    from ferryman.plan.load import load, plan_file, spec_of
 
-    loaded = load_plan(plan)
-    _are_nodes(loaded, destination=destination, source=source)
+    loaded = load(plan)
     if incomplete and (status is not None or destination is not None or by is not None):
         raise UsageError("--incomplete goes with --source and --family only.")
     filters = chosen(status=status_name(status), destination=destination, source=source, family=family)
-    root = state_root(loaded, state, plan_file(plan))
-    at_most = limit or (LIMIT if sys.stdout.isatty() else PIPE_LIMIT)
-    rows: list[dict[str, Any]] = []
-    if not has_run(root):
-        note(f"{root}: there is no state here yet: nothing has run. Next: {command('run', plan, state=state)}")
-    elif incomplete:
-        _list_incomplete(root, loaded, source, family, plan, state, limit if json else at_most, json=json)
+    query = DeliveryQuery(filters, incomplete, by, limit, state, json, verbose)
+    states = states_of(loaded, state, plan_file(plan))
+    if not isinstance(loaded, Flow):
+        _are_nodes(f"plan {loaded.name}", [loaded], destination=destination, source=source)
+        _list_of_plan(loaded, states[loaded.name][1], plan, query)
         return
-    elif by is not None:
-        _list_reasons(account.reasons(root, **filters, limit=limit, plan=loaded), json=json)
-        return
-    elif json:
-        json_lines(account.each_delivery(root, **filters, limit=limit, plan=loaded))
-        return
-    else:
-        rows = account.deliveries(root, **filters, limit=at_most + 1, plan=loaded)
+    _are_nodes(f"flow {loaded.name}", loaded.plans, destination=destination, source=source)
+    nodes = {name for name in (destination, source) if name is not None}
+    concerned = {name: each for name, each in states.items() if nodes <= {n.name for n in each[0].nodes}}
     if json:
-        json_line(rows)
+        json_lines({"plan": name, **row} for name, each in concerned.items() for row in query.rows(*each))
         return
+    for number, (name, (each, root)) in enumerate(concerned.items()):
+        if number:
+            say()
+        say(f"{name}:")
+        _list_of_plan(each, root, spec_of(plan, loaded, each), query)
+
+
+class DeliveryQuery(NamedTuple):
+    """What is asked of deliveries; see the options of the command."""
+
+    filters: dict[str, Any]
+    incomplete: bool
+    by: By | None
+    limit: int | None
+    state: Path | None
+    json: bool
+    verbose: bool
+
+    def rows(self, plan: Plan, root: Path) -> Iterable[dict[str, Any]]:
+        """As ``--json`` has them; none if the plan never ran."""
+        from ferryman import account
+        from ferryman.account import families
+
+        if not has_run(root):
+            return []
+        if self.incomplete:
+            found = families.incomplete(root, plan, self.filters.get("source"), self.filters.get("family"))
+            return (each._asdict() for each in found[: self.limit])
+        if self.by is not None:
+            return account.reasons(root, **self.filters, limit=self.limit, plan=plan)
+        return account.each_delivery(root, **self.filters, limit=self.limit, plan=plan)
+
+
+def _list_of_plan(loaded: Plan, root: Path, spec: str, query: DeliveryQuery) -> None:
+    """The deliveries of one plan, which an operator names so."""
+    if not has_run(root):
+        note(f"{root}: there is no state here yet: nothing has run. Next: {command('run', spec, state=query.state)}")
+    if query.json:
+        json_lines(query.rows(loaded, root))
+    elif not has_run(root):
+        note("There are none.")
+    elif query.incomplete:
+        _list_incomplete(root, loaded, spec, query)
+    elif query.by is not None:
+        _list_reasons(query.rows(loaded, root))
+    else:
+        _list_deliveries(root, loaded, spec, query)
+
+
+def _list_deliveries(root: Path, loaded: Plan, spec: str, query: DeliveryQuery) -> None:
+    """A line for each, and what there is to say of them all."""
+    from ferryman import account
+    from ferryman.records.statuses import shown
+
+    at_most = query.limit or _most_lines()
+    rows = account.deliveries(root, **query.filters, limit=at_most + 1, plan=loaded)
     said = [{**row, "status": shown(row["status"], row["operation"])} for row in rows[:at_most]]
     _table(said, ("document", "source", "destination", "status", "attempt", "wave", "message"))
-    if verbose:
+    if query.verbose:
         _say_tracebacks(said)
-    if limit is None and len(rows) > at_most:
-        _note_more(f"the {at_most} newest", account.number_of_deliveries(root, **filters, plan=loaded))
+    if query.limit is None and len(rows) > at_most:
+        _note_more(f"the {at_most} newest", account.number_of_deliveries(root, **query.filters, plan=loaded))
     listed_by_work = ways_back(loaded)
     if any(row["status"] in _ASKED and row["source"] in listed_by_work for row in rows):
         say_unread(loaded, root)
-    if family is not None and has_run(root):
-        _say_whether_whole(root, family, loaded, plan, state)
+    if (family := query.filters.get("family")) is not None:
+        _say_whether_whole(root, family, loaded, spec, query.state)
+
+
+def _most_lines() -> int:
+    return LIMIT if sys.stdout.isatty() else PIPE_LIMIT
 
 
 _ASKED = ("FORCE", "RESTART")
 """Statuses of what an operator has asked for again and no wave has processed yet."""
 
 
-def _list_reasons(found: list[dict[str, Any]], *, json: bool) -> None:
-    if json:
-        json_line(found)
-    elif found:
-        columns = ("deliveries", "status", "example", "reason")
-        table(columns, [[row[c] for c in columns] for row in found])
+def _list_reasons(rows: Iterable[dict[str, Any]]) -> None:
+    columns = ("deliveries", "status", "example", "reason")
+    if found := [[row[c] for c in columns] for row in rows]:
+        table(columns, found)
     else:
         note("None: everything is delivered.")
 
@@ -154,31 +206,17 @@ def _note_more(shown: str, of: int) -> None:
     note(f"These are {shown} of {of}; --limit {of} or --json shows all of them.")
 
 
-def _list_incomplete(
-    root: Path,
-    loaded: Plan,
-    source: str | None,
-    family: str | None,
-    plan: str,
-    state: Path | None,
-    limit: int | None,
-    *,
-    json: bool,
-) -> None:
+def _list_incomplete(root: Path, loaded: Plan, spec: str, query: DeliveryQuery) -> None:
     """Families that have not ended, and how to see more of one."""
-    from ferryman.account import families
-
-    found = families.incomplete(root, loaded, source, family)
-    if json:
-        json_lines(each._asdict() for each in found[:limit])
-        return
+    limit = query.limit or _most_lines()
+    found = list(query._replace(limit=None).rows(loaded, root))
     if not found:
         note("None: every family is complete.")
         return
-    table(found[0]._fields, [list(each) for each in found[:limit]])
-    if limit is not None and len(found) > limit:
+    table(tuple(found[0]), [list(each.values()) for each in found[:limit]])
+    if len(found) > limit:
         _note_more(str(limit), len(found))
-    say(f"Of one: {command('deliveries', plan, '--family', found[0].family, state=state)}")
+    say(f"Of one: {command('deliveries', spec, '--family', found[0]['family'], state=query.state)}")
 
 
 def _say_whether_whole(root: Path, family: str, loaded: Plan, plan: str, state: Path | None) -> None:
@@ -249,12 +287,12 @@ def _followed(flow: Flow, spec: str, document: str, state: StateDir, json: bool)
         _say_tracebacks(events)
 
 
-def _are_nodes(plan: Plan, **options: str | None) -> None:
-    """A name that the plan does not have is a slip of the pen, not a filter that nothing passes."""
-    names = {n.name for n in plan.nodes}
+def _are_nodes(of: str, plans: Iterable[Plan], **options: str | None) -> None:
+    """A name that no plan has is a slip of the pen, not a filter that nothing passes."""
+    names = {n.name for plan in plans for n in plan.nodes}
     for option, name in options.items():
         if name is not None and name not in names:
-            raise UsageError(f"--{option} {name}: plan {plan.name} has {', '.join(sorted(names))}; name one of these.")
+            raise UsageError(f"--{option} {name}: {of} has {', '.join(sorted(names))}; name one of these.")
 
 
 def _table(rows: list[dict[str, Any]], columns: tuple[str, ...]) -> None:

@@ -311,7 +311,7 @@ def tell(summary: Summary, root: Path, loaded: Plan, plan: str, state: Path | No
             terminal.say(f"All {_in_words(status)}: {listing}")
     if summary.failed or summary.rejected:
         again = terminal.command("retry", plan, state=state)
-        terminal.say(f"A document that changes is retried automatically; to retry all: {again}")
+        terminal.say(f"{_retried_automatically(loaded)}to retry all: {again}")
     if summary.exit == EXIT_INCOMPLETE and not summary.pending:
         terminal.say(
             "Exit code 4 although nothing is pending: not all that a source has could be listed. There may be more "
@@ -320,6 +320,16 @@ def tell(summary: Summary, root: Path, loaded: Plan, plan: str, state: Path | No
         )
     if summary.pending:
         terminal.say(f"The next run sends what is pending: {terminal.command('run', plan, state=state)}")
+
+
+def _retried_automatically(plan: Plan) -> str:
+    """What is tried again without a word: messages never change."""
+    from ferryman.plan import logs_read, sources_read
+
+    logs = logs_read(plan.nodes)
+    if logs == sources_read(plan.nodes):
+        return "Messages do not change; "
+    return f"A document that changes is retried automatically{', a message is not' if logs else ''}; "
 
 
 def _in_words(status: str) -> str:

@@ -60,6 +60,7 @@ class Logs:
         self._moved: set[str] = set()
         self._once = state.plan.once
         self._counted_once = counted_once(state.plan.nodes)
+        self._most = limits.ONCE_DOCUMENTS if self._once else limits.TASK_DOCUMENTS
         self._intakes = Intakes(state, self._logs)
 
     def __bool__(self) -> bool:
@@ -181,7 +182,7 @@ class Logs:
                 self._heads[node.name, partition] = head
         if before is None:
             self._begin(node.name, seen, known=kept.known)
-        return Listing(node, [])
+        return Listing(node, [ListedPart(node.name, "", 0, 0, seen.missing)] if seen.missing else [])
 
     def _mover(self, name: str) -> str:
         """By which name the log may know where an operator has moved us; "": nothing may be read a second time."""
@@ -210,7 +211,7 @@ class Logs:
         start = {p: at if p in ready else seen.end[p] for p, at in seen.positions.items()}
         if not (total := log.lag(start, seen.end)):
             return
-        most = int(np.clip(total // (2 * slots), _LEAST, limits.TASK_DOCUMENTS))
+        most = int(np.clip(total // (2 * slots), _LEAST, self._most))
         size = 0
         for piece in pieces_of(name, log, seen, start, most, self._tell):
             if size and size + piece.bytes > wave_bytes:

@@ -14,7 +14,7 @@ import msgspec
 import pyarrow as pa
 
 from ferryman.plan import Plan, logs_read
-from ferryman.plan.graph import destinations_of_sources
+from ferryman.plan.paths import destinations_of_sources
 from ferryman.records.delivery_hash import hasher
 from ferryman.records.events import ORDINAL_STEPS, events
 from ferryman.records.schemas import RANGE

@@ -6,10 +6,11 @@ Nothing new is acquired while its queue is paused. A pending job of a collection
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
+from contextlib import suppress
 from itertools import islice
 from typing import Final
 
-from ferryman.errors import plain_text
+from ferryman.errors import UsageError, plain_text
 from ferryman.intake.access import Assembly
 from ferryman.intake.batch import Batch
 from ferryman.intake.errors import LockLost, NodeInvalid, StateError
@@ -24,6 +25,7 @@ from ferryman.intake.nodes import (
     job_of,
     state_path,
 )
+from ferryman.intake.passed_over import PassedOver
 from ferryman.intake.states import AccessState, BatchState, JobState
 from ferryman.intake.store import Check
 from ferryman.intake.tree import NodeTree
@@ -35,12 +37,14 @@ PAUSED: Final = f"{KINDS['ingest'].folder}/{KINDS['ingest'].node}"
 
 
 class Acquirer:
-    """Acquires for one queue. ``warn`` is told of nodes that are damaged: they are passed over."""
+    """Acquires for one queue. ``warn`` is told of nodes that are damaged, once: they are passed over."""
 
     def __init__(self, tree: NodeTree, locks: Locks, warn: Callable[[str], None]) -> None:
-        self._tree, self._locks, self._warn = tree, locks, warn
+        self._tree, self._locks = tree, locks
+        self.passed_over = PassedOver(warn)
         self._paused = False
-        self._done_with: dict[str, set[str]] = {"pending": set(), "reporting": set()}
+        self._batch_names: dict[str, tuple[tuple[int, int], list[str]]] = {}
+        self._done_with: dict[str, set[str]] = {"pending": set(), "making": set(), "reporting": set()}
 
     # --- jobs ---------------------------------------------------------------------------------------------------------
 
@@ -51,6 +55,8 @@ class Acquirer:
         folder = state_path(state)
         for name in self._tree.store.free(folder, JOBS):
             job = Job(self._tree, job_of(name))
+            if job.id in self.passed_over:
+                continue
             try:
                 look = (PAUSED, COLLECTION_LOCKS) if state is JobState.PENDING else (PAUSED,)
                 found = job.acquire(state, Check(f"{folder}/{name}"), look=look)
@@ -71,14 +77,16 @@ class Acquirer:
                 continue
             except NodeInvalid as e:
                 job.unlock()
-                self._warn(plain_text(e))
+                self.passed_over.add(job.id, plain_text(e))
                 continue
             return job
         return None
 
     def _is_on_hold(self, job: Job) -> bool:
         name = collection_of(self._tree, job)
-        return bool(name) and self._locks.check("collection", name)
+        with suppress(UsageError):  # no lock can have such a name; its own consumer says what is wrong with it
+            return bool(name) and self._locks.check("collection", name)
+        return False
 
     # --- batches ------------------------------------------------------------------------------------------------------
 
@@ -99,14 +107,17 @@ class Acquirer:
         for batch in self._batches("reporting", due, {BatchState.PENDING, BatchState.HELD, BatchState.FAILED}):
             if batch.status != BatchState.PROCESSING.value:
                 return batch
-            if (ready is None or ready(batch)) and batch.to_report():
-                return batch
+            try:
+                if (ready is None or ready(batch)) and batch.to_report():
+                    return batch
+            except NodeInvalid as e:
+                self.passed_over.add(batch.id, plain_text(e))
             batch.unlock()
         return None
 
     def batch_in_processing(self, skip: Collection[str]) -> Batch | None:
         """The oldest batch in Processing that nobody holds, locked."""
-        for batch in self._batches("", {BatchState.PROCESSING}, set(), skip):
+        for batch in self._batches("making", {BatchState.PROCESSING}, {BatchState.PENDING, BatchState.HELD}, skip):
             return batch
         return None
 
@@ -114,10 +125,10 @@ class Acquirer:
         self, what: str, wanted: set[BatchState], later: set[BatchState], skip: Collection[str] = ()
     ) -> Iterator[Batch]:
         """Batches in these states, each locked. One that is in neither these nor ``later`` is never looked at again."""
-        done = self._done_with.get(what, set())
-        for batch, state in self._looked_at(done, skip):
+        done = self._done_with[what]
+        for batch, state in self._looked_at(what, skip):
             if state not in wanted:
-                if state not in later and what:
+                if state not in later:
                     done.add(batch.id)
                 continue
             if state is BatchState.PROCESSING and what == "reporting" and not self._is_done(batch):
@@ -125,10 +136,10 @@ class Acquirer:
             if self._locked(batch, state):
                 yield batch
 
-    def _looked_at(self, done: set[str], skip: Collection[str]) -> Iterator[tuple[Batch, BatchState]]:
+    def _looked_at(self, what: str, skip: Collection[str]) -> Iterator[tuple[Batch, BatchState]]:
         if self._paused_now(PAUSED):
             return
-        names = (n for n in self._tree.store.children(BATCHES) if n not in done and n not in skip)
+        names = (n for n in self._listed(what) if n not in skip and n not in self.passed_over)
         while some := list(islice(names, LOOKED_AT)):
             found = self._tree.store.read([batch_path(name, "status") for name in some])
             for name, node in zip(some, found, strict=True):
@@ -136,9 +147,21 @@ class Acquirer:
                 try:
                     state = batch.status_of(node).state
                 except NodeInvalid as e:
-                    self._warn(plain_text(e))
+                    self.passed_over.add(batch.id, plain_text(e))
                     continue
                 yield batch, state
+
+    def _listed(self, what: str) -> list[str]:
+        """The batches that may still matter. While none comes or goes they are not listed again: of thousands that are
+        done with, a look costs as much as of none."""
+        folder = self._tree.get(BATCHES)
+        now = folder.children, folder.numbered
+        seen, names = self._batch_names.get(what, ((0, 0), []))
+        if seen != now:
+            names = self._tree.store.children(BATCHES)
+        names = [name for name in names if name not in self._done_with[what]]
+        self._batch_names[what] = now, names
+        return names
 
     def _is_done(self, batch: Batch) -> bool:
         folder = self._tree.find(batch_path(batch.id, "states", "batch-processing"))
@@ -148,7 +171,7 @@ class Acquirer:
         try:
             return batch.acquire(state) is not None
         except NodeInvalid as e:
-            self._warn(plain_text(e))
+            self.passed_over.add(batch.id, plain_text(e))
             return False
 
     # --- access requests ----------------------------------------------------------------------------------------------
@@ -160,7 +183,7 @@ class Acquirer:
         if self._paused_now(f"{kind.folder}/{kind.node}"):
             return None
         for name in self._tree.store.children(f"{ACCESS}/{size}"):
-            if name in done:
+            if name in done or f"{size}/{name}" in self.passed_over:
                 continue
             request = Assembly(self._tree, size, name)
             try:
@@ -169,7 +192,7 @@ class Acquirer:
                 elif request.acquire(AccessState.PENDING) is not None:
                     return request
             except NodeInvalid as e:
-                self._warn(plain_text(e))
+                self.passed_over.add(f"{size}/{name}", plain_text(e))
         return None
 
     def _paused_now(self, path: str) -> bool:

@@ -212,7 +212,7 @@ class Queue:
         found = []
         for batch_id, is_in, why in overview.batch_states(self._tree, ids):
             if why:
-                log.warning("%s", why)
+                self.pass_over(batch_id, why)
             elif is_in == wanted:
                 found.append(batch_id)
         return found
@@ -255,6 +255,14 @@ class Queue:
             UsageError: there is no such state.
         """
         return self._acquirer.job(_named(JobState, state))
+
+    def pass_over(self, id: str, why: str) -> None:
+        """Do not give this batch or job to this process for a minute: it is damaged. Each reason is logged once."""
+        self._acquirer.passed_over.add(id, why)
+
+    def is_passed_over(self, id: str) -> bool:
+        """Is this process leaving it alone, because it is damaged?"""
+        return id in self._acquirer.passed_over
 
     def load_job(self, id: str) -> Job:
         """A job, not locked.

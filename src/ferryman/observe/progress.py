@@ -14,7 +14,11 @@ if TYPE_CHECKING:
 
 CONTROL = {c: " " if chr(c).isspace() else f"\\x{c:02x}" for c in (*range(32), *range(127, 160))}
 CONTROL |= {0x2028: " ", 0x2029: " "}
-"""Line breaks become blanks; the rest would let a document's name write on the terminal as it likes."""
+CONTROL |= {
+    c: f"\\u{c:04x}" for c in (0x61C, *range(0x200B, 0x2010), *range(0x202A, 0x202F), *range(0x2060, 0x2070), 0xFEFF)
+}
+"""Line breaks become blanks; the rest would let a document's name write on the terminal as it likes.
+Characters without width, and those that turn the direction of text, are shown as what they are."""
 
 
 def one_line(text: object) -> str:

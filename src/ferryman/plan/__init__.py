@@ -1,24 +1,7 @@
 """What is to be done, as frozen data."""
 
 from ferryman.plan.flow import Flow, Joint
-from ferryman.plan.graph import (
-    End,
-    conflicting_sources,
-    destinations_of_sources,
-    ends,
-    errors_node,
-    successors,
-    target_of,
-)
-from ferryman.plan.keyed_nodes import (
-    ExportsNode,
-    KeyedNode,
-    keyed_nodes,
-    logs_read,
-    source_named,
-    sources_of,
-    sources_read,
-)
+from ferryman.plan.keyed_nodes import ExportsNode, KeyedNode, keyed_nodes, source_named, sources_of
 from ferryman.plan.nodes import (
     AltsNode,
     CalledNode,
@@ -32,6 +15,17 @@ from ferryman.plan.nodes import (
     StepNode,
 )
 from ferryman.plan.notice import NotifyTarget
+from ferryman.plan.paths import (
+    End,
+    conflicting_sources,
+    destinations_of_sources,
+    ends,
+    errors_node,
+    logs_read,
+    sources_read,
+    successors,
+    target_of,
+)
 from ferryman.plan.plan import Handle, Plan
 from ferryman.plan.structure import Changes, NodeRecord, changed_sources, changes, structure
 

@@ -1,4 +1,4 @@
-"""Nodes that follow each other in a ring, and the order of those that do not."""
+"""Nodes that follow each other in a ring, also through a place outside; and the order of those that do not."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Protocol
 
-from ferryman.plan.nodes import Node
+from ferryman import places
+from ferryman.destinations.base import Destination
+from ferryman.plan.nodes import DestinationNode, Node, SourceNode
+from ferryman.sources.base import Source
 
 
 class Linked(Protocol):
@@ -90,3 +93,20 @@ def _shortest(start: int, end: int, following: Sequence[Sequence[int]]) -> list[
         way.append(step)
         step = before[step]
     return way[::-1]
+
+
+def endless(nodes: Sequence[Node]) -> list[str]:
+    """Sources that read what a destination of the same plan writes, by whatever name."""
+    written = {
+        target: n.name
+        for n in reversed(nodes)
+        if isinstance(n, DestinationNode) and isinstance(n.destination, Destination)
+        if (target := places.resolved(n.destination.target())) is not None
+    }
+    return [
+        f"{n.name}: reads {target}, which {written[target]} of the same plan writes: a loop without end. Make two "
+        "plans of it, one that writes and one that reads, and run them together as a Flow: Flow(name, [first, second])."
+        for n in nodes
+        if isinstance(n, SourceNode) and isinstance(n.source, Source)
+        if (target := places.resolved(n.source.reads())) in written
+    ]

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from ferryman import places
 from ferryman.destinations.base import Destination
 from ferryman.errors import PlanError
 from ferryman.plan.cycles import cycles
@@ -78,7 +79,7 @@ class Flow:
             for node in plan.nodes
             if isinstance(node, SourceNode) and isinstance(node.source, Source)
             for target, writer, destination in written
-            if target == node.source.reads() and writer != self.label(plan)
+            if places.resolved(target) == places.resolved(node.source.reads()) and writer != self.label(plan)
         )
 
     @property

@@ -1,123 +1,37 @@
-"""Is this a plan that can run? Every rule of a plan's shape, found in one go; and the paths through it."""
+"""Is this a plan that can run? Every rule of a plan's shape, found in one go."""
 
 from __future__ import annotations
 
 import re
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from itertools import combinations
 from math import inf
-from typing import NamedTuple, cast
+from typing import cast
 
 from ferryman import limits
 from ferryman.destinations.base import Destination, Effect, Guarantee
 from ferryman.needs import is_name
-from ferryman.plan.cycles import cycles, in_order
+from ferryman.plan.cycles import cycles, endless
 from ferryman.plan.inputs import bad_inputs
 from ferryman.plan.keyed import bad_keyed, copies_meet
-from ferryman.plan.keyed_nodes import KeyedNode, sources_read
 from ferryman.plan.nodes import AltsNode, CalledNode, DestinationNode, JoinNode, Node, RouterNode, SourceNode, StepNode
+from ferryman.plan.paths import (
+    ends,
+    sources_of_targets,
+    successors,
+    target_of,
+)
 from ferryman.routers.base import Router
 from ferryman.sources.base import Source
 
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]*\Z")
 
 
-class End(NamedTuple):
-    """A destination that can be reached from a node, and the duplicating branches on the way there."""
-
-    destination: str
-    route: tuple[str, ...]
-
-
-def successors(nodes: Sequence[Node]) -> dict[str, list[Node]]:
-    """Name -> the nodes that follow it, in the order of their making."""
-    following: dict[str, list[Node]] = defaultdict(list)
-    for node in nodes:
-        for name in node.after:
-            following[name].append(node)
-    return following
-
-
-def ends(nodes: Sequence[Node]) -> dict[str, tuple[End, ...]]:
-    """Name -> every end of a document that comes to this node, for a checked plan.
-
-    One destination has several ends where a router above it makes copies: each route is a delivery of its own.
-    """
-    following = successors(nodes)
-    found: dict[str, tuple[End, ...]] = {}
-    for node in reversed(in_order(nodes)):
-        here: dict[End, None] = {End(node.name, ()): None} if isinstance(node, DestinationNode) else {}
-        for child in following[node.name]:
-            copies = isinstance(node, RouterNode) and node.router.copies
-            branch = (child.name,) if copies else ()
-            here |= {End(end.destination, branch + end.route): None for end in found[child.name]}
-        if isinstance(node, KeyedNode):  # what it exports are other documents
-            mine = End(node.name, ())
-            del here[mine]
-            found[node.exports.entry], here = tuple(here), {mine: None}
-        found[node.name] = tuple(here)
-    return found
-
-
-def destinations_of_sources(nodes: Sequence[Node]) -> dict[str, list[str]]:
-    """Source -> the destinations, tees too, that its documents may come to; in plan order, for a checked plan."""
-    reached = ends(nodes)
-    return {n.name: list(dict.fromkeys(e.destination for e in reached[n.entry])) for n in sources_read(nodes)}
-
-
-def called_below(nodes: Sequence[Node], source: str) -> list[str]:
-    """Steps and routers that a source's documents may come to, in the order of their making, and the source, if it is
-    called, too."""
-    following, found = successors(nodes), {source}
-    for node in in_order(nodes):
-        if node.name in found:
-            found |= {each.name for each in following[node.name]}
-    return [n.name for n in nodes if n.name in found and isinstance(n, CalledNode)]
-
-
-def conflicting_sources(nodes: Sequence[Node]) -> dict[str, list[str]]:
-    """Source -> the other sources, in plan order, of which documents may reach the same target, keyed by id, under the
-    same ids."""
-    found: dict[str, list[str]] = {}
-    for sources in _sources_of_targets(nodes).values():
-        for one in sources:
-            others = [other.name for other in sources if other is not one and _may_clash(one, other)]
-            found[one.name] = list(dict.fromkeys([*found.get(one.name, ()), *others]))
-    return found
-
-
-def _may_clash(one: SourceNode, other: SourceNode) -> bool:
-    shorter, longer = sorted((one.source.prefix, other.source.prefix), key=len)
-    return longer.startswith(shorter)
-
-
-def _sources_of_targets(nodes: Sequence[Node]) -> dict[str, list[SourceNode]]:
-    """Targets keyed by id -> the sources whose documents come there, for a checked plan."""
-    by_name, sources = {n.name: n for n in nodes}, {n.name: n for n in sources_read(nodes)}
-    reached: dict[str, list[SourceNode]] = {}
-    for source, names in destinations_of_sources(nodes).items():
-        ends_here = [cast(DestinationNode, by_name[name]) for name in names]
-        for target in dict.fromkeys(target_of(n) for n in ends_here if n.destination.keyed_by_id):
-            reached.setdefault(target, []).append(sources[source])
-    return reached
-
-
-def errors_node(nodes: Iterable[Node]) -> DestinationNode | None:
-    """The destination that ``Plan.errors`` named; None: there is none."""
-    return next((n for n in nodes if isinstance(n, DestinationNode) and n.errors), None)
-
-
-def target_of(node: Node) -> str:
-    """The physical place that a destination writes to; its own name if it is nobody else's."""
-    assert isinstance(node, DestinationNode)
-    return node.destination.target() or node.name
-
-
 def check(name: str, version: object, nodes: Sequence[Node]) -> tuple[list[str], list[str]]:
     """(findings that refuse the plan, warnings), each naming the node and the remedy."""
     findings = [*_bad_names(name, version, nodes), *_bad_edges(nodes), *_bad_nodes(nodes), *_cycles(nodes)]
-    findings += [*_endless(nodes), *bad_keyed(nodes)]
+    findings += [*endless(nodes), *bad_keyed(nodes)]
     findings += [
         f"{text} on_unequal='error' refuses this: lead each branch to all of them, or allow it with 'warn'."
         for strict, text in _unequal_branches(nodes)
@@ -286,22 +200,6 @@ def _cycles(nodes: Sequence[Node]) -> list[str]:
     ]
 
 
-def _endless(nodes: Sequence[Node]) -> list[str]:
-    """Sources that read what a destination of the same plan writes."""
-    written = {
-        target: n.name
-        for n in reversed(nodes)
-        if isinstance(n, DestinationNode) and isinstance(n.destination, Destination)
-        if (target := n.destination.target()) is not None
-    }
-    return [
-        f"{n.name}: reads {target}, which {written[target]} of the same plan writes: a loop without end. Make two "
-        "plans of it, one that writes and one that reads, and run them together as a Flow: Flow(name, [first, second])."
-        for n in nodes
-        if isinstance(n, SourceNode) and isinstance(n.source, Source) and (target := n.source.reads()) in written
-    ]
-
-
 def _unequal_branches(nodes: Sequence[Node]) -> list[tuple[bool, str]]:
     """(refused, text) for each router that is not deterministic and of which the branches lead to different places.
 
@@ -333,7 +231,7 @@ def _destinations_from(start: Node, following: dict[str, list[Node]]) -> set[str
 
 def _warnings(nodes: Sequence[Node]) -> list[str]:
     found = []
-    for target, sources in _sources_of_targets(nodes).items():
+    for target, sources in sources_of_targets(nodes).items():
         prefixes = Counter(s.source.prefix for s in sources)
         if max(prefixes.values()) > 1:
             names = ", ".join(s.name for s in sources)

@@ -24,8 +24,8 @@ def bad_strategy(strategy: object, nodes: Iterable[Node]) -> Iterator[str]:
     for node in nodes:
         if isinstance(node, KeyedNode):
             yield (
-                f"{node.name}: strategy={strategy!r} takes each entry to its steps once at most, and a key's state is "
-                "of each document exactly once: leave the strategy out."
+                f"{node.name}: a keyed node calls `update` again where a kill came between, so a plan with "
+                f"strategy={strategy!r} cannot have one: let it write to a queue, and keep the state in another plan."
             )
         elif isinstance(node, JoinNode) and _filters(node.source):
             yield (

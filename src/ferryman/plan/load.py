@@ -122,6 +122,7 @@ def _run_file(path: Path) -> ModuleType:
 
 def _import(name: str, folder: Path) -> ModuleType:
     with _their_errors(None), _importing_from(folder), contextlib.redirect_stdout(sys.stderr):
+        importlib.invalidate_caches()  # a module that was written within the last tick of the file system's clock
         try:
             return importlib.import_module(name)
         except ModuleNotFoundError as e:

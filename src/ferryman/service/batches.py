@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Final
 
 from ferryman import crash
-from ferryman.errors import DeliveryError, PermanentError, TransientError
-from ferryman.intake import Batch, Queue
+from ferryman.errors import DeliveryError, FerrymanError, PermanentError, TransientError, describe
+from ferryman.intake import Batch, NodeInvalid, Queue
 from ferryman.service.callback import Callback
 from ferryman.service.errors import Stopping
 from ferryman.service.fetch import Fetcher
@@ -80,6 +80,14 @@ class Batches:
             self._wait(batch, e)
         except PermanentError as e:
             self._give_up(batch, e)
+        except NodeInvalid as e:
+            self._queue.pass_over(batch.id, f"{batch.id}: {e}")
+        except OSError as e:
+            self._wait(batch, TransientError(describe(e)))  # our own disk
+        except FerrymanError:
+            raise
+        except Exception as e:  # whatever it is, it is this batch's end and no other's
+            self._give_up(batch, PermanentError(describe(e)))
         finally:
             batch.unlock()
         return True

@@ -11,9 +11,11 @@ from urllib.parse import urlsplit
 import msgspec
 
 from ferryman import net
+from ferryman.destinations.webhook.signing import signature_headers, signing_key
 from ferryman.errors import PermanentError, TransientError
 from ferryman.limits import MIB
 from ferryman.net import shown
+from ferryman.reach import NOTHING_PRIVATE, Reach
 from ferryman.service import web
 from ferryman.service.errors import Corrupt
 from ferryman.service.manifest import checked_url
@@ -32,17 +34,25 @@ class Callback:
 
     Args:
         stop: set it, and pauses end with ``Stopping``.
+        reach: what URLs may lead to.
+        secret: signs what is posted, as webhooks are signed; ``${NAME}`` in it is filled in from the environment.
+
+    Raises:
+        Misconfigured: the secret cannot be used.
     """
 
     def __init__(
         self,
         stop: threading.Event | None = None,
         *,
+        reach: Reach = NOTHING_PRIVATE,
+        secret: str | None = None,
         tries: int = TRIES,
         pause_s: float = web.PAUSE_FIRST_S,
         timeout_s: float = TIMEOUT_S,
     ) -> None:
-        self._stop = stop or threading.Event()
+        self._stop, self._reach = stop or threading.Event(), reach
+        self._key = signing_key(secret, "--report-secret")
         self._tries, self._pause_s, self._timeout_s = tries, pause_s, timeout_s
 
     def tell(self, submitted: Mapping[str, Any], what: Mapping[str, Any]) -> bool:
@@ -60,13 +70,14 @@ class Callback:
             raise Corrupt(f"the response_url {shown(url)} is not an http or https URL. Correct it.")
         checked_url(url)
         body = msgspec.json.encode(dict(what))
-        web.trying(lambda: self._post(url, body), self._tries, self._pause_s, self._stop)
+        web.trying(lambda: self._post(url, body, str(what.get("id") or "")), self._tries, self._pause_s, self._stop)
         return True
 
-    def _post(self, url: str, body: bytes) -> None:
+    def _post(self, url: str, body: bytes, id: str) -> None:
         from urllib3.exceptions import HTTPError, LocationValueError
 
-        kind = {"content-type": "application/json"}
+        signed = signature_headers(self._key, id, body) if self._key else {}
+        kind = {"content-type": "application/json", **signed}
         try:
             with net.answer(self._pool, "POST", url, kind, self._timeout_s, body) as answer:
                 answer.read(MIB)  # what else it says matters to nobody
@@ -83,4 +94,4 @@ class Callback:
 
     @cached_property
     def _pool(self) -> PoolManager:
-        return net.pool(4)
+        return self._reach.pool(4)

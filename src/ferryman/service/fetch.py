@@ -12,12 +12,13 @@ from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
-from urllib.parse import unquote, urljoin, urlsplit
+from urllib.parse import urljoin, urlsplit
 
 from ferryman import crash, limits, net
 from ferryman.errors import PermanentError, TransientError
 from ferryman.limits import GIB, KIB, MIB
 from ferryman.net import shown
+from ferryman.reach import NOTHING_PRIVATE, Reach
 from ferryman.service import web
 from ferryman.service.errors import Corrupt, Stopping
 from ferryman.service.manifest import checked_url
@@ -56,6 +57,7 @@ class Fetcher:
 
     Args:
         stop: set it, and whatever is going on ends soon with ``Stopping``; what was fetched of a file stays.
+        reach: what URLs may lead to.
         tries, pause_s: how often a URL is asked, and the first pause in between (s).
         timeout_s: so long may a server be silent.
     """
@@ -64,18 +66,19 @@ class Fetcher:
         self,
         stop: threading.Event | None = None,
         *,
+        reach: Reach = NOTHING_PRIVATE,
         tries: int = TRIES,
         pause_s: float = web.PAUSE_FIRST_S,
         timeout_s: float = limits.FETCH_TIMEOUT_S,
     ) -> None:
-        self._stop = stop or threading.Event()
+        self._stop, self._reach = stop or threading.Event(), reach
         self._tries, self._pause_s, self._timeout_s = tries, pause_s, timeout_s
 
     def size(self, url: str) -> int | None:
         """Bytes at a URL by its server's word; None if it does not say, or cannot be asked. Asks once."""
         try:
             if urlsplit(url).scheme == "file":
-                return _local(url).stat().st_size
+                return self._local(url).stat().st_size
             with self._answer("HEAD", url, {}) as answer:
                 length = answer.headers.get("content-length", "")
                 return int(length) if answer.status == 200 and length.isdigit() else None
@@ -183,7 +186,7 @@ class Fetcher:
     def _content(self, url: str, have: int, headers: dict[str, str]) -> Iterator[tuple[_Said, Iterator[bytes]]]:
         """What the server says of the content, and the content from where it says that it begins."""
         if urlsplit(url).scheme == "file":
-            with _local(url).open("rb") as source:
+            with self._local(url).open("rb") as source:
                 yield _Said(0, ""), self._pieces(source.read)
             return
         with self._answer("GET", url, headers) as answer:
@@ -232,9 +235,21 @@ class Fetcher:
             checked_url(url)
         raise PermanentError(f"{shown(url)}: is reached by more than {limits.FETCH_REDIRECTS} redirects. Correct it.")
 
+    def _local(self, url: str) -> Path:
+        """The file that a URL names.
+
+        Raises:
+            PermanentError: it may not be read, or is a folder, a pipe or a device.
+            OSError: it is not there.
+        """
+        path = self._reach.file(url)
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise PermanentError(f"{shown(url)}: is not a file.")
+        return path
+
     @cached_property
     def _pool(self) -> PoolManager:
-        return net.pool(16)
+        return self._reach.pool(16)
 
 
 class _Said(NamedTuple):
@@ -279,19 +294,6 @@ def _refuse_unless_fine(url: str, answer: BaseHTTPResponse) -> None:
     if net.passes(answer.status):
         raise TransientError(said)
     raise PermanentError(f"{said}. Correct the URL.")
-
-
-def _local(url: str) -> Path:
-    """The file that a URL names.
-
-    Raises:
-        PermanentError: it is a folder, a pipe or a device.
-        OSError: it is not there.
-    """
-    path = Path(unquote(urlsplit(url).path))
-    if not stat.S_ISREG(path.stat().st_mode):
-        raise PermanentError(f"{shown(url)}: is not a file.")
-    return path
 
 
 def _forget(part: Path) -> None:

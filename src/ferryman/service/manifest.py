@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import PurePosixPath
 from typing import Any, Final, NamedTuple
 from urllib.parse import unquote, urljoin, urlsplit
@@ -145,11 +145,13 @@ def _row(line: int, values: Mapping[str, Any], base: str) -> ManifestRow:
     try:
         given = {name: "" if values.get(name) is None else str(values[name]).strip() for name in _OWN}
         url = checked_url(urljoin(base, given["url"]) if given["url"] else "")
+        if urlsplit(url).scheme == "file" and urlsplit(base).scheme != "file":
+            raise Corrupt(f"{shown(url)} is a file of the machine that reads this; a server may not name one.")
         entry = ManifestEntry(
             url,
             checked_path(given["file_name"]) if given["file_name"] else "",
             checked_digest(given["digest"]),
-            _whole("size", given["size"]),
+            whole("size", given["size"]),
             {name: value for name, value in values.items() if name not in _OWN and name and value not in ("", None)},
         )
         return ManifestRow(
@@ -157,14 +159,19 @@ def _row(line: int, values: Mapping[str, Any], base: str) -> ManifestRow:
             entry,
             given["local_id"],
             given["primary_id"],
-            _whole("priority", given["priority"]),
+            whole("priority", given["priority"]),
             given["profile_name"],
         )
     except Corrupt as e:
         raise Corrupt(f"line {line} of the manifest: {e}") from None
 
 
-def _whole(name: str, text: str) -> int | None:
+def whole(name: str, text: str) -> int | None:
+    """The number that a submitter wrote; None if there is none.
+
+    Raises:
+        Corrupt: it is not one, or has more than 18 digits.
+    """
     if not text:
         return None
     if not re.fullmatch(r"[0-9]{1,18}", text):
@@ -174,12 +181,13 @@ def _whole(name: str, text: str) -> int | None:
 
 def _placed(rows: list[ManifestRow]) -> list[ManifestRow]:
     """The lines of an object, each file in a place of its own."""
-    given = {row.entry.path: row.line for row in rows if row.entry.path}
+    given = {row.entry.path for row in rows if row.entry.path}
     taken: dict[str, int] = {}
+    last: dict[str, int] = {}
     placed = []
     for row in rows:
         entry = row.entry
-        path = entry.path or _free(name_in(entry.url), {*taken, *given})
+        path = entry.path or free_name(name_in(entry.url), lambda path: path in taken or path in given, last)
         if path in taken:
             raise Corrupt(
                 f"line {row.line} of the manifest: the file_name {path!r} is also that of line {taken[path]}. Give "
@@ -190,12 +198,12 @@ def _placed(rows: list[ManifestRow]) -> list[ManifestRow]:
     return placed
 
 
-def _free(name: str, taken: set[str]) -> str:
-    """The name, or the next one that is like it: ``page.txt``, ``page-2.txt``."""
-    at, path = 2, name
-    while path in taken:
-        pure = PurePosixPath(name)
-        path, at = f"{pure.stem}-{at}{pure.suffix}", at + 1
+def free_name(name: str, is_taken: Callable[[str], bool], last: dict[str, int]) -> str:
+    """The name, or the next one that is like it: ``page.txt``, ``page-2.txt``. ``last``: the number it had last."""
+    path, pure = name, PurePosixPath(name)
+    while is_taken(path):
+        last[name] = last.get(name, 1) + 1
+        path = f"{pure.stem}-{last[name]}{pure.suffix}"
     return path
 
 

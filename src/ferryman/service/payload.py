@@ -6,10 +6,11 @@ import enum
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
+from ferryman.errors import UsageError
 from ferryman.intake import Job, inventory
-from ferryman.intake.nodes import PRIORITY
+from ferryman.intake.nodes import PRIORITY, mapped
 from ferryman.service.container import SUFFIXES
 from ferryman.service.errors import Corrupt
 from ferryman.service.fetch import Fetcher
@@ -24,6 +25,7 @@ from ferryman.service.manifest import (
     name_in,
     objects_of,
     rows_of,
+    whole,
 )
 from ferryman.service.workspace import Workspace, read_entries, write_entries
 from ferryman.storage import files
@@ -57,6 +59,9 @@ _OTHER_NAMES: Final = {
 METADATA: Final = ("erc_who", "erc_what", "erc_when", "erc_where")
 INHERITED: Final = ("profile_name", "submitter", "response_type", "response_url", "submission_mode", "mode")
 """Of the submission, in each of its jobs."""
+
+NAME_CHARS: Final = 1024
+"""Of an identifier or a collection's name."""
 
 _OBJECT_FILE: Final = "object"
 """Payload of a job that the batch consumer wrote itself: lines of files, already read and checked."""
@@ -201,10 +206,40 @@ def _metadata(submission: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _priority(submission: Mapping[str, Any]) -> int:
-    given = submission.get("priority", PRIORITY)
-    if not str(given).isdigit():
-        raise Corrupt(f"priority {given!r} is not an integer; 0 is most urgent.")
-    return int(given)
+    given = whole("priority", str(submission.get("priority", PRIORITY)))
+    return PRIORITY if given is None else given
+
+
+def refuse_bad_names(job: Job) -> None:
+    """Names of a job become names of locks: each is one line of text.
+
+    Raises:
+        Corrupt: one of them is not, and which.
+    """
+    identifiers, configuration = job.identifiers, job.configuration
+    local = identifiers.get("local_id")
+    names = [("local_id", name) for name in (local if isinstance(local, list) else [local])]
+    names += [("primary_id", identifiers.get("primary_id")), ("profile_name", configuration.get("profile_name"))]
+    for kind, name in names:
+        if name not in (None, ""):
+            checked_name(kind, name)
+
+
+def checked_name(kind: str, name: object) -> str:
+    """A name that locks can have.
+
+    Raises:
+        Corrupt: it is not text of one line, or too long.
+    """
+    if not isinstance(name, str | int):
+        raise Corrupt(f"its {kind} is not text but {str(name)[:80]!r}. Correct it.")
+    if len(str(name)) > NAME_CHARS:
+        raise Corrupt(f"its {kind} has {len(str(name))} characters, more than {NAME_CHARS}. Shorten it.")
+    try:
+        mapped(str(name))
+    except UsageError as e:
+        raise Corrupt(f"its {kind} {e}. Correct it.") from None
+    return str(name)
 
 
 # --- a job's files ----------------------------------------------------------------------------------------------------
@@ -220,7 +255,7 @@ def listed(job: Job, work: Workspace, fetcher: Fetcher) -> list[ManifestEntry]:
     """
     found = work.entries(job.id)
     if found is None:
-        found = _entries(job.configuration, fetcher)
+        found = _written(job.configuration, work) or _entries(job.configuration, fetcher)
         work.set_entries(job.id, found)
     return found
 
@@ -231,18 +266,24 @@ def is_container(job: Job) -> bool:
     return configuration.get("payload_type") != _OBJECT_FILE and kind_of(configuration) is PayloadKind.CONTAINER
 
 
+def _written(configuration: Mapping[str, Any], work: Workspace) -> list[ManifestEntry] | None:
+    """What the batch consumer has laid into the working space; None: this job's submitter named its files elsewhere."""
+    if configuration.get("payload_type") != _OBJECT_FILE:
+        return None
+    path = Path(unquote(urlsplit(_url(configuration)).path))
+    if not path.resolve().is_relative_to(work.batches.resolve()):
+        raise Corrupt(f"{path}: is not a list of files that was made here.")
+    return read_entries(path.read_bytes())
+
+
 def _entries(configuration: Mapping[str, Any], fetcher: Fetcher) -> list[ManifestEntry]:
     url = _url(configuration)
     digest = checked_digest(str(configuration.get("digest") or ""))
-    if configuration.get("payload_type") == _OBJECT_FILE:
-        return read_entries(fetcher.content(url, MANIFEST_BYTES))
     match kind_of(configuration):
         case PayloadKind.FILE | PayloadKind.CONTAINER:
             size = configuration.get("size")
-            if size is not None and not str(size).isdigit():
-                raise Corrupt(f"size {size!r} is not an integer.")
             name = str(configuration.get("payload_file_name") or "") or name_in(url)
-            return [ManifestEntry(url, checked_path(name), digest, None if size is None else int(size))]
+            return [ManifestEntry(url, checked_path(name), digest, None if size is None else whole("size", str(size)))]
         case PayloadKind.OBJECT:
             rows = rows_of(fetcher.content(url, MANIFEST_BYTES, digest), url)
             alone = [row._replace(local_id="1", collection="") for row in rows]

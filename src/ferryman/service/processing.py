@@ -145,7 +145,18 @@ class Processing:
             found = self._queue.acquire_job(JobState.PROCESSING)
             if found is None:
                 return
-            (self._held if self._is_free(found) else self._waiting)[found.id] = found
+            self._sort_in(found)
+
+    def _sort_in(self, job: Job) -> None:
+        """It is held, or waits for another job of its object. What is wrong with it is its own end, and no other's."""
+        try:
+            job.load()  # a damaged node would make the plan's listing incomplete
+            (self._held if self._is_free(job) else self._waiting)[job.id] = job
+        except NodeInvalid as e:
+            self._queue.pass_over(job.id, f"{job.id}: {e}")
+            job.unlock()
+        except UsageError as e:  # no lock can have such a name
+            self._move(job, [plain_text(e)])
 
     def _is_free(self, job: Job) -> bool:
         """True: no other job of this object is being processed, and it is locked."""
@@ -224,7 +235,9 @@ class Processing:
                 job.fail(why, unlock=True)
             else:
                 job.success("delivered", unlock=True)
-        except (LockLost, NodeInvalid, StateError) as e:
+        except NodeInvalid as e:
+            self._queue.pass_over(job.id, f"{job.id}: {e}")
+        except (LockLost, StateError) as e:
             self._say(f"{job.id}: {e}")
         self._let_go(job)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -16,6 +17,7 @@ from ferryman.errors import StateHeld
 from ferryman.intake import BatchState, JobState, NodeInvalid, Queue, QueueLost
 from ferryman.observe.progress import Forwarding, Observer, Silent
 from ferryman.plan import Plan
+from ferryman.reach import ENVIRONMENT, NOTHING_PRIVATE, Reach, to_environment
 from ferryman.service.batches import Batches, is_made
 from ferryman.service.bundles import Bundles
 from ferryman.service.callback import Callback
@@ -79,6 +81,8 @@ class Serving:
         keep_originals: files that were delivered stay in the working space, for access requests.
         full: share of the disk above which no job is provisioned.
         once: end when nothing is left to do.
+        reach: what submitters, and the documents' own URLs, may lead to.
+        report_secret: signs reports, as webhooks are signed; None: they are not signed.
     """
 
     work: Path
@@ -86,6 +90,8 @@ class Serving:
     keep_originals: bool = True
     full: float = FULL
     once: bool = False
+    reach: Reach = NOTHING_PRIVATE
+    report_secret: str | None = None
 
 
 Driving = Callable[[], Any]
@@ -116,6 +122,8 @@ def serve(
     consumers = Consumers(queue, serving, stop, observer.message)
     consumers.start()
     stands_by = False
+    before = os.environ.get(ENVIRONMENT)
+    os.environ[ENVIRONMENT] = to_environment(serving.reach)  # for the steps of the plan, wherever they run
     try:
         while not _is_over(consumers, None, serving, stop):
             with suppress(StateHeld), driving() as (state, runner):
@@ -126,6 +134,9 @@ def serve(
                 stands_by = True
                 stop.wait(HELD_AGAIN_S)
     finally:
+        os.environ.pop(ENVIRONMENT)
+        if before is not None:
+            os.environ[ENVIRONMENT] = before
         stop.set()
         consumers.join()
 
@@ -181,11 +192,12 @@ class Consumers:
         self._saying = threading.Lock()
         self._say = say
         self._work = work = Workspace(serving.work)
-        fetcher, callback = Fetcher(stop), Callback(stop)
-        self._batches = Batches(queue, work, fetcher, callback, self.say)
+        fetcher = Fetcher(stop, reach=serving.reach)
+        callback = Callback(stop, reach=serving.reach, secret=serving.report_secret)
+        self._batches = [Batches(queue, work, fetcher, callback, self.say) for _ in range(serving.threads)]
         self._reporting = Reporting(queue, work, callback, self.say)
         self._loops = [
-            Loop("batches", stop, self._batches.turn, self.say, wait=self._batch_wait),
+            *(Loop("batches", stop, each.turn, self.say, wait=self._batch_wait) for each in self._batches),
             Loop("reports", stop, self._reporting.turn, self.say, release=self._reporting.release),
             Loop("sweep", stop, self._sweep, self.say, wait=stop.wait),
         ]
@@ -232,14 +244,16 @@ class Consumers:
             return False
         if self._queue.locks.check("ingest"):
             return True
-        if self._batches.waiting or self._reporting.waiting:
+        if any(batches.waiting for batches in self._batches) or self._reporting.waiting:
             return False
-        if any(self._queue.list_jobs(state) for state in AT_WORK):
+        if any(not self._queue.is_passed_over(job) for state in AT_WORK for job in self._queue.list_jobs(state)):
             return False
         return not any(self._is_due(batch) for state in OPEN for batch in self._queue.list_batches(state))
 
     def _is_due(self, batch_id: str) -> bool:
         """Is there something to do for this batch? Not while it waits for jobs that are held."""
+        if self._queue.is_passed_over(batch_id):
+            return False
         try:
             batch = self._queue.load_batch(batch_id)
             if batch.status != BatchState.PROCESSING or not is_made(batch):
@@ -290,5 +304,6 @@ def on_spark(
     """The driver of a plan's state, on a Spark session of its own."""
     from ferryman.engine.driver import drive
 
-    with drive(plan, state, None, master, conf, accept_changes, observer=Silent()) as driver:
+    told = {f"spark.executorEnv.{ENVIRONMENT}": os.environ[ENVIRONMENT]} if ENVIRONMENT in os.environ else {}
+    with drive(plan, state, None, master, {**told, **conf}, accept_changes, observer=Silent()) as driver:
         yield driver

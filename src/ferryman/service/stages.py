@@ -22,7 +22,7 @@ from ferryman.service.callback import Callback
 from ferryman.service.errors import Later, Stopping
 from ferryman.service.fetch import Fetched, Fetcher, checked
 from ferryman.service.manifest import ManifestEntry
-from ferryman.service.payload import is_container, listed
+from ferryman.service.payload import is_container, listed, refuse_bad_names
 from ferryman.service.workspace import FULL, Workspace
 from ferryman.storage import files
 
@@ -81,6 +81,7 @@ class Pending(JobStage):
         self._work, self._fetcher = work, fetcher
 
     def work(self, job: Job) -> Done:
+        refuse_bad_names(job)
         found = len(listed(job, self._work, self._fetcher))
         crash.point("job.listed")
         return Done(f"{found} {'file' if found == 1 else 'files'}")

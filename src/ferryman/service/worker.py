@@ -9,7 +9,7 @@ TransientError      fails too: its work has tried as often as it may
 Later               stays, locked, and is tried again; others of its state are looked at meanwhile
 Stopping            is given back as it is
 LockLost            is not ours any more: nothing was changed, another does it again
-NodeInvalid         was removed, or is damaged: it is given back
+NodeInvalid         was removed, or is damaged: it is given back, and passed over for a minute
 StateError          was moved by an operator meanwhile: it is given back
 any other           fails: a fault that an operator should see; a full disk is Later
 ==================  ====================================================================================
@@ -23,8 +23,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
-from ferryman.errors import DeliveryError, FerrymanError, describe
-from ferryman.intake import Job, JobState, LockLost, NodeInvalid, Queue, QueueLost, StateError
+from ferryman.errors import DeliveryError, FerrymanError, UsageError, describe
+from ferryman.intake import Job, JobState, LockLost, NodeInvalid, Queue, QueueLost, QueueRefused, StateError
 from ferryman.service.errors import Later, Stopping
 from ferryman.service.stages import Done, JobStage
 from ferryman.storage.files import disk_full
@@ -95,6 +95,7 @@ class Loop:
             return
         except (LockLost, NodeInvalid, StateError) as e:
             self._say(f"{e}")
+            self._stop.wait(POLL_S)  # whatever it is, it is not said a thousand times
         except QueueLost as e:
             self.idle.clear()
             if not self._lost:
@@ -162,6 +163,10 @@ class Worker:
                 if disk_full(e):
                     raise Later("the disk is full", FULL_AGAIN_S) from None
                 self._fail(job, describe(e))
+            except (QueueRefused, StateError):
+                raise
+            except UsageError as e:  # no lock can have such a name
+                self._fail(job, str(e))
             except FerrymanError:
                 raise
             except Exception as e:  # whatever it is, it is this job's end and no other's
@@ -169,7 +174,11 @@ class Worker:
         except Later as e:
             if job.locked:
                 self._waiting.append((self._clock() + e.after_s, job))
-        except (LockLost, NodeInvalid, StateError) as e:
+        except NodeInvalid as e:
+            self._queue.pass_over(job.id, f"{job.id}: {e}")
+            job.unlock()
+            return False
+        except (LockLost, StateError) as e:
             self._say(f"{job.id}: {e}")
             job.unlock()
             return False

@@ -30,6 +30,10 @@ FULL: Final = 0.8
 state of the plan if it lies there too."""
 
 
+PRIVATE: Final = 0o700
+"""Of the working space: what submitters hand in is nobody else's business on this machine."""
+
+
 class Space(NamedTuple):
     """Of a disk, in bytes."""
 
@@ -50,7 +54,7 @@ class Workspace:
         self.root = root.absolute()
         self._space = space
         for folder in ("jobs", "batches", "originals", "bundles"):
-            files.make_folder(self.root / folder)
+            files.make_folder(self.root / folder, PRIVATE)
 
     def job(self, job_id: str) -> Path:
         return self.root / "jobs" / job_id
@@ -61,8 +65,12 @@ class Workspace:
     def originals(self, job_id: str) -> Path:
         return self.root / "originals" / job_id
 
+    @property
+    def batches(self) -> Path:
+        return self.root / "batches"
+
     def batch(self, batch_id: str) -> Path:
-        return self.root / "batches" / batch_id
+        return self.batches / batch_id
 
     def bundle(self, request_id: str) -> Path:
         return self.root / "bundles" / f"{request_id}.zip"

@@ -106,6 +106,14 @@ class LogPositions:
             if identity and self._log(name) not in (0, number_of(identity))
         ]
 
+    def missing(self, identities: Mapping[str, str]) -> list[str]:
+        """Of its logs, those that were known and are not there now.
+
+        Args:
+            identities: see ``sources.Log``.
+        """
+        return [name for name, identity in identities.items() if not identity and self._log(name)]
+
     def has_followed(self, moved: str) -> bool:
         """Was this the last move of the reader that was followed?"""
         return self._outbox.number(self._key("moved")) == number_of(moved)

@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urljoin
 
-from ferryman import limits, net
+from ferryman import limits, net, reach
 from ferryman.document import Document
 from ferryman.errors import BadDocument, PermanentError, TransientError, Unavailable
 from ferryman.steps.values import one_name, refused, values
@@ -41,7 +41,8 @@ class fetch_url:
     documents. A name that nobody knows, and a page that fails, are tried with ``patience=`` and then fail.
 
     Who can write the URLs can make the workers ask any server that they reach, also inside your network: where you do
-    not trust them, say ``hosts``.
+    not trust them, say ``hosts``. Link-local addresses, and those where clouds keep their metadata services, are always
+    refused. In a plan that ``ferryman intake serve`` runs, its ``--hosts`` hold: no address that is not public.
 
     Args:
         field: holds the URL: one text, or a list with one.
@@ -160,7 +161,7 @@ class fetch_url:
 @lru_cache(maxsize=1)
 def _pool(process: int) -> PoolManager:
     """This process's connections. A forked process must not go on with those of its parent."""
-    return net.pool()
+    return reach.of_this_process().pool()
 
 
 _away: Final[dict[str, tuple[float, str]]] = {}

@@ -75,14 +75,21 @@ def publish(path: Path, data: bytes) -> bool:
     return True
 
 
-def make_folder(folder: Path) -> None:
-    """Make a folder and its parents, durably."""
+def write_private(path: Path, text: str) -> None:
+    """Write a file that only its owner can read and write, from its first byte on."""
+    path.unlink(missing_ok=True)
+    with os.fdopen(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w", encoding="utf-8") as out:
+        out.write(text)
+
+
+def make_folder(folder: Path, mode: int = 0o777) -> None:
+    """Make a folder and its parents, durably. ``mode``: of those that are made, less the umask."""
     missing = []
     while not folder.exists():
         missing.append(folder)
         folder = folder.parent
     for each in reversed(missing):
-        each.mkdir(exist_ok=True)
+        each.mkdir(mode, exist_ok=True)
         with _needed(each.parent, "a sync of folders"):
             fsync_folder(each.parent)
 

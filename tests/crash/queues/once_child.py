@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import msgspec
@@ -9,12 +10,13 @@ import msgspec
 from ferryman import crash, limits
 from ferryman.engine import driver, logs
 from ferryman.engine.wave import Run
+from ferryman.errors import StateLost
 from ferryman.operations.resolve import resolve
 from ferryman.state.state import State, state_root
 from ferryman.testing.inprocess import InProcess
 from tests.crash import child
 from tests.crash.queues import once
-from tests.support import invariants
+from tests.support import invariants, no_lock
 
 
 class OnceJob(msgspec.Struct):
@@ -27,6 +29,8 @@ class OnceJob(msgspec.Struct):
     root: str
     stage: int = 1
     arm: tuple[str, str] | None = None
+    stop: bool = False
+    """Locks do not work; the point that is armed stops it, in place of killing it. Tasks are run in its own process."""
 
 
 Job = OnceJob
@@ -34,6 +38,16 @@ Job = OnceJob
 
 def work(job: OnceJob) -> None:
     """Do it; a failed check raises."""
+    if job.stop:
+        no_lock.remove_locks()
+    try:
+        _do(job)
+    except StateLost as e:
+        assert job.stop
+        print(f"{child.OVERTAKEN}: {e}")
+
+
+def _do(job: OnceJob) -> None:
     limits.COMPACT_FILES = 2  # type: ignore[misc]
     limits.OUTDATED_SHARE = 0.01  # type: ignore[misc]
     limits.COUNTED_EVENTS = 0  # type: ignore[misc]
@@ -44,12 +58,14 @@ def work(job: OnceJob) -> None:
         once.fill(root, job.stage)
         return
     if job.arm is not None:
-        crash.arm(*job.arm)
+        crash.arm(*job.arm, signal.SIGSTOP if job.stop else signal.SIGKILL)
     plan = once.make_plan(root)
     if job.verb == "resolve":
         resolve(plan, "pending", state=root / "state", why="a test says so")
         return
     plan.freeze()
     with State.take(state_root(plan, root / "state"), plan) as state, driver.plain_errors(state):
-        summary = Run(state, InProcess(fork=True), child.Spoken(), wait=5, wave_bytes=30).go()
+        summary = Run(state, InProcess(fork=not job.stop), child.Spoken(), wait=5, wave_bytes=30).go()
+    if job.stop:
+        return
     invariants.check(state_root(plan, root / "state"), plan, summary)

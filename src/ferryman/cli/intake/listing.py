@@ -75,6 +75,7 @@ def show(
 ) -> None:
     """Tell all that is known of a batch, a job or an access request."""
     from ferryman.intake import Batch, Job, overview
+    from ferryman.intake.redaction import without_secrets
 
     with opened(queue) as found:
         one = item(found, name)
@@ -92,6 +93,7 @@ def show(
         else:
             row = {"id": name, "status": one.status, "last_modified": one.last_modified, "message": one.message}
             row["token"] = one.token
+    row = without_secrets(row)
     if json:
         json_line(row)
         return
@@ -113,6 +115,9 @@ def or_error(load: Any) -> Any:
 
 
 def told_rows(rows: list[dict[str, Any]], columns: tuple[str, ...], json: bool) -> None:
+    from ferryman.intake.redaction import without_secrets
+
+    rows = without_secrets(rows)
     if json:
         json_line(rows)
     elif rows:

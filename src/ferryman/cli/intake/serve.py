@@ -65,6 +65,34 @@ def serve(
             "--full", metavar="PERCENT", min=1, max=100, help="Disk usage above which jobs wait in Provisioning."
         ),
     ] = 80,
+    allow_files: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--allow-files",
+            metavar="DIR",
+            show_default=False,
+            help="Submitters may name files (file: URLs) below this directory. Default: no files. Repeatable.",
+        ),
+    ] = None,
+    hosts: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--hosts",
+            metavar="PATTERN",
+            show_default=False,
+            help="Submitters may name this host although its address is not public: a name with *, an address, or a "
+            "network as 10.0.0.0/8; with :PORT, only there. Repeatable.",
+        ),
+    ] = None,
+    report_secret: Annotated[
+        str | None,
+        typer.Option(
+            "--report-secret",
+            metavar="SECRET",
+            show_default=False,
+            help="Sign reports as webhooks are signed. ${NAME} is filled in from the environment.",
+        ),
+    ] = None,
     once: Annotated[bool, typer.Option("--once", help="Exit when nothing is left to do.")] = False,
     accept_changes: Annotated[
         bool,
@@ -87,6 +115,7 @@ def serve(
     from ferryman.observe import watching
     from ferryman.observe.log import logging_to
     from ferryman.plan.load import load_plan, plan_file
+    from ferryman.reach import Reach
     from ferryman.service import Serving
     from ferryman.service import serve as serving
     from ferryman.service.processing import jobs_sources
@@ -99,7 +128,9 @@ def serve(
         if verbose:
             terminal.note(f"warning: {warning}")
     root = state_root(loaded, state, plan_file(plan))
-    how = Serving(work or root.parent / "work", threads, not drop_originals, full / 100, once)
+    may = Reach(tuple(str(path.absolute()) for path in allow_files or ()), tuple(hosts or ()))
+    may.check()
+    how = Serving(work or root.parent / "work", threads, not drop_originals, full / 100, once, may, report_secret)
     with opened(queue) as found, Graceful() as graceful:
 
         @contextmanager

@@ -87,6 +87,7 @@ def submit(
     object-manifest all lines are one object.
     """
     longest = seconds("--wait", wait)
+    _refuse_bad_names(collection, local_id)
     url = _url(payload)
     name = Path(unquote(urlsplit(url).path)).name
     given = {
@@ -115,6 +116,18 @@ def submit(
             say(f"{batch.status}: {batch.message}")
         if longest is not None:
             raise typer.Exit(WAITED.get(batch.status, NOT_YET))
+
+
+def _refuse_bad_names(collection: str | None, local_ids: list[str] | None) -> None:
+    from ferryman.service.errors import Corrupt
+    from ferryman.service.payload import checked_name
+
+    try:
+        for kind, name in (("collection", collection), *(("local_id", name) for name in local_ids or [])):
+            if name is not None:
+                checked_name(kind, name)
+    except Corrupt as e:
+        raise UsageError(f"submit: {e}") from None
 
 
 WAITED: Final = {"Completed": 0, "Failed": 3, "Deleted": 3}

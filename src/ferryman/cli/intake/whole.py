@@ -42,20 +42,30 @@ def dump(
     file: Annotated[
         Path | None, typer.Argument(metavar="[FILE]", show_default=False, help="Output file. Default: standard output.")
     ] = None,
+    with_secrets: Annotated[
+        bool,
+        typer.Option(
+            "--with-secrets", help="Keep passwords and tokens in URLs: only so can what needs them be fetched again."
+        ),
+    ] = False,
     queue: QueueUrl = None,
     verbose: Verbose = False,
 ) -> None:
-    """Write the whole queue as JSON.
+    """Write the whole queue as JSON, in a file that only its owner can read.
 
-    On ZooKeeper it is read while others change it: pause it first, for a dump of one moment.
+    URLs are written without user, password and query, unless you ask for them. On ZooKeeper it is read while others
+    change it: pause it first, for a dump of one moment.
     """
+    from ferryman.intake.redaction import dump_without_secrets
+    from ferryman.storage.files import write_private
+
     with opened(queue) as found:
-        data = found.dump()
+        data = found.dump() if with_secrets else dump_without_secrets(found.dump())
     if file is None:
         json_line(data)
         return
     scratch = file.with_name(f"{file.name}.part")
-    scratch.write_text(json_text.dumps(data, indent=1), "utf-8")
+    write_private(scratch, json_text.dumps(data, indent=1))
     scratch.replace(file)
     say(f"{file}: {len(data['nodes'])} nodes")
 

@@ -18,7 +18,7 @@ from ferryman.plan import Plan, logs_read
 from ferryman.records.schemas import LEDGER
 from ferryman.sources.base import Listed
 from ferryman.sources.log import Log
-from ferryman.state.log_positions import LogPositions
+from ferryman.state.log_positions import LogPositions, reader_of
 from ferryman.state.state import State
 from ferryman.storage.query import connect, quoted_list, register
 
@@ -58,7 +58,8 @@ def logs_ahead(plan: Plan, state: State) -> LogsAhead:
     for name, log in logs_of(plan).items():
         kept = LogPositions(state, name) if state.exists else None
         try:
-            seen = look_at(name, log, kept, notes.append)
+            reader = reader_of(state, name) if state.exists else ""
+            seen = look_at(name, log, kept, notes.append, reader)
             start = seen.positions if seen.lag(log) else {}
             pieces = list(pieces_of(name, log, seen, start, _WHOLE, notes.append)) if start else []
         except UsageError:
@@ -67,6 +68,7 @@ def logs_ahead(plan: Plan, state: State) -> LogsAhead:
             notes.append(f"source {name}: {message_of(e)}")
             complete = False
             continue
+        complete &= not seen.missing
         splits += [LogSplit(name, piece, 1 + seen.replay) for piece in pieces]
     return LogsAhead([split._replace(number=number) for number, split in enumerate(splits)], notes, complete)
 
@@ -89,19 +91,22 @@ def asked_for(plan: Plan, document: str) -> tuple[Only, list[str]]:
     return found, notes
 
 
-def gone_through(state: State, document: str, sources: Iterable[str], folder: Path) -> set[str]:
-    """Of these logs, those whose entry of this id was processed, and of which nothing is remembered but that."""
+def gone_through(state: State, document: str, sources: Iterable[str], folder: Path) -> dict[str, int]:
+    """Of these logs, those whose entry of this id was processed, and of which nothing is remembered but that; with its
+    last revision."""
     sources = list(sources)
     if not sources or not state.exists:
-        return set()
+        return {}
     paths = [*state.ledger.paths(), *(state.ledger.folder / file.path for file in state.staged(state.ledger))]
     unsent = [state.outbox.folder / path for path in state.outbox.files]
-    found: set[str] = set()
+    found: dict[str, int] = {}
+    mine = f"source IN {quoted_list(sources)} AND origin = $id"
     with connect(folder) as db:
         for table, files in (("ledger", paths), ("outbox", unsent)):
-            register(db, table, files, pa.schema([LEDGER.field("source"), LEDGER.field("origin")]))
-            query = f"SELECT DISTINCT source FROM {table} WHERE source IN {quoted_list(sources)} AND origin = $id"
-            found |= {source for (source,) in db.execute(query, {"id": document}).fetchall()}
+            register(db, table, files, pa.schema([LEDGER.field(name) for name in ("source", "origin", "revision")]))
+            query = f"SELECT source, max(revision) FROM {table} WHERE {mine} GROUP BY source"
+            for source, revision in db.execute(query, {"id": document}).fetchall():
+                found[source] = max(revision, found.get(source, 0))
     return found
 
 

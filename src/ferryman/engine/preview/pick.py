@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -40,15 +40,17 @@ def pick(
     listings: Iterable[Listing],
     documents: list[Path],
     folder: Path,
-    through: Collection[str] = (),
+    through: Mapping[str, int] | None = None,
 ) -> Picked:
     """Find it among what is processed, else in the listing.
 
     Args:
         documents: files of the state's table.
         folder: for the rows.
-        through: logs whose entry of this id was processed: that nothing is known of it does not make it new.
+        through: logs whose entry of this id was processed, and its revision: that nothing else is known of it does not
+            make it new.
     """
+    through = through or {}
     found: dict[str, tuple[pa.Table, int]] = {}
     for cut in cuts:
         for rows in cut.slices():
@@ -56,7 +58,7 @@ def pick(
             if mine.num_rows:
                 found[cut.source] = mine, cut.number
     passed = {s: _with(rows, reason=Reason.FORCED) for s, (rows, _) in found.items() if s in through and _is_new(rows)}
-    anyway = {s: ("unchanged", _cut(s, rows, 0, folder / f"anyway-{s}")) for s, rows in passed.items()}
+    anyway = {s: ("unchanged", _cut(s, rows, 0, folder / f"anyway-{s}", through[s] + 1)) for s, rows in passed.items()}
     found = {source: row for source, row in found.items() if source not in passed}
     cuts = [_cut(source, rows, number, folder / f"picked-{source}") for source, (rows, number) in found.items()]
     files = kept(documents, folder / "known")
@@ -115,6 +117,6 @@ def _with(rows: pa.Table, **values: Any) -> pa.Table:
     return pa.Table.from_pylist([{**rows.to_pylist()[-1], **values}], schema=SLICE)
 
 
-def _cut(source: str, rows: pa.Table, number: int, path: Path) -> TaskSplit:
+def _cut(source: str, rows: pa.Table, number: int, path: Path, revision: int = 1) -> TaskSplit:
     pq.write_table(rows.cast(SLICE), f"{path}.parquet")
-    return TaskSplit(source, [RowRange(f"{path}.parquet", 0, rows.num_rows)], True, number)
+    return TaskSplit(source, [RowRange(f"{path}.parquet", 0, rows.num_rows)], True, number, revision)

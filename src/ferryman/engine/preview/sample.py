@@ -59,7 +59,7 @@ class Sample:
             for rows in cut.tables():
                 at = 0
                 while at < rows.num_rows and len(drawn) < most:
-                    block = Block(rows.slice(at, min(most - len(drawn), _BLOCK)))
+                    block = Block(rows.slice(at, min(most - len(drawn), _BLOCK)), cut.revision)
                     taken = processing.take_up(block)
                     drawn += [Drawn(passed + at + i, block.ids[i], _reason(block, i)) for i in taken]
                     at += len(block)

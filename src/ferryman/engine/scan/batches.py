@@ -81,6 +81,8 @@ class TaskSplit(NamedTuple):
     """Pieces of a slice's file; else of the listing itself, where all is new."""
     number: int = 0
     """Of this task in its wave."""
+    revision: int = 1
+    """Of documents that nothing is known of."""
 
     @property
     def rows(self) -> int:

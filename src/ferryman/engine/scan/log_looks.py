@@ -19,6 +19,13 @@ _ENTRY_BYTES: Final = limits.KIB
 """Of an entry, where its log does not say how large its pieces are."""
 
 
+_ANOTHER: Final = (
+    "is not what was read before: it was deleted and made again, or the plan names another one now; it is read from "
+    "its beginning"
+)
+_ANOTHER_AGAIN: Final = "is not what was read last, but what was read before that; it is read on from there"
+
+
 class LogLook(NamedTuple):
     """A log as it was when it was looked at."""
 
@@ -29,6 +36,8 @@ class LogLook(NamedTuple):
     read: int
     moved: str = ""
     """The last move of the reader, which the next commit follows; see ``Log.moved``."""
+    missing: str = ""
+    """Logs that the plan has read and that are not there now, for people; "": all are."""
 
     def lag(self, log: Log) -> int:
         """Entries that the plan has not come to."""
@@ -77,14 +86,19 @@ def look_at(
     """
     log.check()
     identities, end = log.identities(), dict(log.end())
-    if before is None and (why := log.nothing()):
+    gone = [] if kept is None else kept.missing(identities)
+    missing = ", ".join(str(log.place_of(each)) for each in gone)
+    if missing and (before is None or before.missing != missing):
+        tell(f"source {name}: {missing} is not there any more: it was deleted, or its folder is away")
+    elif before is None and not missing and (why := log.nothing()):
         tell(f"source {name}: {why}")
     begin, moved = log.begin(), log.moved(reader) if reader else None
     replay, read = (0, 0) if kept is None else (kept.replay, kept.read)
     positions = stands_at(kept, log, identities, begin, end)
     if kept is not None and (replaced := kept.replaced(identities)):
         for each in replaced:
-            tell(f"source {name}: {log.place_of(each)} was deleted and made again; it is read from its beginning")
+            known = kept.of(identities, {each: log.partitions_of(each, end)})
+            tell(f"source {name}: {log.place_of(each)} {_ANOTHER_AGAIN if known else _ANOTHER}")
         replay = kept.next_replay()
     if moved is not None and not (kept is not None and kept.has_followed(moved.token)):
         positions |= moved.positions
@@ -92,7 +106,7 @@ def look_at(
         if before is None or before.moved != moved.token:
             places = ", ".join(f"{partition} {at}" for partition, at in moved.positions.items())
             tell(f"source {name}: was moved, and goes on at {places}")
-    return LogLook(identities, positions, end, replay, read, moved.token if moved else "")
+    return LogLook(identities, positions, end, replay, read, moved.token if moved else "", missing)
 
 
 def pieces_of(name: str, log: Log, seen: LogLook, start: Positions, most: int, tell: Tell) -> Iterator[Piece]:

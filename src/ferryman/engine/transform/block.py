@@ -63,6 +63,7 @@ class Block:
         self.places: list[int] = table["place"].to_pylist() if of_log else []
         self.provenances: list[str | None] | None = table["provenance"].to_pylist() if of_log else None
         self._contents: tuple[list[bytes | None], list[bytes | None]] | None = None
+        self._read: dict[int, tuple[bytes | None, str | None]] = {}
         self._dropped: list[str | None] = values(table["dropped"]) if of_log else []
         self._revisions: list[int] = table["revision"].to_pylist() if exported else []
         self._deletes: list[bool] = table["deletes"].to_pylist() if exported else []
@@ -99,8 +100,18 @@ class Block:
             self._dropped = self._dropped or [None] * len(self)
             self._dropped[i] = why
 
-    def came_from(self, i: int, provenance: str | None) -> None:
-        """Where row ``i`` came from, which is known once it was read."""
+    def entry_fields(self, i: int) -> bytes | None:
+        """Fields of an entry of a log as it came; None: it is not one, or could not be read."""
+        contents = self.contents()
+        return self.read_by_id(i)[0] if contents is None else contents[0][i]
+
+    def read_by_id(self, i: int) -> tuple[bytes | None, str | None]:
+        """What ``was_read`` of row ``i``: fields and provenance."""
+        return self._read.get(i, (None, None))
+
+    def was_read(self, i: int, fields: bytes | None, provenance: str | None) -> None:
+        """What is known of row ``i``, an entry of a log, once it was read by its id."""
+        self._read[i] = fields, provenance
         if provenance is not None:
             if self.provenances is None:
                 self.provenances = [None] * len(self)

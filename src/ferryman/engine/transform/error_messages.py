@@ -47,15 +47,9 @@ class ErrorMessages:
             where=met.node,
             plan=(self._plan.name, self._plan.version),
             destinations=ended,
-            messages=[failed_message(met.doc.id, self._source, _content(block, i))],
+            messages=[failed_message(met.doc.id, self._source, block.entry_fields(i))],
         )
         doc = Document.of(met.doc.id, {})
         doc.parent_id = met.doc.parent_id
         end = (self._name, error_route(met.node, met.route, self._wave))
         self._outbox.upsert(block, i, doc, end, met.branches, encode_fields(fields), None)
-
-
-def _content(block: Block, i: int) -> bytes | None:
-    """Of an entry of a log: the message as it came."""
-    contents = block.contents()
-    return None if contents is None else contents[0][i]

@@ -62,6 +62,8 @@ class ChildReport(NamedTuple):
     taken: Taken
     version: Any
     fingerprint: str
+    entry: tuple[bytes | None, str | None]
+    """Of an entry of a log that was read by its id: fields, and where it came from."""
     calls: list[Call]
     """Of the stage, in their order; the last ones, if there are others in the spool."""
     spooled: bool
@@ -105,6 +107,8 @@ class IsolatedReader:
                 health = told.health
                 self._row += 1
                 block.versions[i], block.fingerprints[i] = told.version, told.fingerprint
+                if told.entry[0] is not None:
+                    block.was_read(i, *told.entry)
                 if told.taken is Taken.KNOWN:
                     continue
                 if told.fault is not None:
@@ -195,6 +199,7 @@ class _Reader:
             taken,
             block.versions[i],
             block.fingerprints[i],
+            block.read_by_id(i),
             recorder.calls,
             recorder.spooled,
             walked,

@@ -177,7 +177,7 @@ class DocumentReader:
                 raise BadDocument(entry.refused)
             doc = entry.document
             block.pass_over(i, entry.dropped)
-            block.came_from(i, entry.provenance if self._provenance else None)
+            block.was_read(i, encode_fields(doc.fields), entry.provenance if self._provenance else None)
         else:
             doc = self._source.read(listed)
         doc.version = block.versions[i] = content_version(encode_fields(self._source.counted(doc.fields)), doc.raw)

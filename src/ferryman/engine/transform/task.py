@@ -25,7 +25,7 @@ from ferryman.engine.transform.once import run_once
 from ferryman.engine.transform.reader import DocumentReader, Taken
 from ferryman.engine.transform.staged import Staged
 from ferryman.engine.transform.staging import Stager
-from ferryman.plan.graph import called_below
+from ferryman.plan.paths import called_below
 from ferryman.state.identity import id_of
 
 _BLOCK: Final = 4096
@@ -91,7 +91,7 @@ class TaskProcessing:
         assert isinstance(self._cut, TaskSplit)
         for rows in self._cut.tables():
             for at in range(0, rows.num_rows, most):
-                yield Block(rows.slice(at, most))
+                yield Block(rows.slice(at, most), self._cut.revision)
 
     def take_up(self, block: Block) -> list[int]:
         """Read, walk and stage each document of the block; which rows were not as they were."""

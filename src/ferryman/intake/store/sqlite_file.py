@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -39,6 +40,8 @@ def connected(path: Path) -> sqlite3.Connection:
     Raises:
         QueueRefused: it cannot be opened, or is something else.
     """
+    with suppress(OSError):  # SQLite says what is wrong; its own other files get the mode of this one
+        os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
     with told(path):
         connection = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
         try:

@@ -38,9 +38,9 @@ def drawn(what: Drawable) -> Titled:
 
 
 def title_of(what: Drawable) -> str:
-    """``plan plays, version 1``; ``flow shop, 2 plans``."""
+    """``plan plays, version 1``; ``plan bills, version 2, at-most-once``; ``flow shop, 2 plans``."""
     if not isinstance(what, Flow):
-        return f"plan {what.name}, version {what.version}"
+        return f"plan {what.name}, version {what.version}" + (f", {what.strategy}" if what.strategy else "")
     return f"flow {what.name}, {'1 plan' if len(what.plans) == 1 else f'{len(what.plans)} plans'}"
 
 

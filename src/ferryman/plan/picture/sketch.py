@@ -25,6 +25,9 @@ class Pictured(Protocol):
     version: int
 
     @property
+    def strategy(self) -> str | None: ...
+
+    @property
     def nodes(self) -> Sequence[Node]: ...
 
 

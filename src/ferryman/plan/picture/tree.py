@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ferryman.plan.flow import Flow
-from ferryman.plan.graph import successors
 from ferryman.plan.nodes import DestinationNode, Node, SourceNode
+from ferryman.plan.paths import successors
 from ferryman.plan.picture.joined import Drawable, title_of
 from ferryman.plan.picture.sketch import Pictured
 from ferryman.plan.picture.words import branch_label, what

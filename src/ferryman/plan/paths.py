@@ -1,0 +1,115 @@
+"""The paths through a plan: what follows which node, where documents come from and where they end."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple, cast
+
+from ferryman.plan.cycles import in_order
+from ferryman.plan.keyed_nodes import KeyedNode, sources_of
+from ferryman.plan.nodes import CalledNode, DestinationNode, Node, RouterNode, SourceNode
+from ferryman.sources.log import Log
+
+
+class End(NamedTuple):
+    """A destination that can be reached from a node, and the duplicating branches on the way there."""
+
+    destination: str
+    route: tuple[str, ...]
+
+
+def successors(nodes: Sequence[Node]) -> dict[str, list[Node]]:
+    """Name -> the nodes that follow it, in the order of their making."""
+    following: dict[str, list[Node]] = defaultdict(list)
+    for node in nodes:
+        for name in node.after:
+            following[name].append(node)
+    return following
+
+
+def ends(nodes: Sequence[Node]) -> dict[str, tuple[End, ...]]:
+    """Name -> every end of a document that comes to this node, for a checked plan.
+
+    One destination has several ends where a router above it makes copies: each route is a delivery of its own.
+    """
+    following = successors(nodes)
+    found: dict[str, tuple[End, ...]] = {}
+    for node in reversed(in_order(nodes)):
+        here: dict[End, None] = {End(node.name, ()): None} if isinstance(node, DestinationNode) else {}
+        for child in following[node.name]:
+            copies = isinstance(node, RouterNode) and node.router.copies
+            branch = (child.name,) if copies else ()
+            here |= {End(end.destination, branch + end.route): None for end in found[child.name]}
+        if isinstance(node, KeyedNode):  # what it exports are other documents
+            mine = End(node.name, ())
+            del here[mine]
+            found[node.exports.entry], here = tuple(here), {mine: None}
+        found[node.name] = tuple(here)
+    return found
+
+
+def destinations_of_sources(nodes: Sequence[Node]) -> dict[str, list[str]]:
+    """Source -> the destinations, tees too, that its documents may come to; in plan order, for a checked plan."""
+    reached = ends(nodes)
+    return {n.name: list(dict.fromkeys(e.destination for e in reached[n.entry])) for n in sources_read(nodes)}
+
+
+def called_below(nodes: Sequence[Node], source: str) -> list[str]:
+    """Steps and routers that a source's documents may come to, in the order of their making, and the source, if it is
+    called, too."""
+    following, found = successors(nodes), {source}
+    for node in in_order(nodes):
+        if node.name in found:
+            found |= {each.name for each in following[node.name]}
+    return [n.name for n in nodes if n.name in found and isinstance(n, CalledNode)]
+
+
+def conflicting_sources(nodes: Sequence[Node]) -> dict[str, list[str]]:
+    """Source -> the other sources, in plan order, of which documents may reach the same target, keyed by id, under the
+    same ids."""
+    found: dict[str, list[str]] = {}
+    for sources in sources_of_targets(nodes).values():
+        for one in sources:
+            others = [other.name for other in sources if other is not one and _may_clash(one, other)]
+            found[one.name] = list(dict.fromkeys([*found.get(one.name, ()), *others]))
+    return found
+
+
+def _may_clash(one: SourceNode, other: SourceNode) -> bool:
+    shorter, longer = sorted((one.source.prefix, other.source.prefix), key=len)
+    return longer.startswith(shorter)
+
+
+def sources_of_targets(nodes: Sequence[Node]) -> dict[str, list[SourceNode]]:
+    """Targets keyed by id -> the sources whose documents come there, for a checked plan."""
+    by_name, sources = {n.name: n for n in nodes}, {n.name: n for n in sources_read(nodes)}
+    reached: dict[str, list[SourceNode]] = {}
+    for source, names in destinations_of_sources(nodes).items():
+        ends_here = [cast(DestinationNode, by_name[name]) for name in names]
+        for target in dict.fromkeys(target_of(n) for n in ends_here if n.destination.keyed_by_id):
+            reached.setdefault(target, []).append(sources[source])
+    return reached
+
+
+def sources_read(nodes: Iterable[Node]) -> list[SourceNode]:
+    """The sources that are read: not those that are inputs of a join or alts, which reads them."""
+    sources = sources_of([*nodes])
+    inputs = {name for n in sources for name in n.after}
+    return [n for n in sources if n.name not in inputs]
+
+
+def logs_read(nodes: Iterable[Node]) -> list[SourceNode]:
+    """Of these, the logs."""
+    return [n for n in sources_read(nodes) if isinstance(n.source, Log)]
+
+
+def errors_node(nodes: Iterable[Node]) -> DestinationNode | None:
+    """The destination that ``Plan.errors`` named; None: there is none."""
+    return next((n for n in nodes if isinstance(n, DestinationNode) and n.errors), None)
+
+
+def target_of(node: Node) -> str:
+    """The physical place that a destination writes to; its own name if it is nobody else's."""
+    assert isinstance(node, DestinationNode)
+    return node.destination.target() or node.name

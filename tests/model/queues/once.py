@@ -1,0 +1,335 @@
+"""A model of an at-most-once plan: a commit names the entries before a step sees them, and a task begins once.
+
+What becomes of outputs and error messages after the wave's commit is the other model's: here an entry has ended then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+from tests.model.actions import Action, Step, told
+from tests.model.state import Budget
+
+ENDED, PENDING, IN_DOUBT = "ended", "pending", "in doubt"
+STALE: Final = "a driver that was overtaken committed"
+
+ONCE_ACTIONS: Final[dict[str, Action]] = {
+    "crash.driver": Action("the driver is killed, its task goes on", fault=True),
+    "crash.retry": Action("a worker is killed, Spark starts its task again", fault=True),
+    "crash.all": Action("everything is killed", fault=True),
+    "crash.power": Action("the power goes before a commit is synced", (), ("intake.logged", "wave.logged"), fault=True),
+    "take": Action("a driver starts, and announces its epoch", ("state.state.State.take",)),
+    "take.rival": Action("a driver starts while another one lives", ("state.state.State.take",), fault=True),
+    "lost": Action("finds that another driver has taken over, and stops", ("storage.tables.taken_over",)),
+    "end": Action("has nothing more to do, and ends without having noticed that it was overtaken"),
+    "look": Action("takes what is to be run again, or what lies behind the position", ("engine.intakes.Intakes.due",)),
+    "intake": Action(
+        "commits what its wave takes, and the position behind it", ("engine.commit.intake.commit_intake",)
+    ),
+    "intake.synced": Action("syncs and marks that commit", (), ("intake.synced", "intake.marked")),
+    "dispatch": Action("starts a task", ("engine.transform.phase.TransformPhase.run",)),
+    "dispatch.double": Action("a second attempt of the task starts", fault=True),
+    "begin": Action("a task makes the file that says that it has begun", ("engine.transform.once.run_once",)),
+    "steps": Action("the steps see the entries", ("engine.transform.task.Transform.__call__",), ("once.begun",)),
+    "steps.away": Action("the steps see some of them, then one is away", fault=True),
+    "keep": Action("the task keeps what it made", ("engine.transform.once.run_once",), ("once.kept",)),
+    "judge": Action(
+        "what has the task come to? If it has not begun, it cannot any more", ("engine.transform.once.result_of",)
+    ),
+    "commit": Action(
+        "commits the wave: what has become of each entry", ("engine.intakes.Intakes.ended",), ("transform.done",)
+    ),
+    "commit.synced": Action("syncs and marks that commit", (), ("wave.synced", "wave.marked")),
+    "over": Action("removes the wave's folder", ("engine.commit.intake.end_intake",)),
+}
+
+
+class OnceStep(Step):
+    """One step of a trace."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        return told(self, ONCE_ACTIONS)
+
+
+Folder = tuple[int, int]
+"""Wave and epoch."""
+
+
+class Taken(NamedTuple):
+    """An intake: what a wave has taken."""
+
+    wave: int
+    epoch: int
+    """Of the driver that took it; its folder is named after both."""
+    entries: tuple[int, ...]
+
+    @property
+    def folder(self) -> Folder:
+        return self.wave, self.epoch
+
+
+class Kept(NamedTuple):
+    """What a task has kept: the steps have seen these entries of its wave."""
+
+    folder: Folder
+    entries: tuple[int, ...]
+
+
+class OnceDriver(NamedTuple):
+    """A driver's memory."""
+
+    at: str
+    epoch: int
+    overtaken: bool = False
+    taken: Taken = Taken(0, 0, ())
+    fates: tuple[str, ...] = ()
+    """Of the entries of its wave."""
+
+
+class Task(NamedTuple):
+    """The task of a wave; it outlives its driver."""
+
+    taken: Taken
+    epoch: int
+    at: str
+    reached: tuple[int, ...] = ()
+
+
+class Tables(NamedTuple):
+    """What is committed."""
+
+    position: int = 0
+    wave: int = 0
+    taken: Taken = Taken(0, 0, ())
+    """By the last intake."""
+    fates: tuple[str, ...] = ()
+
+
+class OnceState(NamedTuple):
+    """Everything."""
+
+    tables: Tables
+    unsynced: Tables | None = None
+    """What a power cut would put in their place."""
+    epoch: int = 0
+    folders: frozenset[Folder] = frozenset()
+    """In which a task may begin."""
+    begun: frozenset[Folder] = frozenset()
+    kept: frozenset[Kept] = frozenset()
+    drivers: tuple[OnceDriver, ...] = ()
+    tasks: tuple[Task, ...] = ()
+    calls: tuple[int, ...] = ()
+    """Observed: how often the steps have seen each entry."""
+    budget: Budget = Budget()
+    remembered: tuple[str, ...] = ()
+
+
+class OnceConfig(NamedTuple):
+    """What is explored."""
+
+    name: str
+    entries: int
+    budget: Budget = Budget()
+    slice: int = 9
+    lock: bool = True
+    mutation: str = ""
+
+    def first(self) -> OnceState:
+        """The world before the first start."""
+        nothing = Tables(fates=("",) * self.entries)
+        return OnceState(nothing, budget=self.budget, calls=(0,) * self.entries)
+
+
+Moves = Iterator[tuple[OnceStep, OnceState]]
+
+
+def once_moves(config: OnceConfig, state: OnceState, *, outside: bool = True) -> Moves:
+    """Everything that may happen next."""
+    rival = bool(state.drivers)
+    if not rival or (not config.lock and len(state.drivers) < 2 and state.budget.rivals):
+        yield _start(state, rival=rival)
+    for i, driver in enumerate(state.drivers):
+        yield from _driver_moves(config, state, i, driver)
+    yield from _crashes(state)
+    for task in dict.fromkeys(state.tasks):
+        yield from _task_moves(config, state, task)
+
+
+def _start(state: OnceState, *, rival: bool) -> tuple[OnceStep, OnceState]:
+    others = tuple(d._replace(overtaken=True) for d in state.drivers)
+    driver = OnceDriver("recover", state.epoch + 1)
+    started = state._replace(drivers=(*others, driver), epoch=driver.epoch, unsynced=None)
+    if rival:
+        started = _spent(started, "rivals")
+    return OnceStep("take.rival" if rival else "take", f"driver {driver.epoch}"), started
+
+
+# -- drivers -----------------------------------------------------------------------------------------
+
+
+def _driver_moves(config: OnceConfig, state: OnceState, i: int, driver: OnceDriver) -> Moves:
+    name, tables = f"driver {driver.epoch}", state.tables
+    match driver.at:
+        case "recover":
+            forgets = config.mutation == "an intake without its wave is forgotten"
+            unfinished = tables.taken.wave > tables.wave and not forgets
+            driver = driver._replace(at="judge" if unfinished else "idle", taken=tables.taken)
+            yield from _driver_moves(config, _moved(state, i, driver), i, driver)
+        case "idle":
+            yield from _idle(config, state, i, driver)
+        case "intake" | "commit" if driver.overtaken and config.mutation != "a commit does not look at the epoch":
+            yield OnceStep("lost", name), _without(state, i)
+        case "intake":
+            yield OnceStep("intake", name), _intake(config, state, i, driver)
+        case "intake.synced":
+            yield OnceStep("intake.synced", name), _synced(state, i, driver._replace(at="dispatch"))
+        case "dispatch":
+            waiting = _moved(state, i, driver._replace(at="wait"))
+            yield OnceStep("dispatch", name), _with_task(waiting, Task(driver.taken, driver.epoch, "begin"))
+        case "wait":
+            if state.budget.doubles:
+                again = Task(driver.taken, driver.epoch, "begin")
+                yield OnceStep("dispatch.double", name), _with_task(_spent(state, "doubles"), again)
+            if not any(task.epoch == driver.epoch for task in state.tasks):
+                yield from _judge(config, state, i, driver)
+        case "judge":
+            yield from _judge(config, state, i, driver)
+        case "commit":
+            yield OnceStep("commit", name), _commit(state, i, driver)
+        case "commit.synced":
+            yield OnceStep("commit.synced", name), _synced(state, i, driver._replace(at="over"))
+        case "over":
+            left = state.folders - {driver.taken.folder}
+            yield OnceStep("over", name), _moved(state._replace(folders=left), i, _idle_again(driver))
+
+
+def _idle(config: OnceConfig, state: OnceState, i: int, driver: OnceDriver) -> Moves:
+    """Ranges that are to be run again come first."""
+    name, tables = f"driver {driver.epoch}", state.tables
+    entries = tuple(entry for entry, fate in enumerate(tables.fates) if fate == PENDING)
+    entries = entries or tuple(range(tables.position, config.entries))[: config.slice]
+    if entries:
+        taken = Taken(tables.wave + 1, driver.epoch, entries)
+        yield OnceStep("look", name), _moved(state, i, driver._replace(at="intake", taken=taken))
+    elif driver.overtaken:
+        yield OnceStep("end", name), _without(state, i)
+
+
+def _intake(config: OnceConfig, state: OnceState, i: int, driver: OnceDriver) -> OnceState:
+    taken = driver.taken
+    behind = max(state.tables.position, taken.entries[-1] + 1)
+    tables = state.tables._replace(position=behind, taken=taken)
+    after = _committed(state, i, driver, tables)._replace(folders=state.folders | {taken.folder})
+    hasty = config.mutation == "the steps begin before the intake is synced"
+    return _moved(after, i, driver._replace(at="dispatch" if hasty else "intake.synced"))
+
+
+def _judge(config: OnceConfig, state: OnceState, i: int, driver: OnceDriver) -> Moves:
+    """What is kept counts; what has begun and kept nothing is in doubt; what has not begun cannot begin any more."""
+    taken = driver.taken
+    found = next((kept for kept in sorted(state.kept) if kept.folder == taken.folder), None)
+    if found is not None:
+        whole = config.mutation == "a task that came to an outage counts as a whole"
+        rest = IN_DOUBT if config.mutation == "an outage leaves the rest in doubt" else PENDING
+        fates = tuple(ENDED if whole or entry in found.entries else rest for entry in taken.entries)
+    elif taken.folder in state.begun or taken.folder not in state.folders:
+        careless = {"what has begun counts as ended": ENDED, "what has begun and kept nothing is run again": PENDING}
+        fates = (careless.get(config.mutation, IN_DOUBT),) * len(taken.entries)
+    else:
+        fates = (PENDING,) * len(taken.entries)
+        if config.mutation != "what has not begun may still begin":
+            state = state._replace(begun=state.begun | {taken.folder})
+    yield OnceStep("judge", f"driver {driver.epoch}"), _moved(state, i, driver._replace(at="commit", fates=fates))
+
+
+def _commit(state: OnceState, i: int, driver: OnceDriver) -> OnceState:
+    fates = list(state.tables.fates)
+    for entry, fate in zip(driver.taken.entries, driver.fates, strict=True):
+        fates[entry] = fate
+    behind = max(state.tables.position, driver.taken.entries[-1] + 1)
+    tables = state.tables._replace(position=behind, wave=driver.taken.wave, fates=tuple(fates))
+    return _moved(_committed(state, i, driver, tables), i, driver._replace(at="commit.synced"))
+
+
+def _committed(state: OnceState, i: int, driver: OnceDriver, tables: Tables) -> OnceState:
+    if driver.epoch < state.epoch:
+        state = state._replace(remembered=(*state.remembered, STALE))
+    others = tuple(d if j == i else d._replace(overtaken=True) for j, d in enumerate(state.drivers))
+    return state._replace(drivers=others, unsynced=state.tables, tables=tables)
+
+
+def _synced(state: OnceState, i: int, driver: OnceDriver) -> OnceState:
+    return _moved(state._replace(unsynced=None), i, driver)
+
+
+def _idle_again(driver: OnceDriver) -> OnceDriver:
+    return OnceDriver("idle", driver.epoch, driver.overtaken)
+
+
+# -- tasks -------------------------------------------------------------------------------------------
+
+
+def _task_moves(config: OnceConfig, state: OnceState, task: Task) -> Moves:
+    name, folder = f"task of wave {task.taken.wave}", task.taken.folder
+    alone = _left(state, task)
+    match task.at:
+        case "begin":
+            blind = config.mutation == "a task does not look whether it has begun"
+            may = folder in state.folders and (blind or folder not in state.begun)
+            begun = _with_task(alone._replace(begun=state.begun | {folder}), task._replace(at="steps"))
+            yield OnceStep("begin", name), begun if may else alone
+        case "steps":
+            yield OnceStep("steps", name), _called(alone, task, task.taken.entries)
+            if state.budget.faults:
+                for n in range(len(task.taken.entries)):
+                    spent = _spent(alone, "faults")
+                    yield OnceStep("steps.away", name), _called(spent, task, task.taken.entries[:n])
+        case "keep":
+            kept = alone._replace(kept=state.kept | {Kept(folder, task.reached)})
+            yield OnceStep("keep", name), kept if folder in state.folders else alone
+
+
+def _called(state: OnceState, task: Task, entries: tuple[int, ...]) -> OnceState:
+    calls = tuple(n + (entry in entries) for entry, n in enumerate(state.calls))
+    return _with_task(state._replace(calls=calls), task._replace(at="keep", reached=entries))
+
+
+# -- crashes -----------------------------------------------------------------------------------------
+
+
+def _crashes(state: OnceState) -> Moves:
+    if not state.budget.crashes:
+        return
+    spent = _spent(state, "crashes")
+    for i, driver in enumerate(state.drivers):
+        yield OnceStep("crash.driver", f"driver {driver.epoch}"), _without(spent, i)
+    for task in dict.fromkeys(t for t in state.tasks if any(d.epoch == t.epoch for d in state.drivers)):
+        name = f"task of wave {task.taken.wave}"
+        yield OnceStep("crash.retry", name), _with_task(_left(spent, task), Task(task.taken, task.epoch, "begin"))
+    if state.unsynced is not None:
+        cut = spent._replace(tables=state.unsynced, unsynced=None, drivers=(), tasks=())
+        yield OnceStep("crash.power"), cut
+
+
+def _spent(state: OnceState, what: str) -> OnceState:
+    return state._replace(budget=state.budget._replace(**{what: getattr(state.budget, what) - 1}))
+
+
+def _moved(state: OnceState, i: int, driver: OnceDriver) -> OnceState:
+    return state._replace(drivers=(*state.drivers[:i], driver, *state.drivers[i + 1 :]))
+
+
+def _without(state: OnceState, i: int) -> OnceState:
+    return state._replace(drivers=state.drivers[:i] + state.drivers[i + 1 :])
+
+
+def _with_task(state: OnceState, task: Task) -> OnceState:
+    return state._replace(tasks=tuple(sorted((*state.tasks, task))))
+
+
+def _left(state: OnceState, task: Task) -> OnceState:
+    at = state.tasks.index(task)
+    return state._replace(tasks=state.tasks[:at] + state.tasks[at + 1 :])

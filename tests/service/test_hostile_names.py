@@ -1,0 +1,156 @@
+"""Names that no lock can have, nodes that somebody has damaged: one job's end at most, and never a serve's."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+
+from ferryman.cli.app import start
+from ferryman.intake import JobState
+from ferryman.intake.store import Set
+from ferryman.service.manifest import free_name, objects_of, rows_of
+from tests.intake.conftest import brought
+from tests.service.place import Place
+
+ODD = ["a\x00b", "a\nb", "\x1b[2J", "..", "\ufffe", "x" * 5000, {"a": 1}]
+
+
+@pytest.mark.rule("intake.hostile")
+@pytest.mark.parametrize("key", ["local_id", "primary_id", "profile_name"])
+def test_a_bad_name_fails_its_job(intake: Place, key: str) -> None:
+    """With the reason; others of the same queue are completed, also while a collection is on hold."""
+    assert intake.queue.locks.lock("collection", "another")
+    url = intake.put("a.txt", "a").as_uri()
+    for name in ODD:
+        intake.submit(payload_url=url, **{key: [name] if key == "local_id" else name})
+    intake.submit(payload_url=intake.put("b.txt", "b").as_uri(), local_id="good")
+
+    intake.serve()
+
+    jobs = [intake.queue.load_job(job) for job in intake.jobs()]
+    bad = [job for job in jobs if job.status == "Failed"]
+    assert len(bad) == len(ODD)
+    assert all(f"its {key}" in job.message for job in bad)
+    assert intake.rows() == [("good/b.txt", "b")]
+
+
+@pytest.mark.rule("intake.hostile")
+@pytest.mark.parametrize("state", [state for state in JobState if state not in ("Held", "Completed", "Deleted")])
+def test_a_bad_name_that_comes_later(intake: Place, state: str) -> None:
+    """A job that somebody moved on by hand has not been checked: it stops nobody in any state."""
+    batch = intake.queue.create_batch({})
+    intake.queue.acquire_pending_batch()
+    assert intake.queue.load_batch(batch.id).revoke()
+    job = intake.queue.load_batch(batch.id).create_job({}, identifiers={"local_id": ["a\nb"], "primary_id": "a\nb"})
+    if state == "Failed":
+        intake.queue.load_job(job.id).fail()
+    elif state != "Pending":
+        brought(intake.queue, job.id, state)
+    intake.submit(payload_url=intake.put("b.txt", "b").as_uri(), local_id="good")
+
+    intake.serve()
+
+    assert intake.rows() == [("good/b.txt", "b")]
+    assert intake.queue.load_job(job.id).status in ("Failed", "Completed")
+
+
+@pytest.mark.parametrize("name", ["a\nb", "..", "\x1b[2J"])
+def test_submit_refuses_a_bad_name(intake: Place, capsys: pytest.CaptureFixture[str], name: str) -> None:
+    """At once, and nothing is submitted."""
+    path = str(intake.put("a.txt", "a"))
+    for option in ("--local-id", "--collection"):
+        assert start(["intake", "submit", path, option, name, "--queue", intake.queue.url]) == 2
+        assert "cannot name a node" in capsys.readouterr().err
+    assert intake.queue.list_batches() == []
+
+
+@pytest.mark.parametrize("priority", ["²", "9" * 5000, "high", -1])
+def test_a_bad_priority_fails_its_batch(intake: Place, priority: Any) -> None:
+    """And no other."""
+    bad = intake.submit(payload_url=intake.put("a.txt", "a").as_uri(), priority=priority)
+    good = intake.submit(payload_url=intake.put("b.txt", "b").as_uri(), local_id="good")
+    intake.serve()
+    assert [intake.queue.load_batch(one).status for one in (bad, good)] == ["Failed", "Completed"]
+    assert "priority" in intake.queue.load_batch(bad).message
+
+
+DAMAGED = ["/jobs/{job}/configuration", "/jobs/{job}/identifiers", "/jobs/{job}/status", "/jobs/{job}/priority"]
+DAMAGED += ["/batches/{batch}/submission", "/batches/{batch}/status", "/jobs/{job}/bid"]
+
+
+@pytest.mark.rule("intake.hostile")
+@pytest.mark.parametrize("path", DAMAGED)
+@pytest.mark.parametrize("state", ["Pending", "Processing", "Notify"])
+def test_a_damaged_node_is_named_once_and_passed_over(
+    intake: Place, path: str, state: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """`serve --once` ends, the rest is done, and the log has a line for it, not thousands."""
+    intake.submit(payload_url=intake.put("a.txt", "a").as_uri(), local_id="damaged")
+    intake.queue.acquire_pending_batch()
+    batch = intake.queue.load_batch("bid0000000000")
+    batch.revoke()
+    job = batch.create_job({"payload_url": intake.put("a.txt", "a").as_uri()}, identifiers={"local_id": ["damaged"]})
+    if state != "Pending":
+        brought(intake.queue, job.id, state)
+    damaged = path.format(job=job.id, batch=batch.id)
+    intake.queue.tree.store.commit([Set(damaged, b"\xff{")])
+    intake.submit(payload_url=intake.put("b.txt", "b").as_uri(), local_id="good")
+
+    with caplog.at_level(logging.WARNING):
+        intake.serve()
+
+    assert ("good/b.txt", "b") in intake.rows()
+    lines = [line for line in [*intake.said.lines, *caplog.messages] if damaged in line]
+    assert len(lines) <= 3, lines
+
+
+def test_many_files_of_one_name() -> None:
+    """Every page of a book is called default.jpg: each is looked at a few times, however many there are."""
+    lines = "".join(f"https://x/{n}/default.jpg,book\n" for n in range(300))
+    rows = rows_of(f"url,local_id\n{lines}".encode(), "file:///m.csv")
+    looks = 0
+
+    class Counted(str):
+        """A name that counts how often it is looked for."""
+
+        def __hash__(self) -> int:
+            nonlocal looks
+            looks += 1
+            return super().__hash__()
+
+    names = ["default.jpg", *(f"default-{n}.jpg" for n in range(2, 301))]
+    (book,) = objects_of(rows)
+    assert [row.entry.path for row in book.rows] == names
+    last: dict[str, int] = {}
+    taken: set[str] = set()
+    for name in names:
+        assert free_name(Counted("default.jpg"), taken.__contains__, last) == name
+        taken.add(name)
+    assert looks < 10 * len(names)
+
+
+def test_batches_are_made_at_the_same_time(intake: Place) -> None:
+    """One whose manifest takes long does not keep the others waiting."""
+    from ferryman.service.fetch import Fetcher
+
+    first = intake.submit(manifest_url=intake.manifest([intake.row("a.txt")], "slow.csv"))
+    second = intake.submit(manifest_url=intake.manifest([intake.row("b.txt")], "quick.csv"))
+    inner = Fetcher.content
+
+    def content(self: Fetcher, url: str, *args: Any, **options: Any) -> bytes:
+        if url.endswith("slow.csv"):
+            until_made(intake, second)
+        return inner(self, url, *args, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Fetcher, "content", content)
+        intake.serve()
+    assert {intake.queue.load_batch(one).status for one in (first, second)} == {"Completed"}
+
+
+def until_made(intake: Place, batch_id: str) -> None:
+    from tests.service.place import until
+
+    until(lambda: intake.queue.load_batch(batch_id).jobs_made is not None, 60)
