@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import shutil
 import signal
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ import pytest
 from ferryman import crash
 from ferryman.crash import EXECUTOR, KEYED
 from tests.crash.keyed import STAGES
+from tests.support.tiers import sampled
 from tests.support.zygote import Zygote
 
 POINTS = {**crash.POINTS, **KEYED}
@@ -94,6 +96,28 @@ def test_killed_there_and_started_again(
     code, said = keyed[plan].run(root=str(root), stage=stage, arm=point, fork=executor)
     assert code == (0 if executor else -signal.SIGKILL), said
     assert (root / "killed").exists(), f"{point} was never reached"
+    code, said = keyed[plan].run(root=str(root), stage=stage, check=True)
+    assert code == 0, said
+    shutil.rmtree(root)
+
+
+@pytest.mark.rule("keyed.kill")
+@pytest.mark.parametrize("seed", sampled(range(24), 6))
+def test_killed_again_and_again(
+    keyed: dict[str, Zygote], folder: Path, prepared: dict[tuple[str, int], Path], seed: int
+) -> None:
+    """At random points, at their first or a later pass, also while it recovers from another kill."""
+    chance = random.Random(seed)
+    plan, stage = chance.choice(["words", "documents"]), chance.choice([1, 2])
+    root = folder / f"random-{seed}"
+    shutil.copytree(prepared[plan, stage], root)
+    points = [point for point in POINTS if not point.startswith((*ELSEWHERE, *FIRST))]
+    for _ in range(chance.randint(2, 5)):
+        point = chance.choice(points)
+        arm = f"{point}:{chance.choice([1, 1, 2, 3])}"
+        code, said = keyed[plan].run(root=str(root), stage=stage, arm=arm, fork=POINTS[point] == EXECUTOR)
+        assert code in (0, -signal.SIGKILL), said
+        (root / "killed").unlink(missing_ok=True)
     code, said = keyed[plan].run(root=str(root), stage=stage, check=True)
     assert code == 0, said
     shutil.rmtree(root)
