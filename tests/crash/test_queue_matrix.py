@@ -51,7 +51,7 @@ SHORT = ("transform.", "commit.", "wave.", "deliver.", "settle.", "outbox.", "ap
 """Points tried each time, each in one case; `make prove` runs all."""
 
 SAME = ("wave.synced", "outbox.synced", "outbox.marked", "settle.trimmed")
-"""And of these only `make prove`: what they leave does not depend on the source; test_matrix or test_branching has them."""
+"""And of these only `make prove`: what they leave does not depend on the source; see test_matrix, test_branching."""
 
 
 def is_short(point: str, line: str, stage: int) -> bool:
