@@ -1,15 +1,7 @@
 """What is to be done, as frozen data."""
 
 from ferryman.plan.flow import Flow, Joint
-from ferryman.plan.keyed_nodes import (
-    ExportsNode,
-    KeyedNode,
-    keyed_nodes,
-    logs_read,
-    source_named,
-    sources_of,
-    sources_read,
-)
+from ferryman.plan.keyed_nodes import ExportsNode, KeyedNode, keyed_nodes, source_named, sources_of
 from ferryman.plan.nodes import (
     AltsNode,
     CalledNode,
@@ -29,6 +21,8 @@ from ferryman.plan.paths import (
     destinations_of_sources,
     ends,
     errors_node,
+    logs_read,
+    sources_read,
     successors,
     target_of,
 )

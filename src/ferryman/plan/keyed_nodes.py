@@ -12,7 +12,6 @@ from ferryman.document import Document
 from ferryman.errors import PermanentError
 from ferryman.plan.nodes import DestinationNode, Node, SourceNode
 from ferryman.sources.exports import Exports
-from ferryman.sources.log import Log
 
 UpdateFunction = Callable[[str, Any, list[Document]], Any]
 """(key, state, documents) -> (new state, exports)."""
@@ -113,18 +112,6 @@ def sources_of(nodes: Sequence[Node]) -> list[SourceNode]:
         elif isinstance(node, KeyedNode) and node.name in followed:
             found.append(node.exports)
     return found
-
-
-def sources_read(nodes: Iterable[Node]) -> list[SourceNode]:
-    """The sources that are read: not those that are inputs of a join or alts, which reads them."""
-    sources = sources_of([*nodes])
-    inputs = {name for n in sources for name in n.after}
-    return [n for n in sources if n.name not in inputs]
-
-
-def logs_read(nodes: Iterable[Node]) -> list[SourceNode]:
-    """Of these, the logs."""
-    return [n for n in sources_read(nodes) if isinstance(n.source, Log)]
 
 
 def source_named(nodes: Sequence[Node], name: str) -> SourceNode:

@@ -176,11 +176,3 @@ class DestinationNode(Node):
     @property
     def kind(self) -> str:
         return "tee" if self.tee else "destination"
-
-
-def best_guarantee(destination: Destination) -> Guarantee:
-    """The best it can keep: semantics of the three guarantees, by what the destination declares."""
-    if getattr(destination, "transactional", False):
-        return Guarantee.EXACTLY_ONCE
-    effect = getattr(destination, "effect", None)
-    return Guarantee.AT_LEAST_ONCE if effect is Effect.IDEMPOTENT else Guarantee.AT_MOST_ONCE

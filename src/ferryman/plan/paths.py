@@ -7,8 +7,9 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple, cast
 
 from ferryman.plan.cycles import in_order
-from ferryman.plan.keyed_nodes import KeyedNode, sources_read
+from ferryman.plan.keyed_nodes import KeyedNode, sources_of
 from ferryman.plan.nodes import CalledNode, DestinationNode, Node, RouterNode, SourceNode
+from ferryman.sources.log import Log
 
 
 class End(NamedTuple):
@@ -89,6 +90,18 @@ def sources_of_targets(nodes: Sequence[Node]) -> dict[str, list[SourceNode]]:
         for target in dict.fromkeys(target_of(n) for n in ends_here if n.destination.keyed_by_id):
             reached.setdefault(target, []).append(sources[source])
     return reached
+
+
+def sources_read(nodes: Iterable[Node]) -> list[SourceNode]:
+    """The sources that are read: not those that are inputs of a join or alts, which reads them."""
+    sources = sources_of([*nodes])
+    inputs = {name for n in sources for name in n.after}
+    return [n for n in sources if n.name not in inputs]
+
+
+def logs_read(nodes: Iterable[Node]) -> list[SourceNode]:
+    """Of these, the logs."""
+    return [n for n in sources_read(nodes) if isinstance(n.source, Log)]
 
 
 def errors_node(nodes: Iterable[Node]) -> DestinationNode | None:

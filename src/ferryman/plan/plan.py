@@ -25,7 +25,6 @@ from ferryman.plan.nodes import (
     SourceNode,
     StepFunction,
     StepNode,
-    best_guarantee,
 )
 from ferryman.plan.notice import NotifyTarget
 from ferryman.plan.pickling import cannot_be_pickled
@@ -234,7 +233,7 @@ class Plan(KeyedPlan):
             batch = getattr(destination, "preferred_batch", None)  # what is not a Destination is refused by check
         waits = None if backoff is None else tuple([backoff] if isinstance(backoff, (int, float)) else backoff)
         policy = Policy(
-            guarantee=best_guarantee(destination) if guarantee is None else Guarantee(guarantee),
+            guarantee=_default_guarantee(destination) if guarantee is None else Guarantee(guarantee),
             attempts=limits.ATTEMPTS if attempts is None else attempts,
             patience_s=_patience(patience) if attempts is None else None,
             backoff=waits,
@@ -391,3 +390,11 @@ def _patience(given: float | str) -> float:
         return durations.seconds(given)
     except ValueError:
         return given  # type: ignore[return-value]
+
+
+def _default_guarantee(destination: Destination) -> Guarantee:
+    """The best it can keep: semantics of the three guarantees, by what the destination declares."""
+    if getattr(destination, "transactional", False):
+        return Guarantee.EXACTLY_ONCE
+    effect = getattr(destination, "effect", None)
+    return Guarantee.AT_LEAST_ONCE if effect is Effect.IDEMPOTENT else Guarantee.AT_MOST_ONCE
