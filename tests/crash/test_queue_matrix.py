@@ -49,7 +49,8 @@ SHORT = ("transform.", "commit.", "wave.", "deliver.", "settle.", "outbox.", "ap
 """Points tried each time, each in one case; `make prove` runs all."""
 
 SAME = ("wave.synced", "outbox.synced", "outbox.marked", "settle.trimmed")
-"""And of these only `make prove`: what they leave does not depend on the source, and test_matrix tries them."""
+"""And of these only `make prove`: what they leave does not depend on the source. test_matrix or test_branching has
+them."""
 
 
 def is_short(point: str, line: str, stage: int) -> bool:

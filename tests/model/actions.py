@@ -208,15 +208,6 @@ NOT_MODELLED: Final[dict[str, str]] = {
         ("checkpoint.made", "checkpoint.marked", "checkpoint.trimmed"),
         "logs are not modelled, only what they come to: a checkpoint changes nothing of that",
     ),
-    "create.keyed": "making the tables of a keyed node: nothing is in them yet",
-    **dict.fromkeys(
-        (
-            *("update.grouped", "update.staged", "update.result", "update.done"),
-            *("state.logged", "state.synced", "state.marked"),
-            *("exports.logged", "exports.synced", "exports.marked"),
-        ),
-        "state by key is not modelled: the crash matrix and random kills of tests/crash/test_keyed.py cover it",
-    ),
     "counted.kept": "what is counted for questions is not modelled: no delivery depends on it",
     **dict.fromkeys(("notify.sent", "notify.kept"), "who is told is not modelled: no delivery depends on it"),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 import zipfile
 from pathlib import Path
@@ -9,6 +10,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from ferryman.cli.app import start
 from ferryman.errors import UsageError
 from ferryman.service.bundles import KEPT_S, ask
 from tests.service.child import CHILD
@@ -42,6 +44,7 @@ def test_a_bundle(intake: Place) -> None:
     assert request.status == "Completed"
     token = request.token
     assert len(token["token"]) == 32
+    assert (token["delivery-node"], token["status"]) == (socket.gethostname(), "Completed")
     assert token["expires"] > token["anticipated-availability-time"]
     assert contents(token["url"]) == {
         f"{job}/{f}.txt": f"content of {o}/{f}.txt".encode() for o, job in enumerate((first, second)) for f in range(2)
@@ -110,3 +113,24 @@ def test_killed_over_it(place: Path) -> None:
     assert request.status == "Completed"
     assert len(contents(request.token["url"])) == 2
     intake.queue.close()
+
+
+def test_a_large_and_a_small_bundle_of_one_number(intake: Place) -> None:
+    """Each queue numbers its own requests: neither bundle takes the other's place."""
+    served(intake)
+    small = ask(intake.queue, ["object 0"], time.time())
+    large = ask(intake.queue, ["object 1"], time.time(), small_bytes=1)
+    assert (small.size, large.size, small.id) == ("small", "large", large.id)
+    intake.serve()
+    first, second = (set(contents(request.token["url"]).values()) for request in (small, large))
+    assert first == {b"content of 0/0.txt", b"content of 0/1.txt"}
+    assert second == {b"content of 1/0.txt", b"content of 1/1.txt"}
+
+
+def test_what_is_small_is_an_option(intake: Place, capsys: pytest.CaptureFixture[str]) -> None:
+    """In MiB; 256 without a word."""
+    served(intake)
+    assert start(["intake", "access", "object 0", "--queue", intake.queue.url]) == 0
+    assert start(["intake", "access", "object 0", "--small", "0", "--queue", intake.queue.url]) == 0
+    assert "small/qid0000000000: Pending\n" in (out := capsys.readouterr().out)
+    assert "large/qid0000000000: Pending\n" in out

@@ -22,6 +22,21 @@ Stream = io.RawIOBase | io.BytesIO
 _DRIVE: Final = re.compile(r"[A-Za-z]:")
 
 
+HEADER_BYTES: Final = 1 << 20
+"""Of a tar member's long name or extended attributes: a path has some thousand at most."""
+
+DIGITS: Final = 256
+"""In a row, in a tar member's attributes: none of them has numbers as long."""
+
+_READ_WHOLE: Final = (
+    tarfile.GNUTYPE_LONGNAME,
+    tarfile.GNUTYPE_LONGLINK,
+    tarfile.XHDTYPE,
+    tarfile.XGLTYPE,
+    tarfile.SOLARIS_XHDTYPE,
+)
+
+
 class Flaw(enum.StrEnum):
     """Why a member may not come out."""
 
@@ -127,11 +142,45 @@ def _of_zip(plain: io.BufferedReader, budget: Budget) -> Iterator[Member]:
 
 def _of_tar(plain: io.BufferedReader, budget: Budget) -> Iterator[Member]:
     stream = _unpacked(plain, partial(budget.take, 0))
-    with stream, tarfile.open(fileobj=stream, mode="r|", errorlevel=1) as archive:
+    with stream, tarfile.open(fileobj=stream, mode="r|", errorlevel=1, tarinfo=_BoundedInfo) as archive:
         for info in archive:
+            archive.members.clear()  # type: ignore[attr-defined]  # it would keep all of them
             if not info.isdir():
                 budget.take(1, 0)
                 yield Member(info.name, _flaw(info), partial(archive.extractfile, info))
+
+
+class _BoundedInfo(tarfile.TarInfo):
+    """A member's header. What comes before one to hold a long name or attributes is read whole: it must be short."""
+
+    def _proc_member(self, archive: tarfile.TarFile) -> tarfile.TarInfo:
+        if self.type in _READ_WHOLE and self.size > HEADER_BYTES:
+            raise tarfile.ReadError(f"a member's name or attributes have {self.size} bytes, more than {HEADER_BYTES}")
+        return super()._proc_member(archive)  # type: ignore[misc, no-any-return]
+
+    def _proc_pax(self, archive: Any) -> tarfile.TarInfo:
+        """Attributes with a long row of digits are refused: tarfile looks for one of them in quadratic time."""
+        inner = archive.fileobj
+        data = inner.read(self._block(self.size))  # type: ignore[attr-defined]
+        if max(map(len, re.split(rb"[^0-9]+", data))) > DIGITS:
+            raise tarfile.ReadError(f"a member's attributes have a number of more than {DIGITS} digits")
+        archive.fileobj = _ReadAgain(data, inner)
+        try:
+            return super()._proc_pax(archive)  # type: ignore[misc, no-any-return]
+        finally:
+            archive.fileobj = inner
+
+
+class _ReadAgain:
+    """A stream of which a part was read ahead."""
+
+    def __init__(self, data: bytes, inner: Any) -> None:
+        self._data, self._inner = data, inner
+        self.tell, self.seek = inner.tell, inner.seek
+
+    def read(self, size: int) -> bytes:
+        data, self._data = self._data, b""
+        return data or bytes(self._inner.read(size))
 
 
 def _flaw(info: tarfile.TarInfo) -> Flaw | None:

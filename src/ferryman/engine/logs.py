@@ -59,8 +59,8 @@ class Logs:
         """The entries that were counted last as those that wait, as of the last commit."""
         self._moved: set[str] = set()
         self._once = state.plan.once
-        self._counted_once = counted_once(state.plan.nodes)
         self._most = limits.ONCE_DOCUMENTS if self._once else limits.TASK_DOCUMENTS
+        self._counted_once = counted_once(state.plan.nodes)
         self._intakes = Intakes(state, self._logs)
 
     def __bool__(self) -> bool:

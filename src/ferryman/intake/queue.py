@@ -24,6 +24,7 @@ from ferryman.intake.nodes import (
     SIZES,
     access_path,
     batch_path,
+    decoded,
     encoded,
     job_of,
     mapped,
@@ -150,9 +151,7 @@ class Queue:
         batch_id = text_of(uuid_path, found.data)
         path = batch_path(batch_id, "submission")
         kept = self._tree.find(path)
-        if kept is None or kept.data != encoded(path, dict(submission)):
-            if kept is not None and Batch(self._tree, batch_id).submission == dict(submission):
-                return batch_id  # the same keys in another order
+        if kept is None or _undated(decoded(path, kept.data)) != _undated(submission):
             raise BatchExists(uuid, batch_id)
         return batch_id
 
@@ -379,6 +378,12 @@ def _named(states: Any, text: str) -> Any:
         if state.value.lower() == str(text).strip().lower():
             return state
     raise UsageError(f"state {text}: there is no such state; choose one of {', '.join(s.value for s in states)}.")
+
+
+def _undated(submission: Mapping[str, Any]) -> dict[str, Any]:
+    """A submission that is repeated has another date."""
+    found = {name: value for name, value in submission.items() if name != "submissionDate"}
+    return decoded("", encoded("", found))
 
 
 def _size(size: str) -> str:

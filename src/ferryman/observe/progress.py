@@ -286,9 +286,7 @@ class LineProgress(Following):
 
     def settled(self, delivered: int, pending: int, failed: int) -> None:
         super().settled(delivered, pending, failed)
-        self.message(
-            f"wave {self.wave}: {counted(delivered)} delivered, {counted(pending)} pending, {counted(failed)} failed"
-        )
+        self.message(f"wave {self.wave}: {_figures(delivered, pending, failed)}")
 
     def message(self, text: str) -> None:
         self.write(self.named(text))
@@ -297,6 +295,10 @@ class LineProgress(Following):
         """A line as it is."""
         self.stream.write(one_line(text) + "\n")
         self.stream.flush()
+
+
+def _figures(delivered: int, pending: int, failed: int) -> str:
+    return f"{counted(delivered)} delivered, {counted(pending)} pending, {counted(failed)} failed or rejected"
 
 
 class Bar(Following):
@@ -355,7 +357,7 @@ class Bar(Following):
 
     def _show(self) -> None:
         done = self.delivered + self.failed
-        figures = f"{counted(self.delivered)} delivered, {counted(self.pending)} pending, {counted(self.failed)} failed"
+        figures = _figures(self.delivered, self.pending, self.failed)
         seconds = self.clock() - self.began if self.began is not None else 0.0
         if seconds > 0:
             figures += f", {counted(round(self.delivered / seconds))}/s"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import os
+import socket
 import time
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
@@ -59,6 +60,7 @@ def ask(queue: Queue, objects: Sequence[str], now: float, *, small_bytes: int = 
         "jobs": [job.id for job in jobs],
         "cloud-content-byte": size,
         "anticipated-availability-time": time_text(expected),
+        "status": "Pending",
     }
     return queue.create_assembly(which, token)
 
@@ -171,7 +173,7 @@ class Bundles:
 
     def _assemble(self, request: Assembly) -> None:
         token = request.token
-        path = self._work.bundle(request.id)
+        path = self._work.bundle(self._size, request.id)
         temporary = path.with_suffix(".part")
         with zipfile.ZipFile(temporary, "w", zipfile.ZIP_STORED, allowZip64=True) as bundle:  # 2
             for name, source, held in self._contents(token):
@@ -181,8 +183,9 @@ class Bundles:
         files.fsync_folder(path.parent)
         crash.point("access.bundled")
         until = dt.datetime.now(dt.UTC).timestamp() + KEPT_S
-        ready = {**token, "url": inventory.url_of(path), "bytes": path.stat().st_size, "expires": time_text(until)}
-        request.set_token(ready)  # 3
+        ready = {"url": inventory.url_of(path), "bytes": path.stat().st_size, "expires": time_text(until)}
+        where = {"delivery-node": socket.gethostname(), "status": "Completed"}
+        request.set_token({**token, **ready, **where})  # 3
         request.success(f"{path.stat().st_size} bytes")
         self._say(f"{request.id}: {path}")
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +12,6 @@ from ferryman.archives.members import BROKEN, Budget, Flaw, Member, TooMuch
 from ferryman.limits import GIB, MIB
 from ferryman.service.errors import Corrupt
 from ferryman.service.manifest import checked_path
-from ferryman.storage import files
 
 MEMBERS: Final = 1_000_000
 UNPACKED_BYTES: Final = 64 * GIB
@@ -47,6 +44,8 @@ def unpack(
     ratio: float = RATIO,
 ) -> None:
     """Unpack a container into a folder, which is made again. Killed in the middle, it is done again from the start.
+
+    The files are not durable yet: ``files.fsync_tree`` makes all of them so at once.
 
     Args:
         stopping: asked between pieces; what it raises ends it.
@@ -102,12 +101,3 @@ def _write(path: Path, content: IO[bytes], stopping: Callable[[], None]) -> None
         while piece := content.read(_PIECE):
             out.write(piece)
             stopping()
-        out.flush()
-        os.fsync(out.fileno())
-
-
-def synced(folder: Path) -> None:
-    """Make the names in a folder, and below, durable."""
-    for at, _, _ in os.walk(folder):
-        with contextlib.suppress(FileNotFoundError):
-            files.fsync_folder(at)

@@ -56,15 +56,21 @@ _OTHER_NAMES: Final = {
 }
 """What other tools call them."""
 
+ADD: Final = "add"
+"""The mode of a submission that names none."""
+
 METADATA: Final = ("erc_who", "erc_what", "erc_when", "erc_where")
-INHERITED: Final = ("profile_name", "submitter", "response_type", "response_url", "submission_mode", "mode")
+INHERITED: Final = (
+    *("profile_name", "submitter", "submissionDate", "response_type", "response_url", "submission_mode"),
+    *("mode", "delete"),
+)
 """Of the submission, in each of its jobs."""
 
 NAME_CHARS: Final = 1024
 """Of an identifier or a collection's name."""
 
-_OBJECT_FILE: Final = "object"
-"""Payload of a job that the batch consumer wrote itself: lines of files, already read and checked."""
+_LIST: Final = "object_list"
+"""Names what the batch consumer has laid into the working space for a job: lines of files, already read and checked."""
 
 
 class Planned(NamedTuple):
@@ -143,22 +149,26 @@ def _url(values: Mapping[str, Any]) -> str:
 def _single(submission: Mapping[str, Any], kind: PayloadKind) -> Planned:
     """A file, a container or the manifest of one object: the whole batch is one job."""
     configuration = {**_inherited(submission), "jobID": "1", "payload_type": kind.value}
-    for name in ("payload_url", "manifest_url", "payload_file_name", "digest", "size"):
+    configuration["payload_url"] = submission.get("payload_url") or submission.get("manifest_url")
+    for name in ("manifest_url", "payload_file_name", "digest", "size"):
         if submission.get(name) not in (None, ""):
             configuration[name] = submission[name]
-    return Planned(configuration, _priority(submission), _identifiers(submission), _metadata(submission))
+    identifiers = _identifiers(submission)
+    if identifiers.get("local_id"):
+        configuration["local_id"] = identifiers["local_id"][0]
+    return Planned(configuration, _priority(submission), identifiers, _metadata(submission))
 
 
 def _of_row(submission: Mapping[str, Any], kind: PayloadKind, one: Object) -> Planned:
     """A line that leads to a manifest or a container."""
     (row,) = one.rows
     inner = PayloadKind.OBJECT if kind is PayloadKind.MANIFESTS else PayloadKind.CONTAINER
-    where = "manifest_url" if inner is PayloadKind.OBJECT else "payload_url"
     configuration = {
         **_inherited(submission),
         "jobID": one.key,
         "payload_type": inner.value,
-        where: row.entry.url,
+        "payload_url": row.entry.url,
+        "manifest_url": row.entry.url if inner is PayloadKind.OBJECT else "",
         "digest": row.entry.digest,
         "size": row.entry.size,
     }
@@ -170,8 +180,9 @@ def _of_lines(submission: Mapping[str, Any], one: Object, path: Path) -> Planned
     configuration = {
         **_inherited(submission),
         "jobID": one.key,
-        "payload_type": _OBJECT_FILE,
-        "manifest_url": inventory.url_of(path),
+        "payload_type": PayloadKind.OBJECT.value,
+        "payload_url": _url(submission),
+        _LIST: inventory.url_of(path),
     }
     return _planned(submission, one, configuration)
 
@@ -182,11 +193,12 @@ def _planned(submission: Mapping[str, Any], one: Object, configuration: dict[str
     identifiers = {"local_id": [first.local_id] if first.local_id else [], "primary_id": first.primary_id}
     if first.collection:
         configuration["profile_name"] = first.collection
+    configuration["local_id"] = first.local_id
     return Planned(
         {name: value for name, value in configuration.items() if value not in (None, "")},
         min(priorities) if priorities else _priority(submission),
         {name: value for name, value in identifiers.items() if value},
-        _metadata(submission),
+        {**_metadata(submission), **_metadata(first.entry.fields)},
     )
 
 
@@ -242,6 +254,17 @@ def checked_name(kind: str, name: object) -> str:
     return str(name)
 
 
+def inventory_of(job: Job, url: str) -> dict[str, Any]:
+    """What other tools look for in a job's ``inventory`` and ``store``.
+
+    Args:
+        url: of the list of its files.
+    """
+    configuration = job.configuration
+    found = {"manifest_url": url, "mode": configuration.get("mode") or ADD}
+    return {**found, **({"delete": configuration["delete"]} if configuration.get("delete") else {})}
+
+
 # --- a job's files ----------------------------------------------------------------------------------------------------
 
 
@@ -262,15 +285,14 @@ def listed(job: Job, work: Workspace, fetcher: Fetcher) -> list[ManifestEntry]:
 
 def is_container(job: Job) -> bool:
     """Is what is fetched of a job a container, whose files are the documents?"""
-    configuration = job.configuration
-    return configuration.get("payload_type") != _OBJECT_FILE and kind_of(configuration) is PayloadKind.CONTAINER
+    return kind_of(job.configuration) is PayloadKind.CONTAINER
 
 
 def _written(configuration: Mapping[str, Any], work: Workspace) -> list[ManifestEntry] | None:
     """What the batch consumer has laid into the working space; None: this job's submitter named its files elsewhere."""
-    if configuration.get("payload_type") != _OBJECT_FILE:
+    if _LIST not in configuration:
         return None
-    path = Path(unquote(urlsplit(_url(configuration)).path))
+    path = Path(unquote(urlsplit(str(configuration[_LIST])).path))
     if not path.resolve().is_relative_to(work.batches.resolve()):
         raise Corrupt(f"{path}: is not a list of files that was made here.")
     return read_entries(path.read_bytes())

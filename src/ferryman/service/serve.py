@@ -134,7 +134,7 @@ def serve(
                 stands_by = True
                 stop.wait(HELD_AGAIN_S)
     finally:
-        os.environ.pop(ENVIRONMENT)
+        os.environ.pop(ENVIRONMENT, None)
         if before is not None:
             os.environ[ENVIRONMENT] = before
         stop.set()

@@ -22,7 +22,7 @@ from ferryman.service.callback import Callback
 from ferryman.service.errors import Later, Stopping
 from ferryman.service.fetch import Fetched, Fetcher, checked
 from ferryman.service.manifest import ManifestEntry
-from ferryman.service.payload import is_container, listed, refuse_bad_names
+from ferryman.service.payload import inventory_of, is_container, listed, refuse_bad_names
 from ferryman.service.workspace import FULL, Workspace
 from ferryman.storage import files
 
@@ -183,7 +183,8 @@ class Downloading(JobStage):
         held = self._unpacked(job, entries) if is_container(job) else self._fetched(job, entries)  # 1
         path = inventory.write(self._work.job(job.id), held)  # 2
         crash.point("job.inventory")
-        job.set_inventory(inventory.node(path, held))  # 3
+        said = inventory.node(path, held)
+        job.set_inventory({**said, **inventory_of(job, said["url"])})  # 3
         crash.point("job.downloaded")
         (self._work.job(job.id) / PACKED).unlink(missing_ok=True)
         size = sum(each.size for each in held)
@@ -209,7 +210,7 @@ class Downloading(JobStage):
         self._fetcher.file(entry.url, packed, entry.digest, entry.size)
         folder = self._work.files(job.id)
         container.unpack(packed, folder, self._stopping, name=entry.path)
-        container.synced(folder)
+        files.fsync_tree(folder)
         held = []
         for path in sorted(p for p in folder.rglob("*") if p.is_file()):
             found = checked(entry.url, path, "", None)
@@ -244,7 +245,8 @@ class Storing(JobStage):
         held = list(inventory.read(kept / inventory.NAME)) if (kept / inventory.NAME).exists() else []
         if not held:
             return Done("its originals are not on a disk here")
-        job.set_store(inventory.node(kept / inventory.NAME, held))
+        said = inventory.node(kept / inventory.NAME, held)
+        job.set_store({**said, **inventory_of(job, said["url"])})
         crash.point("job.stored")
         return Done(f"{len(held)} originals are kept")
 
@@ -262,7 +264,8 @@ class Recording(JobStage):
         if name and not self._queue.locks.lock("inventory", name):
             raise Later(f"{name} is being recorded by another process")
         try:
-            noted = {**job.inventory, **({"url": job.store["url"]} if job.store.get("url") else {})}
+            url = job.store.get("url")
+            noted = {**job.inventory, **({"url": url, "manifest_url": url} if url else {})}
             job.set_inventory(noted)
             crash.point("job.recorded")
         finally:

@@ -8,7 +8,7 @@
     WORK/jobs/JID/container         a container, before it is unpacked
     WORK/batches/BID/objects/N.jsonl  what a manifest says of one object
     WORK/originals/JID/…            what was delivered, kept
-    WORK/bundles/QID.zip            what access requests asked for
+    WORK/bundles/QID.zip            what small access requests asked for; of large ones large-QID.zip
 """
 
 from __future__ import annotations
@@ -72,8 +72,9 @@ class Workspace:
     def batch(self, batch_id: str) -> Path:
         return self.batches / batch_id
 
-    def bundle(self, request_id: str) -> Path:
-        return self.root / "bundles" / f"{request_id}.zip"
+    def bundle(self, size: str, request_id: str) -> Path:
+        """Of a request: the two queues number theirs apart."""
+        return self.root / "bundles" / f"{'' if size == 'small' else f'{size}-'}{request_id}.zip"
 
     def space(self) -> Space:
         return self._space(self.root)

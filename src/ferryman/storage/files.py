@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import fcntl
 import os
@@ -39,6 +40,23 @@ def fsync_file(path: Path | str) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
+
+
+def fsync_tree(folder: Path) -> None:
+    """Make all files in a folder and below durable, with their names: in one go where the system can, which of 50 000
+    files takes a second and not minutes."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        if _syncfs is None:
+            os.sync()
+        elif _syncfs(fd):
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(folder))
+    finally:
+        os.close(fd)
+
+
+_syncfs = getattr(ctypes.CDLL(None, use_errno=True), "syncfs", None)
+"""Linux's call for all that is not written yet of one file system."""
 
 
 def write_synced(path: Path, data: bytes | memoryview) -> None:

@@ -11,6 +11,7 @@ from ferryman.cli.intake.listing import OfState, or_error, told_rows
 from ferryman.cli.intake.options import QueueUrl, opened
 from ferryman.cli.options import Json, Verbose, seconds
 from ferryman.cli.terminal import json_line, say
+from ferryman.limits import MIB
 
 if TYPE_CHECKING:
     from ferryman.intake import Assembly, Queue
@@ -32,6 +33,12 @@ def access(
             "--wait", metavar="TIME", show_default=False, help="Wait until the bundle is ready, at most this long: 2m."
         ),
     ] = None,
+    small: Annotated[
+        int,
+        typer.Option(
+            "--small", metavar="MIB", min=0, help="Largest bundle that goes to the queue of small ones (MiB)."
+        ),
+    ] = 256,
     state: OfState = None,
     queue: QueueUrl = None,
     json: Json = False,
@@ -49,7 +56,7 @@ def access(
             return
         from ferryman.service.bundles import ask
 
-        request = ask(found, objects, time.time())
+        request = ask(found, objects, time.time(), small_bytes=small * MIB)
         if longest is not None:
             _wait(request, longest)
         token, status = request.token, request.status

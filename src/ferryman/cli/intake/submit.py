@@ -14,6 +14,7 @@ from ferryman.cli.intake.options import QueueUrl, opened
 from ferryman.cli.options import Json, Verbose, seconds
 from ferryman.cli.terminal import json_line, say
 from ferryman.errors import UsageError
+from ferryman.intake.nodes import time_text
 
 if TYPE_CHECKING:
     from ferryman.intake import Batch
@@ -58,6 +59,10 @@ def submit(
         str | None, _option("--batch-id", "ID", "A batchID of your own: submitted twice, it is one batch.")
     ] = None,
     local_id: Annotated[list[str] | None, _option("--local-id", "ID", "Your own id of the object. Repeatable.")] = None,
+    erc_who: Annotated[str | None, _option("--erc-who", "TEXT", "Who made the object.")] = None,
+    erc_what: Annotated[str | None, _option("--erc-what", "TEXT", "What it is called; --title is the same.")] = None,
+    erc_when: Annotated[str | None, _option("--erc-when", "TEXT", "When it was made.")] = None,
+    erc_where: Annotated[str | None, _option("--erc-where", "TEXT", "Where it is.")] = None,
     title: Annotated[str | None, _option("--title", "TEXT", "What it is about (erc_what).")] = None,
     priority: Annotated[
         int | None,
@@ -93,12 +98,16 @@ def submit(
     given = {
         "profile_name": collection,
         "submitter": submitter,
+        "submissionDate": time_text(time.time()),
         "payload_url": url,
         "payload_type": (kind or BY_ENDING.get(Path(name).suffix.lower(), Payload.FILE)).value,
         "payload_file_name": name,
         "batchID": batch_id,
         "local_id": local_id or None,
-        "erc_what": title,
+        "erc_who": erc_who,
+        "erc_what": erc_what if erc_what is not None else title,
+        "erc_when": erc_when,
+        "erc_where": erc_where,
         "priority": priority,
         "digest": digest,
         "response_url": response_url,

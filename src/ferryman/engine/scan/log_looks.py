@@ -86,12 +86,7 @@ def look_at(
     """
     log.check()
     identities, end = log.identities(), dict(log.end())
-    gone = [] if kept is None else kept.missing(identities)
-    missing = ", ".join(str(log.place_of(each)) for each in gone)
-    if missing and (before is None or before.missing != missing):
-        tell(f"source {name}: {missing} is not there any more: it was deleted, or its folder is away")
-    elif before is None and not missing and (why := log.nothing()):
-        tell(f"source {name}: {why}")
+    missing = _tell_of_absence(name, log, [] if kept is None else kept.missing(identities), before, tell)
     begin, moved = log.begin(), log.moved(reader) if reader else None
     replay, read = (0, 0) if kept is None else (kept.replay, kept.read)
     positions = stands_at(kept, log, identities, begin, end)
@@ -107,6 +102,21 @@ def look_at(
             places = ", ".join(f"{partition} {at}" for partition, at in moved.positions.items())
             tell(f"source {name}: was moved, and goes on at {places}")
     return LogLook(identities, positions, end, replay, read, moved.token if moved else "", missing)
+
+
+def _tell_of_absence(name: str, log: Log, gone: Sequence[str], before: LogLook | None, tell: Tell) -> str:
+    """``LogLook.missing``; says it, or that there is nothing to read yet, unless it was said before.
+
+    Args:
+        gone: logs that were known and do not say now which they are.
+    """
+    nothing = log.nothing()
+    missing = ", ".join(str(log.place_of(each)) for each in gone) if nothing else ""
+    if missing and (before is None or before.missing != missing):
+        tell(f"source {name}: {missing} is not there any more: it was deleted, or its folder is away")
+    elif before is None and nothing and not missing:
+        tell(f"source {name}: {nothing}")
+    return missing
 
 
 def pieces_of(name: str, log: Log, seen: LogLook, start: Positions, most: int, tell: Tell) -> Iterator[Piece]:

@@ -3,11 +3,28 @@
 from __future__ import annotations
 
 from typing import Final, NamedTuple
-from urllib.parse import unquote, urlsplit
+from urllib.parse import parse_qsl, unquote, urlsplit
 
 from ferryman.intake.errors import QueueRefused
 
 LOOPBACK: Final = ("localhost", "127.0.0.1", "::1")
+
+
+TLS: Final = ("tls", "ca", "cert", "key", "check_hostname")
+"""Options of a URL, behind ``?``."""
+
+
+class Tls(NamedTuple):
+    """How the servers are known, and this client to them."""
+
+    ca: str = ""
+    """A file of certificates that sign the servers'; "": the system's authorities."""
+    cert: str = ""
+    """A file of this client's certificate."""
+    key: str = ""
+    """A file of its key."""
+    check_hostname: bool = True
+    """Must a server's certificate be of the name by which it is asked?"""
 
 
 class Address(NamedTuple):
@@ -17,6 +34,7 @@ class Address(NamedTuple):
     chroot: str
     user: str
     password: str
+    tls: Tls | None = None
 
     @property
     def shown(self) -> str:
@@ -30,10 +48,10 @@ class Address(NamedTuple):
 
 
 def address(url: str) -> Address:
-    """The parts of ``zookeeper://user:password@h1:2181,h2:2181/chroot``.
+    """The parts of ``zookeeper://user:password@h1:2181,h2:2181/chroot?tls=true&ca=ca.pem``.
 
     Raises:
-        QueueRefused: it names no host.
+        QueueRefused: it names no host, or has an option that there is none of.
     """
     parts = urlsplit(url)
     login, _, hosts = parts.netloc.rpartition("@")
@@ -41,4 +59,19 @@ def address(url: str) -> Address:
     chroot = parts.path.rstrip("/")
     if not hosts or "//" in chroot:
         raise QueueRefused(f"zookeeper://{hosts}{parts.path}: give zookeeper://host:port,host:port/chroot.")
-    return Address(hosts, chroot, unquote(user), unquote(password))
+    return Address(hosts, chroot, unquote(user), unquote(password), _tls(parts.query, f"zookeeper://{hosts}{chroot}"))
+
+
+def _tls(query: str, shown: str) -> Tls | None:
+    """What the options of a URL say; None without TLS."""
+    options = dict(parse_qsl(query, keep_blank_values=True))
+    if unknown := sorted(options.keys() - set(TLS)):
+        raise QueueRefused(f"{shown}: there is no option {unknown[0]}; choose from {', '.join(TLS)}.")
+    flags = {name: options.pop(name, default) for name, default in (("tls", "false"), ("check_hostname", "true"))}
+    if wrong := [name for name, value in flags.items() if value not in ("true", "false")]:
+        raise QueueRefused(f"{shown}: give {wrong[0]}=true or {wrong[0]}=false.")
+    if flags["tls"] == "false":
+        if options:
+            raise QueueRefused(f"{shown}: {min(options)} is for TLS: give tls=true too.")
+        return None
+    return Tls(**options, check_hostname=flags["check_hostname"] == "true")

@@ -6,7 +6,7 @@ import logging
 from typing import Any, Final
 
 from ferryman.intake.errors import QueueRefused
-from ferryman.intake.store.address import Address
+from ferryman.intake.store.address import Address, Tls
 
 log = logging.getLogger("ferryman.intake")
 
@@ -36,9 +36,18 @@ def client_of(at: Address, session_timeout_s: float) -> tuple[Any, Any]:
         timeout=session_timeout_s,
         auth_data=login,
         default_acl=acl,
+        **_secure(at.tls),
         connection_retry={"max_tries": -1, "delay": 0.1, "backoff": 2, "max_delay": RECONNECT_MAX_S},
     )
     return made, acl
+
+
+def _secure(tls: Tls | None) -> dict[str, Any]:
+    """kazoo's words for it."""
+    if tls is None:
+        return {}
+    files = {"ca": tls.ca or None, "certfile": tls.cert or None, "keyfile": tls.key or None}
+    return {"use_ssl": True, "verify_certs": True, "check_hostname": tls.check_hostname, **files}
 
 
 def _kazoo() -> tuple[Any, Any]:
