@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import threading
 from pathlib import Path
 
@@ -113,3 +114,28 @@ def test_it_stops(tmp_path: Path) -> None:
         with pytest.raises(Stopping):
             Fetcher(stop, reach=HERE).file(server.url("/a"), tmp_path / "a")
         assert server.asked == []
+
+
+@pytest.mark.rule("intake.hostile")
+@pytest.mark.parametrize(("rate", "slow"), [(1024.0, True), (0.0, False)])
+def test_a_server_that_dribbles_is_broken_off(rate: float, slow: bool) -> None:
+    """After half a minute; the next try goes on from what has come, as after any break."""
+    now = itertools.count(0, 10.0)  # each look at the clock is ten seconds later
+    read = Fetcher(reach=HERE, lowest_rate=rate, clock=lambda: next(now))
+    pieces = iter([b"x"] * 20)
+    told = read._pieces("http://x/a", lambda size: next(pieces, b""))
+    if not slow:
+        assert b"".join(told) == b"x" * 20
+        return
+    with pytest.raises(TransientError, match="sends less than 1024 bytes a second"):
+        list(told)
+    assert len(list(pieces)) > 10
+
+
+def test_a_quick_server_is_not_slow(tmp_path: Path) -> None:
+    """However long the file takes as a whole."""
+    now = itertools.count(0, 0.5)
+    content = bytes(4 << 20)
+    with FileServer({"/a": content}) as server:
+        read = Fetcher(reach=HERE, tries=1, pause_s=0.001, clock=lambda: next(now))
+        assert read.file(server.url("/a"), tmp_path / "a", sha(content)).size == len(content)

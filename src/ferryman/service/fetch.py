@@ -7,6 +7,7 @@ import hashlib
 import os
 import stat
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
@@ -35,6 +36,12 @@ PIECE_BYTES: Final = MIB
 FILE_BYTES: Final = 64 * GIB
 """Largest file that is fetched: more is a mistake, or fills every disk."""
 
+LOWEST_RATE: Final = 1024.0
+"""Bytes a second: what is slower is a server that stalls, or that keeps us waiting on purpose."""
+
+SLOW_AFTER_S: Final = 30.0
+"""From then on the rate counts: a server may need some time to begin."""
+
 _NOT_THERE: Final = frozenset({errno.ENOENT, errno.EISDIR, errno.EACCES, errno.ENOTDIR})
 """What a file of this machine may say that waiting does not change."""
 
@@ -60,6 +67,8 @@ class Fetcher:
         reach: what URLs may lead to.
         tries, pause_s: how often a URL is asked, and the first pause in between (s).
         timeout_s: so long may a server be silent.
+        lowest_rate: bytes a second that content must come at, looked at after ``SLOW_AFTER_S``; 0: any.
+        clock: in seconds.
     """
 
     def __init__(
@@ -70,7 +79,10 @@ class Fetcher:
         tries: int = TRIES,
         pause_s: float = web.PAUSE_FIRST_S,
         timeout_s: float = limits.FETCH_TIMEOUT_S,
+        lowest_rate: float = LOWEST_RATE,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._lowest_rate, self._clock = lowest_rate, clock
         self._stop, self._reach = stop or threading.Event(), reach
         self._tries, self._pause_s, self._timeout_s = tries, pause_s, timeout_s
 
@@ -187,7 +199,7 @@ class Fetcher:
         """What the server says of the content, and the content from where it says that it begins."""
         if urlsplit(url).scheme == "file":
             with self._local(url).open("rb") as source:
-                yield _Said(0, ""), self._pieces(source.read)
+                yield _Said(0, ""), self._pieces(url, source.read)
             return
         with self._answer("GET", url, headers) as answer:
             if answer.status == _NO_RANGE and have and answer.headers.get("content-range", "").endswith(f"/{have}"):
@@ -204,13 +216,20 @@ class Fetcher:
                 begins = have
             stamp = answer.headers.get("etag", "")
             stamp = answer.headers.get("last-modified", "") if stamp.startswith("W/") or not stamp else stamp
-            yield _Said(begins, stamp if stamp.isascii() else ""), self._pieces(lambda n: answer.read1(n) or b"")
+            yield _Said(begins, stamp if stamp.isascii() else ""), self._pieces(url, lambda n: answer.read1(n) or b"")
 
-    def _pieces(self, read: Callable[[int], bytes]) -> Iterator[bytes]:
+    def _pieces(self, url: str, read: Callable[[int], bytes]) -> Iterator[bytes]:
+        began, came = self._clock(), 0
         while piece := read(PIECE_BYTES):
             yield piece
             if self._stop.is_set():
                 raise Stopping
+            came += len(piece)
+            took = self._clock() - began
+            if took > SLOW_AFTER_S and came < took * self._lowest_rate:
+                raise TransientError(
+                    f"{shown(url)}: sends less than {self._lowest_rate:g} bytes a second ({came} in {took:.0f} s)"
+                )
 
     @contextmanager
     def _answer(self, method: str, url: str, headers: dict[str, str]) -> Iterator[BaseHTTPResponse]:

@@ -22,7 +22,7 @@ from ferryman.service.batches import Batches, is_made
 from ferryman.service.bundles import Bundles
 from ferryman.service.callback import Callback
 from ferryman.service.errors import Stopping
-from ferryman.service.fetch import Fetcher
+from ferryman.service.fetch import LOWEST_RATE, Fetcher
 from ferryman.service.processing import Processing, jobs_sources
 from ferryman.service.reporting import Reporting
 from ferryman.service.stages import (
@@ -83,6 +83,7 @@ class Serving:
         once: end when nothing is left to do.
         reach: what submitters, and the documents' own URLs, may lead to.
         report_secret: signs reports, as webhooks are signed; None: they are not signed.
+        lowest_rate: bytes a second that a submitter's server must send at.
     """
 
     work: Path
@@ -92,6 +93,7 @@ class Serving:
     once: bool = False
     reach: Reach = NOTHING_PRIVATE
     report_secret: str | None = None
+    lowest_rate: float = LOWEST_RATE
 
 
 Driving = Callable[[], Any]
@@ -192,7 +194,7 @@ class Consumers:
         self._saying = threading.Lock()
         self._say = say
         self._work = work = Workspace(serving.work)
-        fetcher = Fetcher(stop, reach=serving.reach)
+        fetcher = Fetcher(stop, reach=serving.reach, lowest_rate=serving.lowest_rate)
         callback = Callback(stop, reach=serving.reach, secret=serving.report_secret)
         self._batches = [Batches(queue, work, fetcher, callback, self.say) for _ in range(serving.threads)]
         self._reporting = Reporting(queue, work, callback, self.say)

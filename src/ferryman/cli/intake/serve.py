@@ -93,6 +93,12 @@ def serve(
             help="Sign reports as webhooks are signed. ${NAME} is filled in from the environment.",
         ),
     ] = None,
+    lowest_rate: Annotated[
+        int,
+        typer.Option(
+            "--lowest-rate", metavar="BYTES", min=0, help="Bytes a second below which a server's answer is broken off."
+        ),
+    ] = 1024,
     once: Annotated[bool, typer.Option("--once", help="Exit when nothing is left to do.")] = False,
     accept_changes: Annotated[
         bool,
@@ -130,7 +136,9 @@ def serve(
     root = state_root(loaded, state, plan_file(plan))
     may = Reach(tuple(str(path.absolute()) for path in allow_files or ()), tuple(hosts or ()))
     may.check()
-    how = Serving(work or root.parent / "work", threads, not drop_originals, full / 100, once, may, report_secret)
+    how = Serving(
+        work or root.parent / "work", threads, not drop_originals, full / 100, once, may, report_secret, lowest_rate
+    )
     with opened(queue) as found, Graceful() as graceful:
 
         @contextmanager
