@@ -79,7 +79,7 @@ class Logs:
 
     def batch(self, slots: int, wave_bytes: int) -> LogBatch | None:
         """What a wave processes next, a share of each log in turns; None: nothing can be processed now."""
-        if again := self._intakes.due(lambda *place: self._wait_of(place, None) == 0.0):
+        if again := self._intakes.due(self._is_ready):
             return LogBatch(again, sum(split.piece.bytes for split in again), once=True)
         share = wave_bytes // max(1, len(self._sources))
         by_source = [list(self._splits(name, seen, slots, share)) for name, seen in self._seen.items()]
@@ -220,6 +220,11 @@ class Logs:
             head = self._heads.get((name, piece.partition))
             same = head is not None and head.replay == seen.replay
             yield LogSplit(name, piece, 1 + seen.replay, head if same else None)
+
+    def _is_ready(self, name: str, partition: str) -> bool:
+        """May it be read now?"""
+        seen = name in self._seen and not self._nodes.blocked(name)
+        return seen and self._wait_of((name, partition), None) == 0.0
 
     def _note(self, reached: dict[str, dict[str, int]], blocked: dict[_Place, Blocked]) -> None:
         """Which entries wait now, and why."""
