@@ -180,19 +180,14 @@ FINDINGS = (
         'plan.alts("any", [orders, plan.source("files", Files("corpus"))]).destination("index", index)',
     ),
     Case(
-        "An at-most-once plan that reads files",
-        'plan.strategy = "at-most-once"\nplan.source("files", Files("corpus")).destination("index", index)',
+        "A combining node that cannot take back what changes",
+        'plan.source("files", Files("corpus")).combine("best", max, key="word", value="n").destination("index", index)',
     ),
     Case(
-        "An at-most-once plan that joins what a filter lets pass",
-        'plan.strategy = "at-most-once"\n'
-        'orders = plan.source("orders", sources.Queue("orders", "/data/queues", types=["paid"]))\n'
-        'prices = plan.source("prices", sources.Queue("prices", "/data/queues"))\n'
-        'plan.join("bill", clean, {"order": orders, "price": prices}).destination("index", index)',
-    ),
-    Case(
-        "A keyed node whose documents may change",
-        'plan.source("files", Files("corpus")).keyed("counts", count, key="word").destination("index", index)',
+        "Copies that meet in a keyed node",
+        'fork = plan.source("files", Files("corpus")).route("fork", Duplicate())\n'
+        'ways = [fork.step("one", read), fork.step("two", clean)]\n'
+        'plan.keyed("counts", count, key="word", after=ways).destination("index", index)',
     ),
     Case(
         "A keyed node and an error queue",
@@ -204,6 +199,17 @@ FINDINGS = (
         "Options of a keyed node",
         'orders = plan.source("orders", sources.Queue("orders", "/data/queues"))\n'
         'orders.keyed("counts", count, key="word", buckets=0).destination("index", index)',
+    ),
+    Case(
+        "An at-most-once plan that reads files",
+        'plan.strategy = "at-most-once"\nplan.source("files", Files("corpus")).destination("index", index)',
+    ),
+    Case(
+        "An at-most-once plan that joins what a filter lets pass",
+        'plan.strategy = "at-most-once"\n'
+        'orders = plan.source("orders", sources.Queue("orders", "/data/queues", types=["paid"]))\n'
+        'prices = plan.source("prices", sources.Queue("prices", "/data/queues"))\n'
+        'plan.join("bill", clean, {"order": orders, "price": prices}).destination("index", index)',
     ),
     Case(
         "Two destinations of errors",

@@ -24,7 +24,6 @@ POINTS: Final[dict[str, str]] = {
     "create.table": DRIVER,
     "plan.kept": DRIVER,
     "create.state": DRIVER,
-    "create.keyed": DRIVER,
     "epoch.logged": DRIVER,
     "epoch.synced": DRIVER,
     "epoch.marked": DRIVER,
@@ -63,10 +62,6 @@ POINTS: Final[dict[str, str]] = {
     "deliver.part": EXECUTOR,
     "deliver.result": EXECUTOR,
     "deliver.hung": EXECUTOR,
-    "update.grouped": EXECUTOR,
-    "update.staged": EXECUTOR,
-    "update.result": EXECUTOR,
-    "update.done": DRIVER,
     "deliver.done": DRIVER,
     # 5 settle
     "settle.closed": DRIVER,
@@ -78,12 +73,6 @@ POINTS: Final[dict[str, str]] = {
     "documents.logged": DRIVER,
     "documents.synced": DRIVER,
     "documents.marked": DRIVER,
-    "state.logged": DRIVER,
-    "state.synced": DRIVER,
-    "state.marked": DRIVER,
-    "exports.logged": DRIVER,
-    "exports.synced": DRIVER,
-    "exports.marked": DRIVER,
     "settle.rewrite": EXECUTOR,
     "settle.rewritten": DRIVER,
     "settle.trimmed": DRIVER,
@@ -111,6 +100,24 @@ POINTS: Final[dict[str, str]] = {
 }
 """Name of each point -> where it stands (driver or executor), in the order of a run. ``x.logged``, ``.synced`` and
 ``.marked`` follow the steps of one commit (storage/tables.py); x is what the commit is for."""
+
+KEYED: Final[dict[str, str]] = {
+    "create.keyed": DRIVER,
+    "update.grouped": EXECUTOR,
+    "update.staged": EXECUTOR,
+    "update.result": EXECUTOR,
+    "update.done": DRIVER,
+    "contributions.logged": DRIVER,
+    "contributions.synced": DRIVER,
+    "contributions.marked": DRIVER,
+    "state.logged": DRIVER,
+    "state.synced": DRIVER,
+    "state.marked": DRIVER,
+    "exports.logged": DRIVER,
+    "exports.synced": DRIVER,
+    "exports.marked": DRIVER,
+}
+"""What plans pass besides that keep state by key: when their tables are made, in 4, and in 5."""
 
 ONCE: Final[dict[str, str]] = {
     "intake.logged": DRIVER,
@@ -180,7 +187,7 @@ def arm(spec: str, seen_file: str | None = None, by: int = signal.SIGKILL) -> No
     the file is made at the kill, and where it exists the point stays silent. ``by`` SIGSTOP the process does not die,
     it stops there until somebody wakes it."""
     name, _, count = spec.partition(":")
-    known = [*POINTS, *ONCE, *INTAKE, *QUEUES]
+    known = [*POINTS, *KEYED, *ONCE, *INTAKE, *QUEUES]
     if name not in known:
         raise KeyError(f"no crash point {name!r}; there are {', '.join(known)}")
     _armed[name] = (int(count or 1), seen_file, by)

@@ -57,13 +57,12 @@ def work(job: Job) -> None:
     DurableQueue("words", root).append([{"word": word} for word in STAGES[job.stage]], key=f"stage {job.stage}")
     if job.arm:
         crash.arm(job.arm, str(root / "killed"))
-    summary = run(root, fork=job.fork)
+    summary = run(root, make_plan(root), fork=job.fork)
     if job.check:
         check(root, job.stage, summary)
 
 
-def run(root: Path, *, fork: bool = False) -> Summary:
-    plan = make_plan(root)
+def run(root: Path, plan: Plan, *, fork: bool = False) -> Summary:
     plan.freeze()
     where = state_root(plan, root / "state")
     with State.take(where, plan) as state, driver.plain_errors(state):
@@ -115,7 +114,7 @@ def check(root: Path, stage: int, summary: Summary) -> None:
     _check_chains(lines, words)
     reached = account.status(where, plan)
     assert reached["sources"]["counts"]["lag"] == 0
-    assert run(root).waves == 0, "there was nothing to do, and it did something"
+    assert run(root, plan).waves == 0, "there was nothing to do, and it did something"
 
 
 def _index(lines: list[dict[str, Any]]) -> set[str]:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ferryman.crash import DRIVER, EXECUTOR, POINTS
-from tests.crash import scenario, test_keyed
+from tests.crash import scenario
 from tests.crash import test_matrix as matrix
 from tests.crash.shapes import SHAPES, applies
 from tests.crash.shapes.families import IN_STREAM
@@ -81,9 +81,8 @@ def prepare(zygote: Zygote, folder: Path, shape: str, guarantee: str) -> Path:
 
 
 def test_every_point_is_tried_each_time() -> None:
-    """Here, in test_matrix or in test_keyed."""
+    """Here or in test_matrix."""
     tried = {p for p, g, s in CASES if is_short(p, g, s)} | {p for p, g, s in matrix.CASES if matrix.is_short(p, g, s)}
-    tried |= {point for point, stage in test_keyed.CASES if test_keyed.is_short(point, stage)}
     assert tried == set(POINTS)
 
 

@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
+import random
 import shutil
 import signal
 from collections.abc import Iterator
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
-from ferryman.crash import EXECUTOR, POINTS
+from ferryman import crash
+from ferryman.crash import EXECUTOR, KEYED
 from tests.crash.keyed import STAGES
+from tests.support.tiers import sampled
 from tests.support.zygote import Zygote
 
-OWN = ("create.keyed", "update.", "state.", "exports.")
-"""What only plans with a keyed node pass."""
+POINTS = {**crash.POINTS, **KEYED}
 ELSEWHERE = (
     *("version.", "command.", "notify.", "counted.", "outdated."),
     *("deliver.claimed", "deliver.noted", "deliver.hung", "settle.repair", "transform.documents"),
     *("scan.", "transform.ledger"),
 )
 """Points of other plans: with versions, commands, other guarantees, sources that are listed."""
+CHANGES = ("contributions.logged", "contributions.synced", "contributions.marked")
+"""Passed where documents come that may change."""
 FIRST = ("create.", "plan.")
 """Passed once in the life of a state."""
 LATER = ("compact.", "checkpoint.")
@@ -36,51 +39,85 @@ def passes(point: str, stage: int) -> bool:
     return not point.startswith(LATER) or stage == 2
 
 
-CASES = [(point, stage) for point in POINTS for stage in range(len(STAGES)) if passes(point, stage)]
+COMMITS = ("commit.ready", "wave.marked", "settle.closed", "ledger.marked", "documents.marked", "outbox.marked")
+"""Of the points that other plans pass too, those that documents are tried at which change."""
+
+WORDS = [("words", p, s) for p in POINTS for s in range(len(STAGES)) if passes(p, s) and p not in CHANGES]
+DOCUMENTS = [("documents", p, s) for p in (*KEYED, *COMMITS) for s in (1, 2) if not p.startswith(FIRST)]
+CASES = [*WORDS, *DOCUMENTS]
 
 
-def is_short(point: str, stage: int) -> bool:
+def is_short(plan: str, point: str, stage: int) -> bool:
     """Is the case run each time? The node's own points are, in the second run, and a third of the others."""
     turn = list(POINTS).index(point)
-    if point.startswith(OWN):
+    if point in KEYED:
         return stage == (0 if point.startswith(FIRST) else 1)
-    return turn % 3 == 0 and stage == max(s for p, s in CASES if p == point)
+    return turn % 3 == 0 and stage == max(s for each, p, s in CASES if (each, p) == (plan, point))
 
 
 @pytest.fixture(scope="module")
-def keyed(folder: Path) -> Iterator[Zygote]:
-    made = Zygote(folder, "tests.crash.keyed")
+def keyed(folder: Path) -> Iterator[dict[str, Zygote]]:
+    """By plan."""
+    made = {}
+    for plan, child in (("words", "tests.crash.keyed"), ("documents", "tests.crash.keyed_documents")):
+        (folder / plan).mkdir()
+        made[plan] = Zygote(folder / plan, child)
     yield made
-    made.close()
+    for each in made.values():
+        each.close()
 
 
 @pytest.fixture(scope="module")
-def prepared(keyed: Zygote, folder: Path) -> list[Path]:
-    """Of each stage a folder in which those before it have run."""
-    places = [folder / f"before-{stage}" for stage in range(len(STAGES))]
-    places[0].mkdir()
-    for stage, (place, following) in enumerate(pairwise(places)):
-        shutil.copytree(place, following)
-        code, said = keyed.run(root=str(following), stage=stage)
-        assert code == 0, said
+def prepared(keyed: dict[str, Zygote], folder: Path) -> dict[tuple[str, int], Path]:
+    """Of each plan and stage a folder in which those before it have run."""
+    places = {(plan, stage): folder / plan / f"before-{stage}" for plan in keyed for stage in range(len(STAGES))}
+    for plan, zygote in keyed.items():
+        places[plan, 0].mkdir()
+        for stage in range(len(STAGES) - 1):
+            following = places[plan, stage + 1]
+            shutil.copytree(places[plan, stage], following)
+            code, said = zygote.run(root=str(following), stage=stage)
+            assert code == 0, said
     return places
 
 
 @pytest.mark.rule("keyed.kill")
 @pytest.mark.parametrize(
-    ("point", "stage"),
-    [pytest.param(*c, marks=[] if is_short(*c) else [pytest.mark.slow], id=f"{c[0]}-{c[1]}") for c in CASES],
+    ("plan", "point", "stage"),
+    [pytest.param(*c, marks=[] if is_short(*c) else [pytest.mark.slow], id=f"{c[0]}-{c[1]}-{c[2]}") for c in CASES],
 )
 def test_killed_there_and_started_again(
-    keyed: Zygote, folder: Path, prepared: list[Path], point: str, stage: int
+    keyed: dict[str, Zygote], folder: Path, prepared: dict[tuple[str, int], Path], plan: str, point: str, stage: int
 ) -> None:
     """State and exports equal a recount: neither is ahead of the other, and nothing comes twice."""
-    root = folder / f"{point}-{stage}"
-    shutil.copytree(prepared[stage], root)
+    root = folder / f"{plan}-{point}-{stage}"
+    shutil.copytree(prepared[plan, stage], root)
     executor = POINTS[point] == EXECUTOR
-    code, said = keyed.run(root=str(root), stage=stage, arm=point, fork=executor)
+    code, said = keyed[plan].run(root=str(root), stage=stage, arm=point, fork=executor)
     assert code == (0 if executor else -signal.SIGKILL), said
     assert (root / "killed").exists(), f"{point} was never reached"
-    code, said = keyed.run(root=str(root), stage=stage, check=True)
+    code, said = keyed[plan].run(root=str(root), stage=stage, check=True)
+    assert code == 0, said
+    shutil.rmtree(root)
+
+
+@pytest.mark.rule("keyed.kill")
+@pytest.mark.parametrize("seed", sampled(range(24), 6))
+def test_killed_again_and_again(
+    keyed: dict[str, Zygote], folder: Path, prepared: dict[tuple[str, int], Path], seed: int
+) -> None:
+    """At random points, at their first or a later pass, also while it recovers from another kill."""
+    chance = random.Random(seed)
+    plan, stage = chance.choice(["words", "documents"]), chance.choice([1, 2])
+    root = folder / f"random-{seed}"
+    shutil.copytree(prepared[plan, stage], root)
+    points = [point for point in POINTS if not point.startswith((*ELSEWHERE, *FIRST))]
+    for _ in range(chance.randint(2, 5)):
+        point = chance.choice(points)
+        arm = f"{point}:{chance.choice([1, 1, 2, 3])}"
+        code, said = keyed[plan].run(root=str(root), stage=stage, arm=arm, fork=POINTS[point] == EXECUTOR)
+        assert code in (0, -signal.SIGKILL), said
+        (root / "killed").unlink(missing_ok=True)
+    code, said = keyed[plan].run(root=str(root), stage=stage, check=True)
     assert code == 0, said
     shutil.rmtree(root)

@@ -28,9 +28,8 @@ BEFORE = {"settle.repair": "deliver.noted"}
 """Points that are passed only after another crash."""
 
 
-ELSEWHERE = ("version.", "deliver.hung", "create.keyed", "update.", "state.", "exports.")
-"""Points that only a new version of a plan passes, and what only a destination that hangs does: in test_branching. And
-those of keyed nodes: in test_keyed."""
+ELSEWHERE = ("version.", "deliver.hung")
+"""Points that only a new version of a plan passes, and what only a destination that hangs does: in test_branching."""
 
 
 def applies(point: str, guarantee: str, shape: str) -> bool:

@@ -11,12 +11,10 @@ import pytest
 
 from ferryman.crash import EXECUTOR, POINTS
 from tests.crash.queues.lines import LINES, STAGES
-from tests.crash.test_keyed import OWN as OF_KEYED
 from tests.support.zygote import Zygote
 
-ELSEWHERE = ("version.", "deliver.claimed", "deliver.noted", "deliver.hung", "settle.repair", *OF_KEYED)
-"""A new version of a plan; what only guarantees do that a queue does not need; a destination that hangs; state by key.
-"""
+ELSEWHERE = ("version.", "deliver.claimed", "deliver.noted", "deliver.hung", "settle.repair")
+"""A new version of a plan; what only guarantees do that a queue does not need; a destination that hangs."""
 
 ONCE = ("create.", "plan.", "queue.")
 """In the first stage: states and queues are made once, and so long the plan does not change."""
@@ -51,7 +49,8 @@ SHORT = ("transform.", "commit.", "wave.", "deliver.", "settle.", "outbox.", "ap
 """Points tried each time, each in one case; `make prove` runs all."""
 
 SAME = ("wave.synced", "outbox.synced", "outbox.marked", "settle.trimmed")
-"""And of these only `make prove`: what they leave does not depend on the source; test_matrix or test_branching has them."""
+"""And of these only `make prove`: what they leave does not depend on the source. test_matrix or test_branching has
+them."""
 
 
 def is_short(point: str, line: str, stage: int) -> bool:

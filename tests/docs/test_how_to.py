@@ -27,6 +27,7 @@ PAGES = [
     "use-a-queue",
     "chain-plans",
     "count-by-key",
+    "keep-an-inverted-index",
     "join-two-streams",
     "keep-an-error-queue",
     "call-a-step-once",

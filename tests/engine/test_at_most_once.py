@@ -375,3 +375,25 @@ def test_a_task_that_is_started_again(place: Path) -> None:
         run_once(place / "gone", 3, run)
     assert result_of(place / "gone", 3) == IN_DOUBT
     assert len(runs) == 1
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_queue_that_is_away_keeps_its_ranges(place: Path, again: bool) -> None:
+    """They are run when it is back. Of a queue that was made again nothing is left to run."""
+    once = Once(place)
+    once.put(*range(1, 7))
+    once.fail(5, "kill")
+    once.run(runner=InProcess(fork=True))
+    once.mend(5)
+    resolve(once.plan, "pending", state=once.state)
+    (place / "in").rename(place / "moved")
+    (place / "in").write_text("not a queue")
+    assert once.run(wait=0).exit == 4
+    (place / "in").unlink()
+    if again:
+        DurableQueue("in", place).append([{"n": 7}])
+    else:
+        (place / "moved").rename(place / "in")
+    assert once.run().exit == 0
+    assert once.out() == ([1, 2, 3, 7] if again else list(range(1, 7)))
+    assert once.status()["balanced"]

@@ -18,6 +18,7 @@ from ferryman.account.questions import view
 from ferryman.engine.commit.commit import commit_wave
 from ferryman.engine.forced_entries import forced_entries, of_logs
 from ferryman.engine.settle.settle import in_process, settle
+from ferryman.plan.keyed import counted_once
 from ferryman.records.events import EVENT_OF_ROW, ORDINAL_COMMAND, events, table_of
 from ferryman.records.family import FailedMember, Owed, decode_failures, encode_failures, open_deliveries
 from ferryman.records.schemas import DOCUMENTS, RANGE
@@ -90,7 +91,10 @@ def _chosen(state: State, command: Command, share: tuple[int, int]) -> list[dict
     if command.documents is not None:
         found = [d for d in found if d["origin"] in command.documents]
     if command.does.whole_documents:
-        found = [d for d in found if d["operation"] == "upsert" and not _is_past(d, command)]
+        kept = counted_once(state.plan.nodes)
+        found = [
+            d for d in found if d["operation"] == "upsert" and not _is_past(d, command) and d["source"] not in kept
+        ]
     return [{name: d[name] for name in (*EVENT_OF_ROW, "destination")} for d in found]
 
 

@@ -119,11 +119,12 @@ class Intakes:
         return {**counted, **({RANGES: number} if facts else {})}
 
     def _still_kept(self, found: EntryRange) -> Piece:
-        """What the log still has of it: it may have been trimmed."""
+        """What the log still has of it: it may have been trimmed, or be another one by now."""
         piece, log = found.piece, self._logs[found.source]
+        same = log.pinned(piece, log.identities()) == piece
         start = {piece.partition: piece.start, **{name: first for name, first, _ in piece.inputs}}
         end = {piece.partition: piece.end, **{name: last for name, _, last in piece.inputs}}
-        kept = next(iter(log.pieces(start, end, piece.end - piece.start)), None)
+        kept = next(iter(log.pieces(start, end, piece.end - piece.start)), None) if same else None
         if kept is None:
             nothing = tuple((name, last, last) for name, _, last in piece.inputs)
             return piece._replace(start=piece.end, inputs=nothing)

@@ -20,6 +20,7 @@ from ferryman.engine.transform.log_entries import Blocked
 from ferryman.engine.transform.staged import NOTHING, Staged
 from ferryman.errors import StateLost, UsageError, message_of
 from ferryman.plan import SourceNode, logs_read
+from ferryman.plan.keyed import counted_once
 from ferryman.records.due import now_us
 from ferryman.records.keyed import lanes, place_id
 from ferryman.sources.log import Log
@@ -59,6 +60,7 @@ class Logs:
         self._moved: set[str] = set()
         self._once = state.plan.once
         self._most = limits.ONCE_DOCUMENTS if self._once else limits.TASK_DOCUMENTS
+        self._counted_once = counted_once(state.plan.nodes)
         self._intakes = Intakes(state, self._logs)
 
     def __bool__(self) -> bool:
@@ -77,7 +79,7 @@ class Logs:
 
     def batch(self, slots: int, wave_bytes: int) -> LogBatch | None:
         """What a wave processes next, a share of each log in turns; None: nothing can be processed now."""
-        if again := self._intakes.due(lambda *place: self._wait_of(place, None) == 0.0):
+        if again := self._intakes.due(self._is_ready):
             return LogBatch(again, sum(split.piece.bytes for split in again), once=True)
         share = wave_bytes // max(1, len(self._sources))
         by_source = [list(self._splits(name, seen, slots, share)) for name, seen in self._seen.items()]
@@ -166,7 +168,7 @@ class Logs:
         log, kept = self._logs[node.name], LogPositions(self._state, node.name)
         try:
             before = self._seen.get(node.name)
-            seen = look_at(node.name, log, kept, self._tell, reader_of(self._state, node.name), before)
+            seen = look_at(node.name, log, kept, self._tell, self._mover(node.name), before)
         except (UsageError, StateLost):
             raise
         except Exception as e:
@@ -181,6 +183,17 @@ class Logs:
         if before is None:
             self._begin(node.name, seen, known=kept.known)
         return Listing(node, [ListedPart(node.name, "", 0, 0, seen.missing)] if seen.missing else [])
+
+    def _mover(self, name: str) -> str:
+        """By which name the log may know where an operator has moved us; "": nothing may be read a second time."""
+        reader = reader_of(self._state, name)
+        if name not in self._counted_once:
+            return reader
+        if name not in self._seen and self._logs[name].moved(reader) is not None:
+            self._tell(
+                f"source {name}: was moved, and goes on where it was: a keyed node would count its entries twice"
+            )
+        return ""
 
     def _begin(self, name: str, seen: LogLook, *, known: bool) -> None:
         """A log is looked at for the first time in this run; it need not keep anything for an older version."""
@@ -207,6 +220,11 @@ class Logs:
             head = self._heads.get((name, piece.partition))
             same = head is not None and head.replay == seen.replay
             yield LogSplit(name, piece, 1 + seen.replay, head if same else None)
+
+    def _is_ready(self, name: str, partition: str) -> bool:
+        """May it be read now?"""
+        seen = name in self._seen and not self._nodes.blocked(name)
+        return seen and self._wait_of((name, partition), None) == 0.0
 
     def _note(self, reached: dict[str, dict[str, int]], blocked: dict[_Place, Blocked]) -> None:
         """Which entries wait now, and why."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,9 +22,10 @@ class Combining:
 
     combiner: Combiner
     value: Value | None
+    inverse: Callable[[Any], Any] | None = None
 
     def __call__(self, key: str, state: Any, documents: list[Document]) -> tuple[Any, dict[str, Any] | None]:
-        new = self.combiner(key, [self._value_of(doc) for doc in documents])
+        new = self.combiner(key, [value for doc in documents for value in self._values_of(doc)])
         if state is not None and new is not None:
             new = self.combiner(key, [state, new])
         elif new is None:
@@ -32,6 +33,13 @@ class Combining:
         if new == state:
             return new, None
         return new, {"key": key, "old": state, "new": new}
+
+    def _values_of(self, doc: Document) -> Iterator[Any]:
+        """What takes back what it was before, and what it is now."""
+        if doc.previous is not None and self.inverse is not None:
+            yield self.inverse(self._value_of(Document.of(doc.id, doc.previous)))
+        if doc.operation == "upsert":
+            yield self._value_of(doc)
 
     def _value_of(self, doc: Document) -> Any:
         if self.value is None:

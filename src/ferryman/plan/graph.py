@@ -14,7 +14,7 @@ from ferryman.destinations.base import Destination, Effect, Guarantee
 from ferryman.needs import is_name
 from ferryman.plan.cycles import cycles, endless
 from ferryman.plan.inputs import bad_inputs
-from ferryman.plan.keyed import bad_keyed
+from ferryman.plan.keyed import bad_keyed, copies_meet
 from ferryman.plan.nodes import AltsNode, CalledNode, DestinationNode, JoinNode, Node, RouterNode, SourceNode, StepNode
 from ferryman.plan.paths import (
     ends,
@@ -37,6 +37,7 @@ def check(name: str, version: object, nodes: Sequence[Node]) -> tuple[list[str],
         for strict, text in _unequal_branches(nodes)
         if strict
     ]
+    findings += [] if findings else copies_meet(nodes, ends(nodes))
     findings = list(dict.fromkeys(findings))  # nodes of one name have the same faults
     return findings, [] if findings else _warnings(nodes)
 

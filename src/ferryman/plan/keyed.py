@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -83,7 +83,15 @@ class KeyedPlan:
         )
 
     def combine(
-        self, name: str, combiner: Combiner, *, key: Key, value: Value | None = None, after: Any = None, **options: Any
+        self,
+        name: str,
+        combiner: Combiner,
+        *,
+        key: Key,
+        value: Value | None = None,
+        inverse: Callable[[Any], Any] | None = None,
+        after: Any = None,
+        **options: Any,
     ) -> Handle:
         """A state for each key that is made by combining values: sums, largest values, sets.
 
@@ -97,10 +105,12 @@ class KeyedPlan:
                 one) and the wave. None of the latter: the key has no state any more.
             key: as ``keyed``.
             value: a field, or a function of the document; None: each document has the value 1.
+            inverse: makes of a value the one that undoes it, such as ``operator.neg`` for sums. Needed where documents
+                can change or vanish, as of files.
             after: nodes or names it follows; a name may be declared later.
             options: as ``keyed``.
         """
-        return self.keyed(name, Combining(combiner, value), key=key, after=after, **options)
+        return self.keyed(name, Combining(combiner, value, inverse), key=key, after=after, **options)
 
     def state(self, name: str, state: str | Path | None = None) -> KeyStates:
         """The committed states of a keyed node: ``plan.state("counts").get(key)``.
@@ -144,12 +154,12 @@ def bad_keyed(nodes: Sequence[Node]) -> Iterator[str]:
     keyed = keyed_nodes(nodes)
     for node in keyed:
         yield from _bad_options(node)
-        for source in _sources_above(node, nodes):
-            if not isinstance(source.source, Log):
-                yield (
-                    f"{node.name}: its source {source.name} is not a log, and a changed document would be counted "
-                    "twice: let it read a log, such as sources.Queue."
-                )
+        changeable = [s.name for s in sources_above(node, nodes) if not isinstance(s.source, Log)]
+        if changeable and isinstance(node.update, Combining) and node.update.inverse is None:
+            yield (
+                f"{node.name}: documents of {', '.join(changeable)} may change or vanish, and what they added has "
+                "to be taken back then: give inverse=, a function that makes of a value the one that undoes it."
+            )
     if keyed and any(isinstance(n, DestinationNode) and n.errors for n in nodes):
         names = ", ".join(node.name for node in keyed)
         yield f"{names}: a plan that keeps state by key cannot have a destination of errors yet: remove plan.errors(…)."
@@ -178,7 +188,31 @@ def _bad_combining(name: str, given: Combining) -> Iterator[str]:
         yield f"{name}: value={given.value!r}: give the name of a field, or a function of the document."
 
 
-def _sources_above(node: KeyedNode, nodes: Sequence[Node]) -> list[SourceNode]:
+def copies_meet(nodes: Sequence[Node], reached: Mapping[str, Sequence[tuple[str, tuple[str, ...]]]]) -> Iterator[str]:
+    """Keyed nodes to which copies of one document come that may change; of a plan of which nothing else is wrong.
+
+    Args:
+        reached: see ``graph.ends``.
+    """
+    for node in keyed_nodes(nodes):
+        for source in sources_above(node, nodes):
+            routes = [route for name, route in reached[source.entry] if name == node.name]
+            if len(routes) > 1 and not isinstance(source.source, Log):
+                yield (
+                    f"{node.name}: copies of one document of {source.name} come here by several routes, and their "
+                    "changes could not be told apart: put it before the router, or a keyed node into each branch."
+                )
+
+
+def counted_once(nodes: Sequence[Node]) -> set[str]:
+    """Sources of which nothing may be read again, for a key would count it twice: logs above keyed nodes, and what
+    these export."""
+    keyed = keyed_nodes(nodes)
+    above = {s.name for node in keyed for s in sources_above(node, nodes) if isinstance(s.source, Log)}
+    return above | {node.name for node in keyed}
+
+
+def sources_above(node: KeyedNode, nodes: Sequence[Node]) -> list[SourceNode]:
     """The sources of which documents come to this node as they are: not through another keyed node."""
     by_name = {n.name: n for n in nodes}
     seen: set[str] = set()

@@ -22,6 +22,21 @@ KEY_STATE: Final = pa.schema(
 ``sequence``: of the last document that changed it, it grows with each change. ``bucket``: see ``bucket_of``; files are
 sorted by bucket and key."""
 
+CONTRIBUTIONS: Final = pa.schema(
+    [
+        pa.field("key", pa.string()),
+        pa.field("source", pa.string()),
+        pa.field("document", pa.string()),
+        pa.field("route", pa.string()),
+        pa.field("revision", pa.int64()),
+        pa.field("fields", pa.binary()),
+        pa.field("wave", pa.int64()),
+        pa.field("bucket", pa.int64()),
+    ]
+)
+"""What a key was given of documents that may change: of (``key``, ``source``, ``document``, ``route``) the row with the
+highest ``wave`` counts. ``fields``: JSON; null: the key has nothing of it any more."""
+
 EXPORTS: Final = pa.schema(
     [
         pa.field("lane", pa.string()),

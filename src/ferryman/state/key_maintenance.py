@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
+from typing import Final, NamedTuple
 
 import pyarrow as pa
 
 from ferryman import limits
-from ferryman.records.keyed import KEY_STATE, bucket_stats, lanes
+from ferryman.records.keyed import CONTRIBUTIONS, KEY_STATE, bucket_stats, lanes
 from ferryman.state.keyed import MERGED, KeyedTables
 from ferryman.state.log_positions import LogPositions
 from ferryman.state.small_files import small_batches
@@ -17,6 +18,7 @@ from ferryman.state.state import State
 from ferryman.storage.handles import DataFile
 from ferryman.storage.parquet import Part, PartWriter
 from ferryman.storage.query import connect, quoted_list, stream, verify
+from ferryman.storage.tables import Table
 
 
 def carried_on(state: State, name: str, tables: KeyedTables) -> list[DataFile]:
@@ -31,47 +33,68 @@ def carried_on(state: State, name: str, tables: KeyedTables) -> list[DataFile]:
     return found if many else []
 
 
-def state_merges(tables: KeyedTables) -> Iterator[list[DataFile]]:
-    """Files of a node's state that are to be merged: all, if most of their rows may be outdated, or the small ones."""
-    files = list(tables.state.files.values())
+class _Kind(NamedTuple):
+    """A table of which the last row of each counts.
+
+    Attributes:
+        whose: columns that tell one from another.
+        gone: the column that is null in a row that says so.
+    """
+
+    schema: pa.Schema
+    whose: str
+    gone: str
+
+
+_KINDS: Final = {
+    "state": _Kind(KEY_STATE, "bucket, key", "value"),
+    "contributions": _Kind(CONTRIBUTIONS, "bucket, key, source, document, route", "fields"),
+}
+"""By folder."""
+
+
+def key_merges(table: Table) -> Iterator[list[DataFile]]:
+    """Files of states, or of contributions, to be merged: all, if most rows may be outdated, or the small ones."""
+    files = list(table.files.values())
     rows = sum(file.rows for file in files)
-    outdated = rows - tables.state.transactions[MERGED]
+    outdated = rows - table.transactions[MERGED]
     if len(files) >= limits.COMPACT_FILES and outdated >= limits.OUTDATED_SHARE * rows:
         yield files
     else:
-        yield from small_batches(tables.state.folder, files)
+        yield from small_batches(table.folder, files)
 
 
-def write_merged_state(state: State, tables: KeyedTables, files: list[DataFile]) -> tuple[list[Part], dict[str, int]]:
-    """Write files with the last row of each key; and the numbers that their commit carries.
+def write_merged_keys(state: State, table: Table, files: list[DataFile]) -> tuple[list[Part], dict[str, int]]:
+    """Write the last rows of files; and the numbers that their commit carries.
 
     Raises:
         StateDamaged: a file is missing, or not what was written.
     """
-    paths = [tables.state.folder / file.path for file in files]
+    paths = [table.folder / file.path for file in files]
     verify(paths)
-    whole = len(files) == len(tables.state.files)
-    parts = list(_last_rows(state, tables, paths, whole=whole))
+    whole = len(files) == len(table.files)
+    parts = list(_last_rows(state, table, paths, whole=whole))
     return parts, {MERGED: sum(part.rows for part in parts)} if whole else {}
 
 
-def _last_rows(state: State, tables: KeyedTables, paths: list[Path], *, whole: bool) -> Iterator[Part]:
-    """Of each key its last row, by bucket and key. A removed key is forgotten where no older row of it is left."""
+def _last_rows(state: State, table: Table, paths: list[Path], *, whole: bool) -> Iterator[Part]:
+    """The last rows, by bucket and key. What is gone is forgotten where no older row of it is left."""
+    schema, whose, gone = _KINDS[table.folder.parent.name]
     query = f"""
-        SELECT key, value, sequence, wave, bucket FROM read_parquet({quoted_list(map(str, paths))})
-        QUALIFY row_number() OVER (PARTITION BY bucket, key ORDER BY wave DESC) = 1
-        {"AND value IS NOT NULL" if whole else ""}
-        ORDER BY bucket, key
+        SELECT {", ".join(schema.names)} FROM read_parquet({quoted_list(map(str, paths))})
+        QUALIFY row_number() OVER (PARTITION BY {whose} ORDER BY wave DESC) = 1
+        {f"AND {gone} IS NOT NULL" if whole else ""}
+        ORDER BY {whose}
     """
     with connect(state.staging) as db:
-        batches = stream(db, query, KEY_STATE)
+        batches = stream(db, query, schema)
         while (first := next(batches, None)) is not None:
-            yield _part(tables, state.epoch, chain([first], batches))
+            yield _part(table, state.epoch, chain([first], batches))
 
 
-def _part(tables: KeyedTables, epoch: int, batches: Iterator[pa.RecordBatch]) -> Part:
+def _part(table: Table, epoch: int, batches: Iterator[pa.RecordBatch]) -> Part:
     """A file of as many of these rows as belong into one."""
-    writer = PartWriter(tables.state.folder, KEY_STATE, epoch=epoch)
+    writer = PartWriter(table.folder, _KINDS[table.folder.parent.name].schema, epoch=epoch)
     buckets: list[int] = []
     size = 0
     try:

@@ -1,4 +1,5 @@
-"""The tables of a state's keyed nodes: the state of each key, and the exports that the plan has not carried on yet.
+"""The tables of a state's keyed nodes: the state of each key, the exports that the plan has not carried
+on yet, and what keys were given of documents that may change.
 
 They stand beside the tables of every state, have the same driver and the same fence, and are made when a plan with the
 node runs for the first time.
@@ -15,7 +16,7 @@ from ferryman import crash
 from ferryman.errors import StateDamaged
 from ferryman.plan import Plan, keyed_nodes
 from ferryman.plan.structure import Structure
-from ferryman.records.keyed import EXPORTS, EXPORTS_PARTITION, KEY_STATE, bucket_of, lanes, place_id
+from ferryman.records.keyed import CONTRIBUTIONS, EXPORTS, EXPORTS_PARTITION, KEY_STATE, bucket_of, lanes, place_id
 from ferryman.sources.exports import Exports
 from ferryman.storage.handles import DataFile
 from ferryman.storage.parquet import Part
@@ -32,27 +33,31 @@ class KeyedTables(NamedTuple):
 
     state: Table
     exports: Table
+    contributions: Table
 
     @property
-    def both(self) -> tuple[Table, Table]:
-        return (self.state, self.exports)
+    def all(self) -> tuple[Table, ...]:
+        return (self.state, self.exports, self.contributions)
 
     def load(self, application: str) -> None:
-        """Read both as they are now; a reader may come before they are made."""
-        if not self.exports.log.marks.is_dir():
+        """Read all as they are now; a reader may come before they are made."""
+        if not self.contributions.log.marks.is_dir():
             return
         self.state.load([application, PUBLISHED, MERGED])
         self.exports.load([application, PUBLISHED, *map(place_id, lanes())])
+        self.contributions.load([application, PUBLISHED, MERGED])
 
-    def publish(self, wave: int, state: Sequence[Part], exports: Sequence[tuple[str, Part]]) -> None:
+    def publish(
+        self, wave: int, state: Sequence[Part], exports: Sequence[tuple[str, Part]], contributions: Sequence[Part]
+    ) -> None:
         """Make known what a wave has changed; nothing if that was done before.
 
         Args:
             exports: (lane, file), in the order in which they go on.
         """
-        if self.state.transactions[PUBLISHED] < wave:
-            self.state.commit("state", adds=map(self.state.data_file, state), transactions={PUBLISHED: wave})
-        if self.exports.transactions[PUBLISHED] < wave:
+        self._publish(self.contributions, wave, contributions)
+        self._publish(self.state, wave, state)
+        if exports and self.exports.transactions[PUBLISHED] < wave:
             places = {lane: self.exports.transactions[place_id(lane)] for lane in lanes()}
             adds = []
             for lane, part in exports:
@@ -60,6 +65,10 @@ class KeyedTables(NamedTuple):
                 places[lane] += part.rows
             numbers = {PUBLISHED: wave, **{place_id(lane): place for lane, place in places.items()}}
             self.exports.commit("exports", adds=adds, transactions=numbers)
+
+    def _publish(self, table: Table, wave: int, parts: Sequence[Part]) -> None:
+        if parts and table.transactions[PUBLISHED] < wave:
+            table.commit(table.folder.parent.name, adds=map(table.data_file, parts), transactions={PUBLISHED: wave})
 
     def files_of(self, key: str) -> list[DataFile]:
         """Files of the state that may have a row of this key."""
@@ -82,7 +91,9 @@ def keyed_tables(plan: Plan, root: Path) -> dict[str, KeyedTables]:
             node.exports.source.folder = root / "exports" / node.name
     return {
         name: KeyedTables(
-            Table(root / "state" / name, KEY_STATE, []), Table(root / "exports" / name, EXPORTS, EXPORTS_PARTITION)
+            Table(root / "state" / name, KEY_STATE, []),
+            Table(root / "exports" / name, EXPORTS, EXPORTS_PARTITION),
+            Table(root / "contributions" / name, CONTRIBUTIONS, []),
         )
         for name in sorted(known)
     }
@@ -91,7 +102,7 @@ def keyed_tables(plan: Plan, root: Path) -> dict[str, KeyedTables]:
 def missing(keyed: dict[str, KeyedTables], remembered: Structure) -> Iterator[StateDamaged]:
     """Tables that should be there, for the plan had their nodes when it ran last."""
     for name in keyed.keys() & _keyed_of(remembered):
-        for table in keyed[name].both:
+        for table in keyed[name].all:
             if not table.log.marks.is_dir():
                 yield StateDamaged(str(table.folder), "the folder is missing")
 
@@ -102,14 +113,14 @@ def _keyed_of(remembered: Structure) -> set[str]:
 
 def there(keyed: dict[str, KeyedTables]) -> list[Table]:
     """Those of the tables that have been made."""
-    return [table for each in keyed.values() for table in each.both if table.log.marks.is_dir()]
+    return [table for each in keyed.values() for table in each.all if table.log.marks.is_dir()]
 
 
 def create_missing(keyed: dict[str, KeyedTables], remembered: Structure) -> None:
     """Make the tables of nodes that the plan did not have when it ran last."""
     had = _keyed_of(remembered)
     for name, tables in keyed.items():
-        for table in tables.both if name not in had else ():
+        for table in tables.all if name not in had else ():
             if not table.log.marks.is_dir():  # half made by a crash, nothing can be in it yet
                 shutil.rmtree(table.folder, ignore_errors=True)
                 table.create()

@@ -17,7 +17,7 @@ import pyarrow as pa
 from ferryman import crash, limits
 from ferryman.errors import describe
 from ferryman.state.compaction import Outdated, find_outdated, has_outdated, write_merged, write_staying
-from ferryman.state.key_maintenance import carried_on, state_merges, write_merged_state
+from ferryman.state.key_maintenance import carried_on, key_merges, write_merged_keys
 from ferryman.state.keyed import KeyedTables
 from ferryman.state.merging import merge_outbox_files, outbox_merges
 from ferryman.state.small_files import small_batches
@@ -128,20 +128,21 @@ def _merge_outbox(state: State, notes: list[str]) -> bool:
 
 
 def _maintain_keyed(state: State, name: str, tables: KeyedTables, notes: list[str]) -> bool:
-    """Remove exports that the plan has carried on, and merge files of the state."""
+    """Remove exports that the plan has carried on, and merge files of states and of what keys were given."""
     changed = False
     if carried := carried_on(state, name, tables):
         _replace(state, tables.exports, carried, [])
         changed = True
-    for files in state_merges(tables):
-        merged: list[DataFile] | None = None
-        numbers: dict[str, int] = {}
-        with skipping(f"the states of {name}", notes):
-            parts, numbers = write_merged_state(state, tables, files)
-            merged = [tables.state.data_file(part) for part in parts]
-        if merged is not None:
-            _replace(state, tables.state, files, merged, numbers)
-            changed = True
+    for table in (tables.state, tables.contributions):
+        for files in key_merges(table):
+            merged: list[DataFile] | None = None
+            numbers: dict[str, int] = {}
+            with skipping(f"the states of {name}", notes):
+                parts, numbers = write_merged_keys(state, table, files)
+                merged = [table.data_file(part) for part in parts]
+            if merged is not None:
+                _replace(state, table, files, merged, numbers)
+                changed = True
     return changed
 
 

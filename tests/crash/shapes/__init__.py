@@ -55,8 +55,6 @@ SHAPES: dict[str, Shape] = {
 
 def applies(point: str, guarantee: str, shape: str) -> bool:
     """Does this case pass the point?"""
-    if point.startswith(("create.keyed", "update.", "state.", "exports.")):
-        return False  # only keyed nodes do
     for prefix in ("create.", "plan.", "version.", "command.", "notify."):
         if point.startswith(prefix):
             return point.startswith(SHAPES[shape].passes) if SHAPES[shape].passes else False

@@ -15,6 +15,7 @@ from ferryman.document import Document, decode_fields
 from ferryman.engine.deliver.outcomes import Tries
 from ferryman.engine.keyed.exported import returned
 from ferryman.engine.keyed.output import Output
+from ferryman.engine.keyed.runs import KeyTask
 from ferryman.engine.keyed.tries import result_of
 from ferryman.engine.transform.node_errors import OF_NODE, ErrorKind, NodeError, Traces, classify_error
 from ferryman.errors import Dropped, plain_text, unless_interrupt
@@ -51,17 +52,29 @@ class Row(NamedTuple):
     sequence: int
     fault: str | None
     holds: bool
+    source: str
+    route: str
+    revision: int
+    task: str
+    kept: bool
+    previous: bytes | None
     due: int | None
     tries: Tries
 
     @property
     def size(self) -> int:
-        return len(self.fields or b"") + len(self.raw or b"")
+        return len(self.fields or b"") + len(self.raw or b"") + len(self.previous or b"")
+
+    @property
+    def stays(self) -> bool:
+        """Does its key have something of it afterwards?"""
+        return self.task == KeyTask.COUNT and self.operation == "upsert"
 
     def as_document(self) -> Document:
         """What ``update`` gets."""
-        doc = Document.of(self.document, decode_fields(self.fields or b"{}"), self.raw)
-        doc.operation = "delete" if self.operation == "delete" else "upsert"
+        doc = Document.of(self.document, decode_fields(self.fields or b"{}") if self.stays else {})
+        doc.raw, doc.operation = (self.raw, "upsert") if self.stays else (None, "delete")
+        doc.previous = None if self.previous is None else decode_fields(self.previous)
         return doc
 
 
@@ -119,6 +132,9 @@ class KeyCalls:
             self._held = self._held or row.due is None
             if self._held:
                 return
+            if row.task == KeyTask.NOTHING:
+                self.results[row.at] = None
+                continue
             if row.fault:
                 self._fail(row, NodeError(ErrorKind.UNFORESEEN, self._node.name, row.fault))
                 continue
@@ -144,7 +160,18 @@ class KeyCalls:
             self._successes += 1
             self._output.exports(exports)
             for row in rows:
-                self.results[row.at] = None
+                self._note(row)
+
+    def _note(self, row: Row) -> None:
+        """The key has what it was given of this document."""
+        assert self._key is not None
+        if row.task == KeyTask.WITHDRAW:
+            self._output.withdrawn += 1  # and it is still to come to its new key
+        else:
+            self.results[row.at] = None
+        if row.kept:
+            whose = (row.source, row.document, row.route, row.revision)
+            self._output.contribution(self._key, whose, (row.fields or b"{}") if row.stays else None, self._bucket)
 
     def _drop(self, rows: Sequence[Row], why: str) -> None:
         self._successes += 1

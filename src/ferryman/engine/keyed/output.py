@@ -13,7 +13,7 @@ from ferryman import limits
 from ferryman.engine.keyed.exported import Export
 from ferryman.records.events import sent_events, table_of
 from ferryman.records.key_results import UpdateResult
-from ferryman.records.keyed import EXPORTS_FILE, KEY_STATE, bucket_stats, lane_of
+from ferryman.records.keyed import CONTRIBUTIONS, EXPORTS_FILE, KEY_STATE, bucket_stats, lane_of
 from ferryman.records.row_results import UNTOUCHED, RowResult
 from ferryman.records.schemas import LEDGER
 from ferryman.records.statuses import Status
@@ -82,6 +82,11 @@ class Output:
         self._state = _Table(root / "state" / node, KEY_STATE, epoch)
         self._exports = _Table(root / "exports" / node, EXPORTS_FILE, epoch)
         self._ledger = _Table(root / "ledger", LEDGER, epoch)
+        self._contributions = _Table(root / "contributions" / node, CONTRIBUTIONS, epoch)
+        self._folders = {name: root / name / node for name in ("state", "exports", "contributions")}
+        self._folders["ledger"] = root / "ledger"
+        self.withdrawn = 0
+        """Documents of which a former key was told that they are gone."""
         self._buckets: list[int] = []
         self._leaving: Counter[int] = Counter()
         self._counts: Counter[str] = Counter()
@@ -90,6 +95,10 @@ class Output:
         """The new state of a key, JSON; None: it has none any more."""
         self._state.add((key, value, sequence, self._wave, bucket), len(value or "") + len(key))
         self._buckets = [min([bucket, *self._buckets]), max([bucket, *self._buckets])]
+
+    def contribution(self, key: str, whose: tuple[str, str, str, int], fields: bytes | None, bucket: int) -> None:
+        """What a key has now of a document (source, id, route, revision), as JSON; None: nothing."""
+        self._contributions.add((key, *whose, fields, self._wave, bucket), len(key) + len(fields or b""))
 
     def exports(self, exports: Sequence[Export]) -> None:
         """In their order; nobody carries on those of a node that nothing follows."""
@@ -114,7 +123,7 @@ class Output:
         """Write what is left; everything is fsynced when this returns."""
         first, last = self._buckets or (0, 0)
         state = self._state.finish(bucket_stats(first, last))
-        ledger, exports = self._ledger.finish(), self._exports.finish()
+        ledger, exports, contributions = (t.finish() for t in (self._ledger, self._exports, self._contributions))
         count = self._counts
         return UpdateResult(
             self._node,
@@ -123,13 +132,21 @@ class Output:
             ledger,
             state,
             exports,
+            contributions,
             dict(self._leaving),
             count["sent"],
             count["deleted"],
             count["failed"],
+            self.withdrawn,
         )
+
+    def remove(self, result: UpdateResult) -> None:
+        """Remove the files: another task has done the same before."""
+        for name, folder in self._folders.items():
+            if (part := getattr(result, name)) is not None:
+                (folder / part.path).unlink(missing_ok=True)
 
     def abandon(self) -> None:
         """Forget the files, after an error."""
-        for each in (self._state, self._exports, self._ledger):
+        for each in (self._state, self._exports, self._ledger, self._contributions):
             each.abandon()

@@ -13,15 +13,18 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 from ferryman import crash, limits
-from ferryman.engine.keyed.group import Grouping, SortedRun, range_starts
+from ferryman.engine.deliver.precedence import order_of
+from ferryman.engine.keyed.group import GroupFile, Grouping, SortedRun, range_starts
 from ferryman.engine.keyed.update import KeyRange, KeyReport, Updating
 from ferryman.engine.runner.base import IsolatingRunner, PickledPlan, Runner
 from ferryman.engine.trouble import Troubles
 from ferryman.errors import WorkerDied
 from ferryman.plan import KeyedNode, keyed_nodes
+from ferryman.plan.keyed import sources_above
 from ferryman.records.due import wait_of_file_s
 from ferryman.records.key_values import key_file
 from ferryman.records.keyed import BUCKETS
+from ferryman.sources import Log
 from ferryman.state.keyed import may_hold
 from ferryman.state.outbox import first_sequence, pending_rows
 from ferryman.state.state import State
@@ -55,15 +58,30 @@ class KeyUpdates:
     def _update(self, node: KeyedNode, files: list[DataFile], number: int, now_us: int) -> list[KeyReport]:
         state, ranges = self._state, self._ranges(node, files)
         folder = state.scratch(f"update-{node.name}")
-        grouping = Grouping(self._shipped, node.name, str(state.outbox.folder), str(folder), ranges)
+        given = tuple(map(str, state.keyed[node.name].contributions.paths())) if self._may_change(node) else ()
+        grouping = Grouping(self._shipped, node.name, str(state.outbox.folder), str(folder), ranges, given)
         updating = Updating(self._shipped, str(state.root), node.name, ranges, number, now_us, state.epoch)
         try:
-            runs = self._runner.run(grouping, [(file.path, first_sequence(file)) for file in files])
+            runs = self._runner.run(grouping, self._to_group(node, files, number))
             return self._runner.run(updating, list(self._work(node, [run for each in runs for run in each], ranges)))
         except WorkerDied as e:
             return [KeyReport(False, f"its worker died, as often as it was tried ({e})", permanent=True)]
         finally:
             shutil.rmtree(folder, ignore_errors=True)
+
+    def _may_change(self, node: KeyedNode) -> bool:
+        """Do documents come to it that can change or vanish?"""
+        return any(not isinstance(each.source, Log) for each in sources_above(node, self._state.plan.nodes))
+
+    def _to_group(self, node: KeyedNode, files: Sequence[DataFile], number: int) -> list[GroupFile]:
+        """Of a document that may change, a newer row waits until the one before has ended."""
+        keys = {first_sequence(file): file.path for file in files}
+        held: dict[int, list[int]] = {}
+        if self._may_change(node) and not all(int(file.partition["wave"]) == number for file in files):
+            paths = {key: self._state.outbox.folder / path for key, path in keys.items()}
+            order = order_of(paths, sum(map(pending_rows, files)), self._state.staging)
+            held = {key: each.held.tolist() for key, each in order.items()}
+        return [GroupFile(path, key, held.get(key, [])) for key, path in keys.items()]
 
     def _ranges(self, node: KeyedNode, files: Sequence[DataFile]) -> int:
         """How many tasks share the keys: no more than there are buckets; a range is never in two lanes."""

@@ -5,6 +5,7 @@ Several are merged with a bounded part of each in memory, however many documents
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -31,11 +32,26 @@ RUN: Final = pa.schema(
         pa.field("file", pa.int64()),
         pa.field("fault", pa.string()),
         pa.field("holds", pa.bool_()),
+        pa.field("task", pa.string()),
+        pa.field("kept", pa.bool_()),
+        pa.field("previous", pa.binary()),
         *(OUTBOX_FILE.field(name) for name in _OUTBOX),
     ]
 )
 """``file``: first sequence of the outbox file. ``fault``: why the document has no key; null: it has one. ``holds``: if
-it fails for good, do later documents of its key wait?"""
+it fails for good, do later documents of its key wait? ``task``: see ``KeyTask``. ``kept``: may the document change?
+``previous``: what the key was given of it before, as JSON."""
+
+
+class KeyTask(enum.StrEnum):
+    """What is to be done with a document at a key."""
+
+    COUNT = "count"
+    """It goes into the state; or, as a delete, out of it."""
+    WITHDRAW = "withdraw"
+    """It has another key now: this one is told that it is gone. Then it comes to its new key."""
+    NOTHING = "nothing"
+    """No key was given anything of it."""
 
 
 def write_run(path: Path, rows: pa.Table) -> None:

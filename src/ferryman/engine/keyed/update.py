@@ -75,15 +75,17 @@ class Updating:
             raise
         finally:
             known.close()
-        if result.ledger is not None:
+        if result.sent or result.withdrawn:
             crash.point("update.staged")
-            Journal(Path(self.root) / "journal").publish_update(self.wave, result)
+            if not Journal(Path(self.root) / "journal").publish_update(self.wave, result):
+                output.remove(result)
             crash.point("update.result")
         return report
 
 
 _COLUMNS: Final = (
     *("key", "document", "operation", "fields", "raw", "sequence", "fault", "holds"),
+    *("source", "route", "revision", "task", "kept", "previous"),
     *("due", "attempt", "since", "transient"),
 )
 

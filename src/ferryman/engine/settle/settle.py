@@ -211,8 +211,7 @@ def _commit_ledger(state: State, wave: int, fold: Fold, run: RunTasks) -> None:
         deleted += update.deleted
         for key, left in update.leaving.items():
             path = by_key[key].path
-            assert update.ledger is not None
-            parts[path].append(update.ledger)
+            parts[path] += [update.ledger] if update.ledger is not None else []
             leaving[path] += left
             touched[path] += left
     for item, (part, left, taken_out) in zip(repairs, repaired, strict=True):
@@ -238,7 +237,7 @@ def _commit_ledger(state: State, wave: int, fold: Fold, run: RunTasks) -> None:
             "unknown": fold.unknown,
             "delivered": sum(leaving.values()),
             "deleted": deleted,
-            "sent": sum(touched.values()),
+            "sent": sum(touched.values()) + sum(each.withdrawn for each in fold.updates),
             "stale": _stale(fold, by_key),
             "dead": failed + sum(each.failed for each in fold.results) + sum(each.failed for each in fold.updates),
             "keyed": files_of(fold.updates),

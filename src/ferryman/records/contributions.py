@@ -1,0 +1,55 @@
+"""What keys were given of documents that may change, looked up by document."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import pyarrow as pa
+
+from ferryman.storage.query import connect, quoted_list, verify
+
+
+class Contribution(NamedTuple):
+    """What a key has of a document.
+
+    Attributes:
+        fields: JSON.
+    """
+
+    key: str
+    revision: int
+    fields: bytes
+
+
+Whose = tuple[str, str, str]
+"""(source, document, route)."""
+
+
+def contributions_of(files: Sequence[str], documents: pa.Table, folder: Path) -> dict[Whose, list[Contribution]]:
+    """Of these documents, by ``source`` and ``document``: what keys have of them.
+
+    Args:
+        files: of the table.
+        folder: for what does not fit into memory.
+
+    Raises:
+        StateDamaged: a file is missing, or not what was written.
+    """
+    found: dict[Whose, list[Contribution]] = defaultdict(list)
+    if not files or not documents.num_rows:
+        return found
+    verify(map(Path, files))
+    with connect(folder) as db:
+        db.register("wanted", documents)
+        rows = db.execute(f"""
+            SELECT source, document, route, key, revision, fields FROM (
+                SELECT * FROM read_parquet({quoted_list(files)}) SEMI JOIN wanted USING (source, document)
+                QUALIFY row_number() OVER (PARTITION BY source, document, route, key ORDER BY wave DESC) = 1
+            ) WHERE fields IS NOT NULL ORDER BY key
+        """)
+        for source, document, route, *contribution in rows.fetchall():
+            found[source, document, route].append(Contribution(*contribution))
+    return found

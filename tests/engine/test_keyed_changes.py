@@ -1,0 +1,204 @@
+"""State by key that follows documents: changed, moved to another key, deleted, forced."""
+
+from __future__ import annotations
+
+import operator
+import random
+from collections import Counter, defaultdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ferryman import Document, limits
+from ferryman.destinations import Queue as IntoQueue
+from ferryman.errors import PermanentError, PlanError
+from ferryman.operations.retry import retry
+from ferryman.plan import Plan
+from ferryman.queues import Queue as DurableQueue
+from ferryman.routers import Duplicate
+from ferryman.sources import Memory
+from ferryman.state.state import state_root
+from tests.support.invariants import Files
+from tests.support.keyed import Words, states
+from tests.support.trial import run_plan
+
+
+def balance(key: str, state: int | None, documents: list[Document]) -> tuple[int | None, dict[str, Any]]:
+    """The sum of ``n`` over the documents of a key: what they were is taken back."""
+    new = state or 0
+    for doc in documents:
+        new -= doc.previous["n"] if doc.previous else 0
+        new += doc["n"] if doc.operation == "upsert" else 0
+    return new or None, {"key": key, "old": state or 0, "new": new}
+
+
+class Ledger:
+    """Plan ``ledger``: a list of documents → keyed node ``sums``, by ``key`` → queue ``out``."""
+
+    def __init__(self, folder: Path, update: Any = balance, **options: Any) -> None:
+        self.folder = folder
+        self.documents: dict[str, dict[str, Any]] = {}
+        self.given: list[dict[str, Any]] = []
+        self.out = DurableQueue("out", folder)
+        self.plan = Plan("ledger", version=1)
+        node = self.plan.source("docs", Memory(self.given, max_deleted=1.0))
+        node.keyed("sums", update, **{"key": "key", **options}).destination("out", IntoQueue("out", folder))
+
+    def run(self, **options: Any) -> Any:
+        self.given[:] = [{"id": id, **fields} for id, fields in self.documents.items()]
+        return run_plan(self.plan, self.folder / "state", **options)
+
+    def states(self) -> dict[str, Any]:
+        return states(state_root(self.plan, self.folder / "state"), "sums")
+
+    def recount(self) -> dict[str, int]:
+        found: Counter[str] = Counter()
+        for fields in self.documents.values():
+            found[fields["key"]] += fields["n"]
+        return {key: n for key, n in found.items() if n}
+
+
+@pytest.mark.rule("keyed.changes")
+def test_a_changed_document_replaces_what_it_was(place: Path) -> None:
+    ledger = Ledger(place)
+    ledger.documents = {"a": {"key": "x", "n": 3}, "b": {"key": "x", "n": 4}}
+    ledger.run()
+    ledger.documents["a"]["n"] = 10
+    ledger.run()
+    assert ledger.states() == {"x": 14}
+
+
+@pytest.mark.rule("keyed.changes")
+def test_a_document_that_moves_leaves_its_old_key(place: Path) -> None:
+    ledger = Ledger(place)
+    ledger.documents = {"a": {"key": "x", "n": 3}, "b": {"key": "x", "n": 4}}
+    ledger.run()
+    ledger.documents["a"] = {"key": "y", "n": 5}
+    assert ledger.run().exit == 0
+    assert ledger.states() == {"x": 4, "y": 5}
+
+
+@pytest.mark.rule("keyed.changes")
+def test_a_deleted_document_is_taken_back(place: Path) -> None:
+    ledger = Ledger(place)
+    ledger.documents = {"a": {"key": "x", "n": 3}, "b": {"key": "y", "n": 4}}
+    ledger.run()
+    del ledger.documents["a"]
+    assert ledger.run().exit == 0
+    assert ledger.states() == {"y": 4}
+    ledger.documents["a"] = {"key": "x", "n": 6}
+    ledger.run()
+    assert ledger.states() == {"x": 6, "y": 4}
+
+
+@pytest.mark.rule("keyed.changes")
+def test_a_forced_document_is_not_added_twice(place: Path) -> None:
+    ledger = Ledger(place)
+    ledger.documents = {"a": {"key": "x", "n": 3}}
+    ledger.run()
+    retry(ledger.plan, state=place / "state", force=True, why="a test says so")
+    ledger.run()
+    assert ledger.states() == {"x": 3}
+
+
+def picky(key: str, state: int | None, documents: list[Document]) -> Any:
+    if any(doc.get("n", 0) < 0 for doc in documents):
+        raise PermanentError("negative")
+    return balance(key, state, documents)
+
+
+def test_what_was_rejected_is_not_taken_back(place: Path) -> None:
+    """A version that never went into the state leaves what was there before."""
+    ledger = Ledger(place, picky)
+    ledger.documents = {"a": {"key": "x", "n": 3}}
+    ledger.run()
+    ledger.documents["a"]["n"] = -1
+    assert ledger.run().rejected == 1
+    assert ledger.states() == {"x": 3}
+    ledger.documents["a"]["n"] = 5
+    assert ledger.run().exit == 0
+    assert ledger.states() == {"x": 5}
+
+
+def test_a_document_that_was_never_counted_can_be_deleted(place: Path) -> None:
+    ledger = Ledger(place, picky)
+    ledger.documents = {"a": {"key": "x", "n": -1}, "b": {"key": "x", "n": 1}}
+    ledger.run()
+    del ledger.documents["a"]
+    assert ledger.run().pending == 0
+    assert ledger.states() == {"x": 1}
+
+
+@pytest.mark.rule("keyed.changes")
+def test_random_changes_equal_a_recount(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Documents come, change, move and go; files are merged; and each export tells what was told before."""
+    monkeypatch.setattr(limits, "COMPACT_FILES", 4)
+    chance = random.Random(14)
+    ledger = Ledger(place)
+    for _ in range(6):
+        for _ in range(60):
+            id = f"d{chance.randrange(80)}"
+            if chance.random() < 0.2:
+                ledger.documents.pop(id, None)
+            else:
+                ledger.documents[id] = {"key": f"k{chance.randrange(12)}", "n": chance.randrange(1, 9)}
+        assert ledger.run().exit == 0
+        assert ledger.states() == ledger.recount()
+    assert len(Files(state_root(ledger.plan, place / "state") / "contributions", "sums").paths) <= 8
+    told: dict[str, int] = defaultdict(int)
+    for message in ledger.out.read(limit=10_000):
+        assert message.body["old"] == told[message.body["key"]]
+        told[message.body["key"]] = message.body["new"]
+    assert {key: n for key, n in told.items() if n} == ledger.recount()
+
+
+def total(key: str, values: list[int]) -> int | None:
+    return sum(values) or None
+
+
+@pytest.mark.rule("keyed.inverse")
+def test_a_combining_node_takes_back_by_its_inverse(place: Path) -> None:
+    plan = Plan("sums")
+    documents = [{"id": "a", "key": "x", "n": 3}, {"id": "b", "key": "x", "n": 4}]
+    source = plan.source("docs", Memory(documents, max_deleted=1.0))
+    source.combine("sums", total, key="key", value="n", inverse=operator.neg).destination(
+        "out", IntoQueue("out", place)
+    )
+    DurableQueue("out", place)
+    run_plan(plan, place / "state")
+    documents[:] = [{"id": "b", "key": "y", "n": 5}]
+    run_plan(plan, place / "state")
+    assert states(place / "state" / "sums-v0", "sums") == {"y": 5}
+
+
+@pytest.mark.rule("keyed.inverse")
+def test_without_an_inverse_documents_may_not_change() -> None:
+    plan = Plan("sums")
+    plan.source("docs", Memory([])).combine("sums", total, key="key", value="n")
+    with pytest.raises(PlanError, match="documents of docs may change or vanish"):
+        plan.check()
+
+
+def test_copies_of_a_document_that_may_change_may_not_meet() -> None:
+    plan = Plan("copies")
+    fork = plan.source("docs", Memory([])).route("fork", Duplicate())
+    ways = [fork.step(name, lambda doc: doc) for name in ("one", "two")]
+    plan.keyed("sums", balance, key="key", after=ways)
+    with pytest.raises(PlanError, match="sums: copies of one document of docs come here by several routes"):
+        plan.check()
+
+
+@pytest.mark.rule("keyed.again")
+def test_an_entry_of_a_log_is_counted_once(place: Path) -> None:
+    """Neither force nor a rewind has it counted again."""
+    words = Words(place)
+    words.put("a", "b")
+    words.run()
+    retry(words.plan, state=words.state, force=True, why="a test says so")
+    [reader] = words.into.readers()
+    words.into.tailer(reader).to(1)
+    assert words.run().exit == 0
+    words.put("a")
+    words.run()
+    assert words.states() == {"a": 2, "b": 1}
