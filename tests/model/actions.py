@@ -184,15 +184,6 @@ NOT_MODELLED: Final[dict[str, str]] = {
         ),
         "a state that carries on from an older version's is not modelled",
     ),
-    **dict.fromkeys(
-        (
-            "create.keyed",
-            *("update.grouped", "update.staged", "update.result", "update.done"),
-            *("state.logged", "state.synced", "state.marked"),
-            *("exports.logged", "exports.synced", "exports.marked"),
-        ),
-        "state by key is not modelled: its tables are committed as `documents` is, with what the wave's commit names",
-    ),
     "command.queued": "a person's word is not modelled",
     "command.staged": "a person's word is not modelled",
     "command.done": "a person's word is not modelled",

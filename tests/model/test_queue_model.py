@@ -106,6 +106,7 @@ def test_what_matters_happens(config: QueueConfig, happens: Callable[[State, Sta
     assert any(before is not None and happens(before, after) for before, after in explorer.explored())
 
 
+@pytest.mark.slow
 def test_every_action_is_taken() -> None:
     """No step of the model is only written down."""
     wanted = QUEUE_ACTIONS.keys() - {"crash.all"}  # which the explorer does in every state
