@@ -18,9 +18,11 @@ from ferryman.account.questions import view
 from ferryman.engine.commit.commit import commit_wave
 from ferryman.engine.forced_entries import forced_entries, of_logs
 from ferryman.engine.settle.settle import in_process, settle
+from ferryman.plan import keyed_nodes
 from ferryman.plan.keyed import counted_once
 from ferryman.records.events import EVENT_OF_ROW, ORDINAL_COMMAND, events, table_of
 from ferryman.records.family import FailedMember, Owed, decode_failures, encode_failures, open_deliveries
+from ferryman.records.keyed import export_name
 from ferryman.records.schemas import DOCUMENTS, RANGE
 from ferryman.records.statuses import Status
 from ferryman.state.commands import Command, DocumentsEffect, OutboxEffect
@@ -164,7 +166,7 @@ def _changed_documents(state: State, chosen: list[dict[str, Any]], number: int, 
     wanted: dict[tuple[str, str], set[tuple[str, str, str]]] = defaultdict(set)
     for c in chosen:
         member = c["document"][len(c["origin"]) :]
-        wanted[c["source"], c["origin"]].add((member, c["destination"], c["route"]))
+        wanted[c["source"], _name(state, c)].add((member, c["destination"], c["route"]))
     with connect(state.staging) as db:
         register(db, "documents", state.documents.paths(), DOCUMENTS)
         db.register("wanted", pa.table({"source": [s for s, _ in wanted], "document": [d for _, d in wanted]}))
@@ -198,6 +200,12 @@ def _changed_documents(state: State, chosen: list[dict[str, Any]], number: int, 
             "failed": [encode_failures(each) for each in failures],
         }
     return [write_part(state.documents.folder, table_of(DOCUMENTS, len(found), **columns), epoch=state.epoch)]
+
+
+def _name(state: State, delivery: dict[str, Any]) -> str:
+    """What ``documents`` calls its family."""
+    exported = delivery["source"] in {node.name for node in keyed_nodes(state.plan.nodes)}
+    return export_name(delivery["revision"]) if exported else delivery["origin"]
 
 
 def _opened(failure: FailedMember, wanted: set[tuple[str, str, str]]) -> FailedMember:

@@ -77,6 +77,24 @@ def lane_number(hashed: int) -> int:
     return (hashed >> _REST) * limits.KEY_LANES // BUCKETS
 
 
+def export_revision(lane: int, place: Any) -> Any:
+    """Of an export at this place, or of several: keys of several lanes may export one id, and the revisions of a lane
+    are no other lane's."""
+    return place * limits.KEY_LANES + 1 + lane
+
+
+def place_of(revision: int) -> tuple[str, int]:
+    """Lane and place of an export, by its revision."""
+    place, lane = divmod(revision - 1, limits.KEY_LANES)
+    return f"lane{lane}", place
+
+
+def export_name(revision: int) -> str:
+    """What ``documents`` calls an export: one id may be exported again and again."""
+    lane, place = place_of(revision)
+    return f"{lane}/{place}"
+
+
 _REST: Final = 40
 
 

@@ -8,6 +8,7 @@ import pyarrow as pa
 
 from ferryman.engine.scan.reason import Reason
 from ferryman.records.family import FailedMember, decode_failures, decode_held
+from ferryman.records.keyed import export_name
 from ferryman.storage.groups import values
 
 KNOWN: Final = [
@@ -136,6 +137,10 @@ class Block:
         if self.first_seen and not self._revisions:
             return [self.first_revision] * len(rows)
         return [self.revision(i) for i in rows]
+
+    def name(self, i: int) -> str:
+        """What ``documents`` calls it."""
+        return export_name(self._revisions[i]) if self._revisions else self.ids[i]
 
     def deletes(self, i: int) -> bool:
         """Is it the export of a deletion?"""
