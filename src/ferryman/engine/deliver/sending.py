@@ -106,7 +106,7 @@ class FileDelivery:
             mask = pc.and_not(pc.or_(mask, first), held)
         self.keys = KeyOrder(self.turn.held, table, np.asarray(mask))
         places = np.flatnonzero(self.keys.eligible)
-        return places, table if len(places) == table.num_rows else table.filter(mask).combine_chunks()
+        return places, table if len(places) == table.num_rows else table.take(pa.array(places)).combine_chunks()
 
     def _done(self) -> set[Rows]:
         """Rows that an earlier attempt of this task has seen through."""

@@ -111,9 +111,13 @@ class LogEntries:
         """Does the entry of row ``i`` wait for an earlier one of its key?"""
         return self.by_key and ((key := block.key_hashes[i]) in self.held or key in self._held)
 
-    def hold(self, block: Block, i: int) -> None:
-        """The entry of row ``i`` does not go through: later ones of its key wait."""
-        if self.by_key:
+    def hold(self, block: Block, i: int, *, ended: bool) -> None:
+        """The entry of row ``i`` does not go through: later ones of its key wait.
+
+        Args:
+            ended: it did not for good, and nothing of it is tried again.
+        """
+        if self.by_key and (self._stops or not ended):
             self.held.add(block.key_hashes[i])
 
     def had(self, block: Block, i: int, owed: Owed) -> Owed:

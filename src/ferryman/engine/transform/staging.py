@@ -188,9 +188,9 @@ class Stager(StagedFacts):
         self._unchanged.begin(self._block, i)
         go()
         given = self._given
+        if self._entries is not None and (walk.met or walk.failures):
+            self._entries.hold(self._block, i, ended=not walk.met)
         if walk.met:
-            if self._entries is not None:
-                self._entries.hold(self._block, i)
             found = Undecided(i, walk.met, walk.failures, walk.reached, walk.kept, given, retry)
             self._undecided[-1][1].append(found)
         elif self._block.first_seen and self._block.ids[i] not in self._wishes:
