@@ -13,12 +13,13 @@ from ferryman import Document, account
 from ferryman.destinations import Queue as IntoQueue
 from ferryman.destinations.base import Delivery, Outcome
 from ferryman.errors import PermanentError
+from ferryman.operations.resolve import resolve
 from ferryman.operations.retry import retry
 from ferryman.plan import Plan
 from ferryman.queues import Queue as DurableQueue
 from ferryman.routers import Duplicate
 from ferryman.sources import Queue
-from tests.support.keyed import Counted, count
+from tests.support.keyed import Counted, count, states
 from tests.support.recorder import Recorder
 from tests.support.trial import run_plan
 
@@ -238,3 +239,49 @@ def test_exports_of_different_keys_go_in_one_chunk(place: Path) -> None:
     DurableQueue("in", place).append([{"word": f"w{n}"} for n in range(400)])
     assert run_plan(plan, place / "state").exit == 0
     assert len(gate.calls()) == 2 * 4
+
+
+@pytest.mark.rule("keyed.holds")
+@pytest.mark.parametrize("at", ["step", "gate"])
+def test_an_operator_gives_up_what_holds_others(place: Path, at: str) -> None:
+    """What waits goes on without it."""
+    gate, hurdle = Gate(place), Picky(place)
+    gate.refuse_only(*([("a", 2)] if at == "gate" else []))
+    hurdle.refuse_only(*([("a", 2)] if at == "step" else []))
+    held = Held(place, gate, hurdle=hurdle)
+    held.put(*"aaab")
+    assert held.run().pending == 1
+    assert resolve(held.plan, "dropped", state=held.state, why="told by hand").count == 1
+    summary = held.run()
+    assert (summary.exit, summary.pending, summary.failed + summary.rejected) == (0, 0, 0)
+    assert gate.told() == {"a": [(0, 1), (2, 3)], "b": [(0, 1)]}
+
+
+@pytest.mark.rule("keyed.holds")
+def test_an_export_that_the_next_keyed_node_refuses_holds_its_key(place: Path) -> None:
+    """The next node has other keys."""
+
+    def last(key: str, state: Any, documents: list[Document]) -> tuple[Any, None]:
+        if [doc["key"] for doc in documents] == ["a"] and documents[0]["new"] == 2 and not (place / "mended").exists():
+            raise PermanentError("not this one")
+        return [*(state or []), *(f"{doc['key']}{doc['new']}" for doc in documents)], None
+
+    plan, into = Plan("chained", version=1), DurableQueue("in", place)
+    node = plan.source("from_in", Queue("in", place)).keyed("counts", count, key="word")
+    node.keyed("last", last, key=lambda doc: f"k{doc['new']}", buffer_bytes=1)
+    for words in ("ab", "ab", "ab"):
+        into.append([{"word": word} for word in words])
+        summary = run_plan(plan, place / "state")
+    root = place / "state" / "chained-v1"
+    assert (summary.rejected, summary.pending) == (1, 1)
+    assert {key: sorted(each) for key, each in states(root, "last").items()} == {
+        "k1": ["a1", "b1"],
+        "k2": ["b2"],
+        "k3": ["b3"],
+    }
+    (place / "mended").touch()
+    retry(plan, state=place / "state")
+    assert run_plan(plan, place / "state").exit == 0
+    assert {key: sorted(each) for key, each in states(root, "last").items()} == {
+        f"k{n}": [f"a{n}", f"b{n}"] for n in (1, 2, 3)
+    }

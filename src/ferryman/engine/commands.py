@@ -187,19 +187,24 @@ def _changed_documents(state: State, chosen: list[dict[str, Any]], number: int, 
     columns |= {"wave": number, "forced": pa.array([effect is DocumentsEffect.FORCED] * len(found))}
     if effect is DocumentsEffect.UNVERIFIED:
         columns |= {"fingerprint": ""}
-    elif effect is DocumentsEffect.DUE:  # it is processed because it is forced: no step has failed
+    elif effect in (DocumentsEffect.DUE, DocumentsEffect.GIVEN_UP):  # what is forced is processed anyway
+        change = _opened if effect is DocumentsEffect.DUE else _forgotten
         names = zip(columns["source"], columns["document"], strict=True)
         failures = [
-            [_opened(f, wanted[name]) for f in decode_failures(text)]
+            [changed for f in decode_failures(text) if (changed := change(f, wanted[name])).owed]
             for name, text in zip(names, columns["failed"], strict=True)
         ]
-        columns |= {
-            "due": 0,
-            "owed": [open_deliveries(each) for each in failures],
-            "held": None,
-            "failed": [encode_failures(each) for each in failures],
-        }
+        owed = [open_deliveries(each) for each in failures]
+        columns |= {"owed": owed, "failed": [encode_failures(each) for each in failures]}
+        if effect is DocumentsEffect.DUE:
+            columns |= {"due": 0, "held": None}
     return [write_part(state.documents.folder, table_of(DOCUMENTS, len(found), **columns), epoch=state.epoch)]
+
+
+def _forgotten(failure: FailedMember, wanted: set[tuple[str, str, str]]) -> FailedMember:
+    """The failure without these deliveries."""
+    owed = [o for o in failure.owed if (failure.member, *o.end) not in wanted]
+    return FailedMember(failure.member, failure.node, failure.route, failure.branches, owed)
 
 
 def _name(state: State, delivery: dict[str, Any]) -> str:

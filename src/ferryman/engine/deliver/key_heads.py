@@ -77,6 +77,7 @@ class _Rows(NamedTuple):
     """Exports in the outbox, an array a column."""
 
     file: Numbers
+    row: Numbers
     source: Numbers
     key: Numbers
     revision: Numbers
@@ -106,31 +107,52 @@ def waiting_rows(folder: Path, files: Sequence[DataFile], *, ended_holds: bool) 
 def _read(folder: Path, files: Sequence[DataFile], share: int, shares: int) -> Iterator[_Rows]:
     names: dict[str, int] = {}
     for at, file in enumerate(files):
-        rows = read_part(folder / file.path, ["source", "key_hash", "revision", "due"])
+        rows = read_part(folder / file.path, ["row", "source", "key_hash", "revision", "due"])
         rows = rows.filter(pc.is_valid(rows["key_hash"]))
         mine = rows["key_hash"].to_numpy() % shares == share
         rows = rows.filter(pa.array(mine))
         numbers = [names.setdefault(name, len(names)) for name in rows["source"].to_pylist()]
         dues = pc.fill_null(rows["due"], _ENDED).to_numpy()
-        keys, revisions = (rows[name].to_numpy() for name in ("key_hash", "revision"))
-        yield _Rows(np.full(len(keys), at), np.array(numbers, np.int64), keys, revisions, dues)
+        places, keys, revisions = (rows[name].to_numpy() for name in ("row", "key_hash", "revision"))
+        yield _Rows(np.full(len(keys), at), places, np.array(numbers, np.int64), keys, revisions, dues)
 
 
-def _heads(rows: _Rows, files: int) -> Iterator[tuple[int, int | None, int]]:
-    """Of each file its number, when the first of its heads is due, how many rows are behind one held for review."""
+def rows_behind(folder: Path, files: Sequence[DataFile]) -> dict[str, list[int]]:
+    """By path: pending rows of exports behind one of their key that is held for review."""
+    if not any(pending_rows(f) < f.rows for f in files):
+        return {}
+    found: dict[str, list[int]] = {}
+    shares = max(1, -(-sum(f.rows for f in files) // limits.CONTEST_ROWS))
+    for share in range(shares):
+        read = zip(*_read(folder, files, share, shares), strict=True)
+        rows, is_head, stuck = _in_order(_Rows(*map(np.concatenate, read)))
+        behind = stuck & ~is_head & (rows.due != _ENDED)
+        for at, file in enumerate(files):
+            found.setdefault(file.path, []).extend(rows.row[behind & (rows.file == at)].tolist())
+    return found
+
+
+def _in_order(rows: _Rows) -> tuple[_Rows, Numbers, Numbers]:
+    """The rows key by key; which are heads; which are of keys of which a head is held for review."""
     order = np.lexsort((rows.revision, rows.key, rows.source))
     rows = _Rows(*(column[order] for column in rows))
     begins = np.ones(len(order), bool)
     begins[1:] = (rows.key[1:] != rows.key[:-1]) | (rows.source[1:] != rows.source[:-1])
     group = np.cumsum(begins) - 1
     is_head = rows.revision == rows.revision[begins][group]
-    pending = rows.due != _ENDED
     stuck = np.zeros(int(begins.sum()), bool)
-    stuck[group[is_head & ~pending]] = True
+    stuck[group[is_head & (rows.due == _ENDED)]] = True
+    return rows, is_head, stuck[group]
+
+
+def _heads(rows: _Rows, files: int) -> Iterator[tuple[int, int | None, int]]:
+    """Of each file its number, when the first of its heads is due, how many rows are behind one held for review."""
+    rows, is_head, stuck = _in_order(rows)
+    pending = rows.due != _ENDED
     for at in range(files):
         mine = rows.file == at
         dues = rows.due[mine & is_head & pending]
-        yield at, int(dues.min()) if len(dues) else None, int((mine & ~is_head & pending & stuck[group]).sum())
+        yield at, int(dues.min()) if len(dues) else None, int((mine & ~is_head & pending & stuck).sum())
 
 
 def lanes_together(files: Collection[DataFile]) -> list[list[DataFile]]:
