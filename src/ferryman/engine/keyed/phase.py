@@ -8,6 +8,7 @@ Settle makes it known. What was not published has not happened: the documents ar
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -17,7 +18,7 @@ from ferryman.engine.deliver.key_heads import rows_behind
 from ferryman.engine.deliver.precedence import order_of
 from ferryman.engine.keyed.group import GroupFile, Grouping, SortedRun, range_starts
 from ferryman.engine.keyed.update import KeyRange, KeyReport, Updating
-from ferryman.engine.runner.base import IsolatingRunner, PickledPlan, Runner
+from ferryman.engine.runner.base import IsolatingRunner, PickledPlan, Runner, run_isolating
 from ferryman.engine.trouble import Troubles
 from ferryman.errors import WorkerDied
 from ferryman.plan import KeyedNode, errors_node, keyed_nodes
@@ -38,7 +39,7 @@ class KeyUpdates:
     def __init__(self, state: State, shipped: PickledPlan, runner: Runner, trouble: Troubles) -> None:
         self._state = state
         self._shipped = shipped
-        self._runner = IsolatingRunner(runner)
+        self._plain, self._runner = runner, IsolatingRunner(runner)
         self._trouble = trouble
         self._nodes = keyed_nodes(state.plan.nodes)
 
@@ -64,7 +65,8 @@ class KeyUpdates:
         updating = Updating(self._shipped, str(state.root), node.name, ranges, number, now_us, state.epoch)
         try:
             runs = self._runner.run(grouping, self._to_group(node, files, number))
-            return self._runner.run(updating, list(self._work(node, [run for each in runs for run in each], ranges)))
+            work = list(self._work(node, [run for each in runs for run in each], ranges))
+            return run_isolating(self._plain, updating, work, dataclasses.replace(updating, isolated=True))
         except WorkerDied as e:
             return [KeyReport(False, f"its worker died, as often as it was tried ({e})", permanent=True)]
         finally:
