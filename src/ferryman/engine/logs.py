@@ -11,9 +11,9 @@ import numpy as np
 
 from ferryman import limits
 from ferryman.engine.commit.intake import Intake, end_intake
+from ferryman.engine.held_exports import HeldExports
 from ferryman.engine.intakes import Intakes
 from ferryman.engine.nodes import Nodes
-from ferryman.engine.parked import ParkedExports
 from ferryman.engine.ranges import EntryRange
 from ferryman.engine.scan.listing import ListedPart, Listing, Only, outage_of
 from ferryman.engine.scan.log_batches import LogBatch, LogSplit
@@ -65,8 +65,8 @@ class Logs:
         self._counted_once = counted_once(state.plan.nodes)
         self._intakes = Intakes(state, self._logs)
         holds = errors_node(state.plan.nodes) is None
-        self._parked = {
-            n.name: ParkedExports(state, n.name, ended_holds=holds)
+        self._held_back = {
+            n.name: HeldExports(state, n.name, ended_holds=holds)
             for n in self._sources.values()
             if isinstance(n, ExportsNode)
         }
@@ -84,7 +84,7 @@ class Logs:
     def waiting(self) -> Only:
         """Entries that are to be read again, by their ids; those of keyed nodes are read by their places."""
         return entries_that_wait(
-            self._sources.keys() - self._parked, self._state.documents.paths(), self._state.staging, now_us()
+            self._sources.keys() - self._held_back, self._state.documents.paths(), self._state.staging, now_us()
         )
 
     def batch(self, slots: int, wave_bytes: int) -> LogBatch | None:
@@ -126,7 +126,7 @@ class Logs:
             held[place] |= done.held
             if split.rows > 0:
                 kept.append(done)
-            if split.rows > 0 and not split.parked:
+            if split.rows > 0 and not split.held_back:
                 reached.setdefault(split.source, {}).update(done.reached or {})
                 read[split.source] = read.get(split.source, 0) + done.entries
         self._note(reached, blocked)
@@ -157,16 +157,16 @@ class Logs:
         """Seconds until an entry that waits can be tried; None: none waits, or not in this run."""
         waits = [self._wait_of(place, found) for place, found in self._waiting.items()]
         waits += [0.0 for name in self._sources if self._has_grown(name)]
-        waits += [each.wait_s(now_us()) for name, each in self._parked.items() if not self._nodes.blocked(name)]
+        waits += [each.wait_s(now_us()) for name, each in self._held_back.items() if not self._nodes.blocked(name)]
         return min((wait for wait in waits if wait is not None), default=None)
 
     def messages(self) -> Iterator[str]:
         """At the end of a run: a line for each entry that waits, and for what failed and holds others."""
-        for name, parked in self._parked.items():
-            if behind := parked.behind:
+        for name, held_back in self._held_back.items():
+            if behind := held_back.behind:
                 yield (
                     f"{name}: {behind} exports wait for earlier ones of their keys, which a step or router could not "
-                    "take: `ferryman deliveries` names them; mend it and retry those."
+                    "take: `ferryman deliveries` names them; fix it and retry those."
                 )
         for (source, _), found in self._waiting.items():
             if not found.stop and not found.held:
@@ -232,11 +232,11 @@ class Logs:
             return
         log = self._logs[name]
         ready = {p for p in seen.positions if self._wait_of((name, p), None) == 0.0}
-        parked, held = self._parked.get(name), frozenset[int]()
-        if parked is not None and len(parked):
-            again = list(parked.splits(log, ready, now_us()))
+        held_back, held = self._held_back.get(name), frozenset[int]()
+        if held_back is not None and len(held_back):
+            again = list(held_back.splits(log, ready, now_us()))
             ready -= {split.piece.partition for split in again}  # what came later waits until it is known who goes on
-            held = parked.held()
+            held = held_back.held()
             yield from again
         start = {p: at if p in ready else seen.end[p] for p, at in seen.positions.items()}
         if not (total := log.lag(start, seen.end)):

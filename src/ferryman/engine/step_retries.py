@@ -28,7 +28,7 @@ Hashes = np.ndarray[Any, np.dtype[np.uint64]]
 
 
 def _waits(state: State) -> str:
-    """Of rows of ``documents``: do they wait? What keyed nodes export is read by its place, see ``parked``."""
+    """Of rows of ``documents``: do they wait? What keyed nodes export is read by its place, see ``held_exports``."""
     exports = [node.name for node in keyed_nodes(state.plan.nodes)]
     return f"(due IS NOT NULL OR forced){f' AND source NOT IN {quoted_list(exports)}' if exports else ''}"
 

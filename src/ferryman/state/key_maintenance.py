@@ -11,9 +11,9 @@ import pyarrow as pa
 
 from ferryman import limits
 from ferryman.records.keyed import CONTRIBUTIONS, KEY_STATE, bucket_stats, lanes
+from ferryman.state.held_exports import lowest_places
 from ferryman.state.keyed import MERGED, KeyedTables
 from ferryman.state.log_positions import LogPositions
-from ferryman.state.parked import lowest_places
 from ferryman.state.small_files import small_batches
 from ferryman.state.state import State
 from ferryman.storage.handles import DataFile

@@ -47,7 +47,7 @@ class HeldKeys:
         return first is not None and first < revision
 
 
-class _Row(NamedTuple):
+class _ExportRow(NamedTuple):
     """A row of an export."""
 
     key: _Key
@@ -66,7 +66,7 @@ class KeyOrder:
         self._held = held
         self.eligible = due
         """Which may be sent: those that are due, and do not wait for another."""
-        self._rows: list[_Row | None] = []
+        self._rows: list[_ExportRow | None] = []
         self._before: Numbers | None = None
         """Of each eligible row, where the one before of its key is; None: no key has two."""
         if rows["key_hash"].null_count == rows.num_rows:
@@ -115,7 +115,7 @@ class KeyOrder:
             if at < len(rows) and rows[at] == each.row and each.status not in (Status.INDEXED, Status.DROPPED):
                 self.hold(at, at + 1)
 
-    def _pass_over(self, rows: Sequence[_Row | None], due: Numbers, pending: Numbers) -> Numbers:
+    def _pass_over(self, rows: Sequence[_ExportRow | None], due: Numbers, pending: Numbers) -> Numbers:
         if due.all() and not self._held:
             return due
         goes = due.copy()
@@ -129,13 +129,13 @@ class KeyOrder:
         return goes
 
 
-def _rows(rows: pa.Table) -> Iterator[_Row | None]:
+def _rows(rows: pa.Table) -> Iterator[_ExportRow | None]:
     columns = (rows[name].to_pylist() for name in ("source", "key_hash", "revision"))
     for source, key, revision in zip(*columns, strict=True):
-        yield None if key is None else _Row((source, key), revision)
+        yield None if key is None else _ExportRow((source, key), revision)
 
 
-def _places_before(rows: Sequence[_Row | None]) -> Numbers | None:
+def _places_before(rows: Sequence[_ExportRow | None]) -> Numbers | None:
     """Of each row, where the last one of an earlier export of its key is; -1: there is none."""
     found = np.full(len(rows), -1)
     last: dict[_Key, tuple[int, int, int]] = {}

@@ -24,7 +24,7 @@ _OWN = [name for name in ROWS.names if name not in COMPARED.names]
 _KNOWN = COMPARED.names[COMPARED.names.index("known_version") :]
 
 
-class ParkedEntry(NamedTuple):
+class HeldEntry(NamedTuple):
     """An export that is to go its way again.
 
     Attributes:
@@ -50,19 +50,19 @@ class LogSplit(NamedTuple):
     """What it runs again, if that was taken before."""
     held: frozenset[int] = frozenset()
     """Of what a keyed node exports: keys of which an earlier export has not gone through."""
-    parked: tuple[ParkedEntry, ...] = ()
+    held_back: tuple[HeldEntry, ...] = ()
     """Of these exports a step could not take one, or they waited for such a one: only they are processed. Positions
     do not move."""
 
     @property
     def rows(self) -> int:
-        return len(self.parked) or self.piece.end - self.piece.start
+        return len(self.held_back) or self.piece.end - self.piece.start
 
     def tables(self, log: Log) -> Iterator[pa.Table]:
         """The entries in the columns of ``COMPARED``, and others of ``ROWS``."""
         for rows in log.rows(self.piece):
-            if self.parked:
-                rows = rows.filter(pc.is_in(rows["place"], value_set=pa.array([p.place for p in self.parked])))
+            if self.held_back:
+                rows = rows.filter(pc.is_in(rows["place"], value_set=pa.array([p.place for p in self.held_back])))
             columns: dict[str, Any] = {name: rows[name] for name in ("id", "version", "refused")}
             if "key_hash" in rows.column_names:
                 columns |= self._about_exports(rows)
@@ -80,8 +80,8 @@ class LogSplit(NamedTuple):
     def _about_exports(self, rows: pa.Table) -> dict[str, Any]:
         """Columns of ``COMPARED``: what is known of them."""
         columns: dict[str, Any] = {"fingerprint": rows["key_hash"].cast(pa.string())}
-        if self.parked:
-            known = {each.place: each.known for each in self.parked}
+        if self.held_back:
+            known = {each.place: each.known for each in self.held_back}
             mine = [known[place] for place in rows["place"].to_pylist()]
             columns |= {name: [each[at] for each in mine] for at, name in enumerate(_KNOWN)}
             columns["reason"] = Reason.RETRY.value
@@ -101,10 +101,10 @@ class LogSplit(NamedTuple):
 
     def before(self, place: int) -> LogSplit:
         """The same without the entries from this place on."""
-        left = tuple(each for each in self.parked if each.place < place)
-        if self.parked and not left:
+        left = tuple(each for each in self.held_back if each.place < place)
+        if self.held_back and not left:
             place = self.piece.start
-        return self._replace(piece=self.piece._replace(end=place), parked=left)
+        return self._replace(piece=self.piece._replace(end=place), held_back=left)
 
 
 class LogBatch(NamedTuple):

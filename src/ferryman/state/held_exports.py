@@ -10,7 +10,7 @@ from ferryman.state.state import State
 from ferryman.storage.query import connect, quoted, quoted_list, verify
 
 
-def parked_rows(state: State, node: str, columns: str, where: str = "true") -> list[tuple[Any, ...]]:
+def held_rows(state: State, node: str, columns: str, where: str = "true") -> list[tuple[Any, ...]]:
     """Columns of the last rows of those of a node that have not gone through.
 
     Args:
@@ -35,7 +35,7 @@ def parked_rows(state: State, node: str, columns: str, where: str = "true") -> l
 def lowest_places(state: State, node: str) -> dict[str, int]:
     """Of each lane with such exports the lowest place."""
     found: dict[str, int] = {}
-    for (revision,) in parked_rows(state, node, "revision"):
+    for (revision,) in held_rows(state, node, "revision"):
         lane, place = place_of(revision)
         found[lane] = min(place, found.get(lane, place))
     return found

@@ -12,11 +12,11 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from ferryman.engine.scan.log_batches import LogSplit, ParkedEntry
+from ferryman.engine.scan.log_batches import HeldEntry, LogSplit
 from ferryman.records.due import wait_s
 from ferryman.records.keyed import place_of
 from ferryman.sources.log import Log
-from ferryman.state.parked import parked_rows
+from ferryman.state.held_exports import held_rows
 from ferryman.state.state import State
 
 _ENDED: Final = -1
@@ -27,7 +27,7 @@ _MOST: Final = 50_000
 Numbers = np.ndarray[Any, Any]
 
 
-class _Parked(NamedTuple):
+class _HeldRows(NamedTuple):
     """Entries in the order of their revisions, an array a column."""
 
     revision: Numbers
@@ -35,7 +35,7 @@ class _Parked(NamedTuple):
     due: Numbers
 
 
-class ParkedExports:
+class HeldExports:
     """Of one keyed node, as of the last commit.
 
     Args:
@@ -48,7 +48,7 @@ class ParkedExports:
         self._ended_holds = ended_holds
         self._files: frozenset[str] | None = None
         none = np.array([], np.int64)
-        self._found, self._heads = _Parked(none, none, none), none
+        self._found, self._heads = _HeldRows(none, none, none), none
 
     def __len__(self) -> int:
         return len(self._now().key)
@@ -94,9 +94,9 @@ class ParkedExports:
         self, log: Log, lane: str, places: Sequence[int], known: dict[tuple[str, int], tuple[Any, ...]]
     ) -> Iterator[LogSplit]:
         for piece in log.pieces({lane: places[0]}, {lane: places[-1] + 1}, places[-1] + 1):
-            mine = [ParkedEntry(at, known[lane, at]) for at in places if piece.start <= at < piece.end]
+            mine = [HeldEntry(at, known[lane, at]) for at in places if piece.start <= at < piece.end]
             if mine:
-                yield LogSplit(self._node, piece, parked=tuple(mine))
+                yield LogSplit(self._node, piece, held_back=tuple(mine))
 
     def _head_dues(self) -> Numbers:
         found = self._now()
@@ -104,30 +104,30 @@ class ParkedExports:
         waiting: Numbers = dues[dues != _ENDED]
         return waiting
 
-    def _now(self) -> _Parked:
+    def _now(self) -> _HeldRows:
         files = frozenset(self._state.documents.files)
         if files != self._files:
             self._files, self._found = files, self._read()
             self._heads = _heads(self._found)
         return self._found
 
-    def _read(self) -> _Parked:
-        rows = parked_rows(self._state, self._node, "revision, fingerprint::BIGINT, coalesce(due, -1)")
-        found = _Parked(*(np.array(column, np.int64) for column in zip(*rows, strict=True))) if rows else None
+    def _read(self) -> _HeldRows:
+        rows = held_rows(self._state, self._node, "revision, fingerprint::BIGINT, coalesce(due, -1)")
+        found = _HeldRows(*(np.array(column, np.int64) for column in zip(*rows, strict=True))) if rows else None
         if found is None:
-            return _Parked(*(np.array([], np.int64) for _ in _Parked._fields))
-        found = _Parked(*(column[np.argsort(found.revision)] for column in found))
-        return found if self._ended_holds else _Parked(*(column[found.due != _ENDED] for column in found))
+            return _HeldRows(*(np.array([], np.int64) for _ in _HeldRows._fields))
+        found = _HeldRows(*(column[np.argsort(found.revision)] for column in found))
+        return found if self._ended_holds else _HeldRows(*(column[found.due != _ENDED] for column in found))
 
     def _details(self, revisions: Sequence[int]) -> dict[tuple[str, int], tuple[Any, ...]]:
         if not revisions:
             return {}
         names = "version, revision, fingerprint, operation, given, due, failed, held, again"
         among = f"revision IN ({', '.join(map(str, revisions))})"
-        return {place_of(row[1]): row for row in parked_rows(self._state, self._node, names, among)}
+        return {place_of(row[1]): row for row in held_rows(self._state, self._node, names, among)}
 
 
-def _heads(rows: _Parked) -> Numbers:
+def _heads(rows: _HeldRows) -> Numbers:
     """Of each row, where the first of its key is; rows are in the order of their revisions within each lane."""
     order = np.lexsort((rows.revision, rows.key))
     begins = np.ones(len(order), bool)
