@@ -38,13 +38,9 @@ CASES = [
 ]
 
 SHORT = {
-    ("append.staged", END, "pipe", 1),
     ("append.logged", END, "alts", 2),
     ("transform.done", END, "join", 1),
-    ("commit.ready", END, "alts", 1),
     ("wave.marked", END, "pipe", 2),
-    ("deliver.sent", END, "join", 2),
-    ("settle.rewrite", END, "pipe", 1),
     ("outbox.logged", END, "pipe", 1),
 }
 

@@ -87,7 +87,7 @@ def test_killed_there_on_spark(
 
 
 SHORT_SHAPES = {
-    "join": "wave.marked",
+    "join": "",
     "rejoin": "",
     "family": "",
     "retries": "",

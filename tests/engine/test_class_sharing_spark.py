@@ -12,6 +12,7 @@ import pytest
 
 from ferryman.engine.runner.class_sharing import ClassArchive
 from tests.crash.spark import until
+from tests.support.tiers import sampled
 
 pytestmark = pytest.mark.spark
 
@@ -47,7 +48,7 @@ def whole() -> Path:
     return made
 
 
-@pytest.mark.parametrize("damaged", [False, True])
+@pytest.mark.parametrize("damaged", sampled([False, True], 2))
 def test_spark_starts_from_an_archive_that_is_whole(whole: Path, place: Path, damaged: bool) -> None:
     """From a damaged one it starts as without, and neither the JVM nor the end of the session says a word."""
     copy = place / "ferryman" / whole.name

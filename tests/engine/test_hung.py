@@ -17,6 +17,7 @@ from ferryman.plan import Plan
 from ferryman.sources import Memory
 from ferryman.testing.inprocess import InProcess
 from tests.support.recorder import Recorder
+from tests.support.tiers import sampled
 from tests.support.trial import Trial
 from tests.support.worker import one_worker
 
@@ -52,7 +53,7 @@ def texts(out: Recorder) -> list[str]:
 
 
 @pytest.mark.rule("destination.given-up")
-@pytest.mark.parametrize("failures", [1, 4])
+@pytest.mark.parametrize("failures", sampled([1, 4], 2))
 def test_a_write_that_was_given_up_never_comes_after_a_newer_one(place: Path, failures: int) -> None:
     """Its worker ends when it is given up, whether the runner tries the task again or not."""
     trial = Trial(place).build(out=Late(place), send_timeout=2)
@@ -120,7 +121,7 @@ def test_a_kill_while_a_hang_is_noted_changes_nothing(place: Path) -> None:
     assert trial.out.counted() == {"a": 1}
 
 
-@pytest.mark.parametrize("method", ["open", "close"])
+@pytest.mark.parametrize("method", sampled(["open", "close"], 2))
 def test_other_calls_that_hang_end_their_process_too(place: Path, method: str) -> None:
     """What was delivered before ``close`` is noted."""
     trial = Trial(place).build(send_timeout=2)
@@ -158,7 +159,7 @@ def killing_at(id: str, mark: Path, ready: Callable[[], object] = lambda: True) 
 
 
 @pytest.mark.rule("guarantee.one-chunk")
-@pytest.mark.parametrize("failures", [1, 4])
+@pytest.mark.parametrize("failures", sampled([1, 4], 2))
 def test_under_at_least_once_a_kill_doubles_one_chunk_at_most(place: Path, failures: int) -> None:
     """What came of a chunk is noted before the next is sent."""
     trial = Trial(place)

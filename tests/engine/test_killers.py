@@ -23,6 +23,7 @@ from ferryman.routers import Duplicate, Router
 from ferryman.sources import Listed, Memory
 from ferryman.testing.inprocess import InProcess
 from tests.support.network import Network
+from tests.support.tiers import sampled
 
 IDS = [f"d{n:02}" for n in range(40)]
 
@@ -69,7 +70,7 @@ HOW: list[tuple[Callable[[], object], str]] = [
 
 
 @pytest.mark.rule("kill.named", "kill.others")
-@pytest.mark.parametrize("failures", [1, 4])
+@pytest.mark.parametrize("failures", sampled([1, 4], 2))
 @pytest.mark.parametrize(
     "ids",
     [
@@ -280,7 +281,7 @@ def kills(*ids: str) -> Callable[[list[Any]], object]:
 
 
 @pytest.mark.rule("kill.named")
-@pytest.mark.parametrize("failures", [1, 4])
+@pytest.mark.parametrize("failures", sampled([1, 4], 2))
 @pytest.mark.parametrize(
     "ids",
     [pytest.param(("d07",), id="one", marks=pytest.mark.slow), pytest.param(("d00", "d20", "d39"), id="several")],

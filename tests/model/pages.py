@@ -10,6 +10,8 @@ from typing import Final
 
 from tests.model.configurations import CONFIGURATIONS
 from tests.model.explore import DOCUMENTS, Explorer, Report
+from tests.model.keyed.explored import KEYED_CONFIGURATIONS, KEYED_MUTATIONS, KEYED_RULES
+from tests.model.keyed.world import KeyedConfig
 from tests.model.mutations import MUTATIONS, Mutation
 from tests.model.queues.configurations import QUEUE_CONFIGURATIONS
 from tests.model.queues.mutations import QUEUE_MUTATIONS, QueueMutation
@@ -19,7 +21,7 @@ from tests.model.queues.protocol import RULES
 from tests.model.queues.world import QueueConfig
 from tests.model.state import Budget, Config
 
-AnyConfig = Config | QueueConfig | OnceConfig
+AnyConfig = Config | QueueConfig | OnceConfig | KeyedConfig
 
 PAGE: Final = Path(__file__).parents[2] / "docs" / "model.md"
 
@@ -37,7 +39,7 @@ def explored(config: AnyConfig) -> Report:
 
 def explorer(config: AnyConfig) -> Explorer:
     """Of the protocol that a configuration is for."""
-    rules = {Config: DOCUMENTS, QueueConfig: RULES, OnceConfig: ONCE_RULES}
+    rules = {Config: DOCUMENTS, QueueConfig: RULES, OnceConfig: ONCE_RULES, KeyedConfig: KEYED_RULES}
     return Explorer(config, rules[type(config)])
 
 
@@ -54,6 +56,11 @@ def queue_configurations() -> str:
 def once_configurations() -> str:
     """The same of an at-most-once plan."""
     return _sizes("entries", ONCE_CONFIGURATIONS)
+
+
+def keyed_configurations() -> str:
+    """The same of a plan that keeps state by key."""
+    return _sizes("entries", KEYED_CONFIGURATIONS)
 
 
 def _sizes(measure: str, configs: Iterable[AnyConfig]) -> str:
@@ -73,7 +80,7 @@ def line(config: AnyConfig) -> str:
     """A configuration's line of the table."""
     if isinstance(config, OnceConfig):
         size, wrong = str(config.entries), ", ".join(_spendable(config.budget))
-    elif isinstance(config, QueueConfig):
+    elif isinstance(config, QueueConfig | KeyedConfig):
         size, wrong = str(config.entries), _queue_troubles(config)
     else:
         size, wrong = f"{len(config.histories)} × {len(config.destinations)}", troubles(config)
@@ -89,11 +96,11 @@ def _cells(numbers: Iterable[int]) -> str:
     return " | ".join(f"{n:,}".replace(",", " ") for n in numbers)
 
 
-def _queue_troubles(config: QueueConfig) -> str:
+def _queue_troubles(config: QueueConfig | KeyedConfig) -> str:
     found = _spendable(config.budget)
     if config.answers:
         found[-1] += f" ({', '.join(config.answers)})"
-    if config.refused:
+    if isinstance(config, QueueConfig) and config.refused:
         found.append("1 refusal")
     if config.late:
         found.append("1 late entry")
@@ -134,6 +141,11 @@ def once_mutations() -> str:
     return _findings(ONCE_MUTATIONS)
 
 
+def keyed_mutations() -> str:
+    """The same of a plan that keeps state by key."""
+    return _findings(KEYED_MUTATIONS)
+
+
 def _findings(faults: Iterable[Mutation | QueueMutation]) -> str:
     lines = ["| mutation | breaks | because | after steps |", "|---|---|---|--:|"]
     for mutation in faults:
@@ -152,5 +164,7 @@ def made(text: str) -> str:
         "queue_mutations": queue_mutations,
         "once_configurations": once_configurations,
         "once_mutations": once_mutations,
+        "keyed_configurations": keyed_configurations,
+        "keyed_mutations": keyed_mutations,
     }
     return _BLOCK.sub(lambda found: f"{found[1]}\n{tables[found[2]]()}\n\n{found[3]}", text)

@@ -108,6 +108,7 @@ def test_the_largest_worlds_are_explored() -> None:
     assert any(c.budget.rivals and c.budget.crashes >= 2 and c.budget.doubles for c in small)
 
 
+@pytest.mark.slow
 def test_every_action_is_taken() -> None:
     """No step of the model is only written down. Those that are explored each time are looked through first."""
     wanted = ACTIONS.keys() - {"crash.all"}  # which the explorer does in every state

@@ -25,11 +25,10 @@ def test_submit_a_batch(place: Path) -> None:
         shell.follow(DOCS / "how-to" / "submit-a-batch.md")
 
 
-@pytest.mark.spark
 @pytest.mark.rule("reach.files")
 def test_what_a_submitter_may_do(place: Path) -> None:
     """The same, of what is refused and what allows it."""
-    with Shell(place) as shell:
+    with QuickShell(place) as shell:
         shell.follow(DOCS / "how-to" / "what-a-submitter-may-do.md")
 
 

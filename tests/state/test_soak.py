@@ -24,7 +24,7 @@ GROWTH_KIB = 32 * 1024
 
 @pytest.mark.parametrize(
     ("waves", "life"),
-    [(20, 8), pytest.param(2000, 250, marks=[pytest.mark.slow, pytest.mark.timeout(3 * 3600)])],
+    [(10, 4), pytest.param(2000, 250, marks=[pytest.mark.slow, pytest.mark.timeout(3 * 3600)])],
 )
 def test_a_soak(tmp_path: Path, waves: int, life: int) -> None:
     """Whenever it is killed the account balances; in the end nothing is pending, and all is where it belongs."""

@@ -236,6 +236,11 @@ class Destination:
         """The place written to, without secrets (``sqlite:///out.db#documents``); None if it is only this node's."""
         return None
 
+    def local_paths(self) -> tuple[str, ...]:
+        """Absolute paths of the folders of the machine's own file system that it writes to. On a cluster each executor
+        is asked for them before the run begins: all must see the driver's folder."""
+        return ()
+
     def not_installed(self) -> str:
         """Which package is missing, and the command that installs it; "" if all is there. Opens nothing."""
         return ""

@@ -83,6 +83,9 @@ class Queue(Destination):
     def target(self) -> str:
         return (self.root / self.name).as_uri()
 
+    def local_paths(self) -> tuple[str, ...]:
+        return (str(self.root),)
+
     def check(self) -> None:
         """Make the queue, if there is none.
 
