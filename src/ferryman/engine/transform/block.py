@@ -8,6 +8,7 @@ import pyarrow as pa
 
 from ferryman.engine.scan.reason import Reason
 from ferryman.records.family import FailedMember, decode_failures, decode_held
+from ferryman.records.keyed import export_name
 from ferryman.storage.groups import values
 
 KNOWN: Final = [
@@ -53,6 +54,7 @@ class Block:
         first_seen: no document of the block was known before.
         first_revision: of documents that are seen for the first time, where the rows do not say it.
         places: of entries of a log, else empty.
+        key_hashes: of what a keyed node exports, its key; else empty.
         provenances: where each came from, as JSON; None: nothing is known of any.
     """
 
@@ -66,6 +68,7 @@ class Block:
         self._read: dict[int, tuple[bytes | None, str | None]] = {}
         self._dropped: list[str | None] = values(table["dropped"]) if of_log else []
         self._revisions: list[int] = table["revision"].to_pylist() if exported else []
+        self.key_hashes: list[int] = table["key_hash"].to_pylist() if exported else []
         self._deletes: list[bool] = table["deletes"].to_pylist() if exported else []
         self.ids: list[str] = table["id"].to_pylist()
         self.reasons: list[str] = table["reason"].to_pylist()
@@ -134,6 +137,10 @@ class Block:
         if self.first_seen and not self._revisions:
             return [self.first_revision] * len(rows)
         return [self.revision(i) for i in rows]
+
+    def name(self, i: int) -> str:
+        """What ``documents`` calls it."""
+        return export_name(self._revisions[i]) if self._revisions else self.ids[i]
 
     def deletes(self, i: int) -> bool:
         """Is it the export of a deletion?"""

@@ -28,6 +28,7 @@ class StagedFacts:
         node = source_named(plan.nodes, source)
         exported = isinstance(node, ExportsNode)  # the exports of a key go on in their order
         in_order = {name for name, each in self._nodes.items() if exported or each.destination.in_order}
+        self._source = source
         self._ends = [(e.destination, "/".join(e.route)) for e in ends(plan.nodes)[node.entry]] if exported else []
         self._outbox = OutboxStage(root, source, epoch, self._hashes, in_order, deletes_in_order=exported)
         self._documents = DocumentStage(root, source, wave, epoch)
