@@ -55,6 +55,8 @@ class JobStage:
     """The work of one state."""
 
     state: ClassVar[JobState]
+    isolates: ClassVar[bool] = True
+    """Is its work done in a child process where a process may have died of it?"""
 
     def open(self) -> bool:
         """Can any job of this state be worked at now?"""
@@ -112,6 +114,7 @@ class Provisioning(JobStage):
     """It waits until there is working space. Who does not fit holds nobody up: every job in the state is looked at."""
 
     state: ClassVar[JobState] = JobState.PROVISIONING
+    isolates: ClassVar[bool] = False  # it looks at numbers of ours only, and must know what it has granted
 
     def __init__(self, queue: Queue, work: Workspace, say: Callable[[str], None], full: float = FULL) -> None:
         self._queue, self._work, self._say, self._full = queue, work, say, full

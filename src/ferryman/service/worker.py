@@ -25,7 +25,9 @@ from typing import Final
 
 from ferryman.errors import DeliveryError, FerrymanError, UsageError, describe
 from ferryman.intake import Job, JobState, LockLost, NodeInvalid, Queue, QueueLost, QueueRefused, StateError
+from ferryman.service.at_work import AtWork
 from ferryman.service.errors import Later, Stopping
+from ferryman.service.isolation import Isolation
 from ferryman.service.stages import Done, JobStage
 from ferryman.storage.files import disk_full
 
@@ -110,8 +112,18 @@ class Loop:
 class Worker:
     """Takes jobs of a station's state, one after the other. Each thread has its own."""
 
-    def __init__(self, queue: Queue, station: JobStage, say: Say, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        queue: Queue,
+        station: JobStage,
+        say: Say,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        at_work: AtWork,
+        isolation: Isolation,
+    ) -> None:
         self._queue, self._station, self._say, self._clock = queue, station, say, clock
+        self._at_work, self._isolation = at_work, isolation
         self._waiting: list[tuple[float, Job]] = []
         """(when to try again, job), each locked."""
 
@@ -156,7 +168,7 @@ class Worker:
         """False: the job went from under our hands; a pause does no harm."""
         try:
             try:
-                self._done(job, self._station.work(job))
+                self._done(job, self._outcome(job))
             except DeliveryError as e:
                 self._fail(job, str(e))
             except OSError as e:
@@ -186,6 +198,13 @@ class Worker:
             job.unlock()
             raise
         return True
+
+    def _outcome(self, job: Job) -> Done:
+        """Of the work; in a child process where a process may have died of it."""
+        if not self._station.isolates:
+            return self._station.work(job)
+        state = self._station.state
+        return self._at_work.work(job.id, lambda: self._station.work(job), lambda: self._isolation.work(job, state))
 
     def _done(self, job: Job, done: Done) -> None:
         state = self._station.state
