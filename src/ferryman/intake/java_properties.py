@@ -1,7 +1,7 @@
-"""Java's serialized ``Properties``, read without Java: keys and values, both text, and nothing else.
+"""Serialized ``Properties`` of Java, read without Java: keys and values, both text, and nothing else.
 
 The stream is read by hand, for this one class: no other class is looked up, made or called. A stream that names
-another one is refused, and so is anything that is no text. See "Object Serialization Stream Protocol" of Java.
+another one is refused, and so is anything but text. See "Object Serialization Stream Protocol" of Java.
 """
 
 from __future__ import annotations
