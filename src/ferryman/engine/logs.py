@@ -18,7 +18,7 @@ from ferryman.engine.scan.log_batches import LogBatch, LogSplit
 from ferryman.engine.scan.log_looks import LogLook, entries_that_wait, look_at, pieces_of
 from ferryman.engine.transform.log_entries import Blocked
 from ferryman.engine.transform.staged import NOTHING, Staged
-from ferryman.errors import StateLost, UsageError, message_of
+from ferryman.errors import Misconfigured, StateLost, UsageError, message_of
 from ferryman.plan import SourceNode, logs_read
 from ferryman.plan.keyed import counted_once
 from ferryman.records.due import now_us
@@ -213,13 +213,18 @@ class Logs:
             return
         most = int(np.clip(total // (2 * slots), _LEAST, self._most))
         size = 0
-        for piece in pieces_of(name, log, seen, start, most, self._tell):
-            if size and size + piece.bytes > wave_bytes:
-                return
-            size += piece.bytes
-            head = self._heads.get((name, piece.partition))
-            same = head is not None and head.replay == seen.replay
-            yield LogSplit(name, piece, 1 + seen.replay, head if same else None)
+        try:
+            for piece in pieces_of(name, log, seen, start, most, self._tell):
+                if size and size + piece.bytes > wave_bytes:
+                    return
+                size += piece.bytes
+                head = self._heads.get((name, piece.partition))
+                same = head is not None and head.replay == seen.replay
+                yield LogSplit(name, piece, 1 + seen.replay, head if same else None)
+        except Misconfigured as e:
+            why = message_of(e)
+            self._waiting |= {(name, p): Blocked(at, f"place {at}", why, True, (name,)) for p, at in start.items()}
+            self._nodes.stop(name, f"it cannot be read on: {why}")
 
     def _is_ready(self, name: str, partition: str) -> bool:
         """May it be read now?"""

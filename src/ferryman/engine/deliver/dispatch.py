@@ -17,8 +17,9 @@ from ferryman.engine.keyed.phase import KeyUpdates
 from ferryman.engine.runner.base import PickledPlan, Runner
 from ferryman.engine.trouble import Troubles
 from ferryman.errors import EngineError, PermanentError, WorkerDied, message_of
-from ferryman.plan import DestinationNode, KeyedNode, ends, keyed_nodes
+from ferryman.plan import DestinationNode, KeyedNode, ends, sources_of
 from ferryman.records.due import wait_of_file_s
+from ferryman.sources import Log
 from ferryman.state.outbox import first_sequence, pending_rows, split_family
 from ferryman.state.state import State
 from ferryman.storage.handles import DataFile
@@ -35,7 +36,8 @@ class Dispatcher:
         self._nodes = {n.name: n for n in state.plan.nodes if isinstance(n, DestinationNode)}
         self._updates = KeyUpdates(state, shipped, runner, trouble)
         below = ends(state.plan.nodes)
-        self._repeated = {e.destination for n in keyed_nodes(state.plan.nodes) for e in below[n.exports.entry]}
+        repeating = [n for n in sources_of(state.plan.nodes) if isinstance(n.source, Log) and n.source.repeats_ids]
+        self._repeated = {e.destination for n in repeating for e in below[n.entry]}
         """A wave may have an id several times for these: a key exports it again and again."""
         self._deadly: set[str] = set()
         """Destinations over which a worker died, or which hung, in their last pass."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from ferryman.engine.ranges import EntryRange
 from ferryman.engine.scan.batches import COMPARED
@@ -18,6 +19,9 @@ from ferryman.state.log_positions import Head
 
 _OWN = [name for name in ROWS.names if name not in COMPARED.names]
 """Columns that rows of a log have beside those of ``COMPARED``."""
+
+_REPLAY: Final = 1 << 40
+"""Revisions that a log itself counts stay below."""
 
 
 class LogSplit(NamedTuple):
@@ -46,8 +50,12 @@ class LogSplit(NamedTuple):
                 COMPARED, rows.num_rows, size=0, fingerprint="", location="", reason=Reason.NEW.value, **columns
             )
             for name in (*_OWN, *(n for n in rows.column_names if n not in ROWS.names)):
-                table = table.append_column(name, rows[name])
+                table = table.append_column(name, self._replayed(rows[name]) if name == "revision" else rows[name])
             yield table
+
+    def _replayed(self, revisions: pa.ChunkedArray) -> pa.ChunkedArray:
+        """Read again from an earlier place, all are higher than any before."""
+        return pc.add(revisions, (self.revision - 1) * _REPLAY)
 
     def after(self, places: int) -> LogSplit:
         """The same without its first places."""
