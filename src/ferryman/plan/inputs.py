@@ -40,7 +40,7 @@ def bad_strategy(strategy: object, nodes: Iterable[Node]) -> Iterator[str]:
             )
         elif isinstance(node, SourceNode) and isinstance(node.source, Log) and node.source.repeats_ids:
             yield (
-                f"{node.name}: a change that was lost would leave the key as it was for ever: read "
+                f"{node.name}: a change that was lost would leave the key as it was: read "
                 f"{type(node.source).__name__} in a plan without strategy={strategy!r}."
             )
 
