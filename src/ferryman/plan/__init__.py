@@ -27,7 +27,7 @@ from ferryman.plan.paths import (
     target_of,
 )
 from ferryman.plan.plan import Handle, Plan
-from ferryman.plan.structure import NodeRecord, changed_sources, changes, structure
+from ferryman.plan.structure import Differences, NodeRecord, changed_sources, changes, structure
 
 __all__ = [
     "AltsNode",

@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 from ferryman import limits
 from ferryman.records.change_readers import FORGOTTEN, needed_from
 from ferryman.records.keyed import CONTRIBUTIONS, KEY_STATE, PUBLISHED, file_stats, lanes
+from ferryman.state.held_exports import lowest_places
 from ferryman.state.keyed import MERGED, KeyedTables
 from ferryman.state.log_positions import LogPositions
 from ferryman.state.small_files import small_batches
@@ -24,15 +25,22 @@ from ferryman.storage.tables import Table
 
 
 def carried_on(state: State, name: str, tables: KeyedTables) -> list[DataFile]:
-    """Files of exports that the plan has carried on whole, once they are worth a commit."""
+    """Files of exports that the plan has carried on whole, once they are worth a commit. What a step could not take is
+    read again."""
     reached = LogPositions(state, name).of({"": ""}, {"": lanes()})
     found = [
         file
         for file in tables.exports.files.values()
         if int(file.partition["first_place"]) + file.rows <= reached.get(file.partition["lane"], 0)
     ]
+    if found and (kept := lowest_places(state, name)):
+        found = [f for f in found if int(f.partition["first_place"]) + f.rows <= kept.get(f.partition["lane"], _NEVER)]
     many = len(found) >= limits.COMPACT_FILES or sum(file.size for file in found) >= limits.PART_BYTES
     return found if many else []
+
+
+_NEVER: Final = 1 << 62
+"""No place is as high."""
 
 
 class _Kind(NamedTuple):

@@ -15,7 +15,7 @@ from ferryman import crash
 from ferryman.engine.keyed.keying import Keying
 from ferryman.engine.keyed.runs import ORDER, write_run
 from ferryman.engine.runner.base import PickledPlan
-from ferryman.plan import KeyedNode, sources_of
+from ferryman.plan import KeyedNode
 from ferryman.records.keyed import BUCKETS
 from ferryman.state.outbox import row_groups
 
@@ -59,7 +59,7 @@ class Grouping:
         plan = self.shipped.plan()
         node = next(n for n in plan.nodes if n.name == self.node)
         assert isinstance(node, KeyedNode)
-        keying = Keying(node, sources_of(plan.nodes), self.contributions, Path(self.folder))
+        keying = Keying(node, plan, self.contributions, Path(self.folder))
         tables = [keying.keyed(rows, file.first, file.held) for rows in row_groups(Path(self.outbox) / file.path)]
         found = [run for run in self._runs(pa.concat_tables(tables)) if run.rows]
         crash.point("update.grouped")

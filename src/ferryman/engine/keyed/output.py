@@ -25,12 +25,28 @@ _ROWS: Final = 16_384
 _DONE: Final = (Status.INDEXED, Status.DROPPED)
 
 
-class _Table:
-    """A data file in the making, row by row."""
+def dealt(rows: Sequence[Sequence[Any]], column: int) -> list[Sequence[Any]]:
+    """The first row of each value of the column, then the second of each, and so on: a destination takes one export of
+    a key at a time, and neighbours that are of other keys go together."""
+    turns: Counter[Any] = Counter()
+    numbers = []
+    for row in rows:
+        turns[row[column]] += 1
+        numbers.append(turns[row[column]])
+    return [rows[at] for at in sorted(range(len(rows)), key=numbers.__getitem__)]
 
-    def __init__(self, folder: Path, schema: pa.Schema, epoch: int) -> None:
+
+class _Table:
+    """A data file in the making, row by row.
+
+    Args:
+        dealt_by: number of a column by which rows are ``dealt``; None: they stand as they come.
+    """
+
+    def __init__(self, folder: Path, schema: pa.Schema, epoch: int, dealt_by: int | None = None) -> None:
         self._open: Callable[[], PartWriter] = lambda: PartWriter(folder, schema, epoch=epoch)
         self._schema = schema
+        self._dealt_by = dealt_by
         self._file: PartWriter | None = None
         self._rows: list[Sequence[Any]] = []
         self._size = 0
@@ -61,6 +77,8 @@ class _Table:
 
     def _flush(self) -> None:
         if self._rows:
+            if self._dealt_by is not None:
+                self._rows = dealt(self._rows, self._dealt_by)
             columns = [*map(list, zip(*self._rows, strict=True))]
             self.write(table_of(self._schema, len(self._rows), **dict(zip(self._schema.names, columns, strict=True))))
         self._rows, self._size = [], 0
@@ -80,7 +98,7 @@ class Output:
         self._lane = lane_of(first_bucket)
         self._followed = followed
         self._state = _Table(root / "state" / node, KEY_STATE, epoch)
-        self._exports = _Table(root / "exports" / node, EXPORTS_FILE, epoch)
+        self._exports = _Table(root / "exports" / node, EXPORTS_FILE, epoch, EXPORTS_FILE.get_field_index("key"))
         self._ledger = _Table(root / "ledger", LEDGER, epoch)
         self._contributions = _Table(root / "contributions" / node, CONTRIBUTIONS, epoch)
         self._folders = {name: root / name / node for name in ("state", "exports", "contributions")}

@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 
 from ferryman import crash
 from ferryman.engine.deliver.outcomes import Tries
+from ferryman.engine.keyed.callers import ChildCaller, DirectCaller, UpdateCaller
 from ferryman.engine.keyed.calls import KeyCalls, NodeTrouble, Row
 from ferryman.engine.keyed.group import range_starts
 from ferryman.engine.keyed.output import Output
@@ -57,6 +58,8 @@ class Updating:
     wave: int
     now_us: int
     epoch: int
+    isolated: bool = False
+    """A worker died over it: ``update`` is called in a child process."""
 
     def __call__(self, keys: KeyRange) -> KeyReport:
         plan = self.shipped.plan()
@@ -66,8 +69,10 @@ class Updating:
         followed = bool(successors(plan.nodes)[node.name])
         output = Output(Path(self.root), self.node, self.wave, self.epoch, first, followed=followed)
         known = KeyValues(keys.known)
+        caller: UpdateCaller = ChildCaller(node) if self.isolated else DirectCaller(node)
+        calls = KeyCalls(node, output, caller, self.now_us)
         try:
-            work = _RangeUpdate(node, output, known, self.now_us, latest_us(self.now_us, plan.longest_backoff_s))
+            work = _RangeUpdate(calls, output, known, self.now_us, latest_us(self.now_us, plan.longest_backoff_s))
             report = work.go(merged(keys.runs))
             result = output.finish(keys.number)
         except BaseException:
@@ -75,6 +80,7 @@ class Updating:
             raise
         finally:
             known.close()
+            caller.end()
         if result.sent or result.withdrawn:
             crash.point("update.staged")
             if not Journal(Path(self.root) / "journal").publish_update(self.wave, result):
@@ -93,10 +99,10 @@ _COLUMNS: Final = (
 class _RangeUpdate:
     """One task's work."""
 
-    def __init__(self, node: KeyedNode, output: Output, known: KeyValues, now_us: int, latest: int) -> None:
+    def __init__(self, calls: KeyCalls, output: Output, known: KeyValues, now_us: int, latest: int) -> None:
         self._output = output
         self._known = known
-        self._calls = KeyCalls(node, output, now_us)
+        self._calls = calls
         self._now_us = now_us
         self._latest = latest
 

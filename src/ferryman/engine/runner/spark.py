@@ -15,6 +15,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -58,7 +59,7 @@ class SparkRunner:
         try:
             return max(1, int(self.spark.sparkContext.defaultParallelism))
         except (AttributeError, PySparkException):  # Connect: it parts a range without a number of parts by its cores
-            return max(1, len(self.spark.range(_PARTED).select(spark_partition_id()).distinct().collect()))
+            return max(1, len(_rows(self.spark.range(_PARTED).select(spark_partition_id()).distinct())))
 
     @property
     def on_one_machine(self) -> bool:
@@ -124,10 +125,12 @@ def start(master: str, conf: Mapping[str, str], name: str, *, queries: bool = Tr
     Raises:
         UsageError: Spark does not start with this master and configuration, or there is no Java for it.
     """
-    if not master.startswith("sc://") and "PYSPARK_GATEWAY_PORT" not in os.environ:  # there is a JVM already
+    remote = master.startswith("sc://")  # a server of Connect has its own settings for all that is set here
+    if remote and find_spec("grpc") is None:
+        raise UsageError(f"--master {master}: Spark Connect needs more packages: pip install 'ferryman[connect]'")
+    if not remote and "PYSPARK_GATEWAY_PORT" not in os.environ:  # there is a JVM already
         check_java()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    remote = master.startswith("sc://")  # the server has its own settings for all that is set here
     settings = {} if remote else {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false"}
     if master.startswith("local"):
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")  # no look-up of this machine's name, no warning about it
@@ -250,13 +253,21 @@ def _answer(number: int, answer: Any) -> pa.RecordBatch:
 
 
 def _collect(frame: Any) -> list[tuple[int, Any]]:
+    return sorted(((row[0], pickle.loads(bytes(row[1]))) for row in _rows(frame)), key=lambda r: r[0])
+
+
+def _rows(frame: Any) -> list[Any]:
+    """
+    Raises:
+        WorkerDied, EngineError: see ``Runner.run``.
+    """
     try:
-        rows = frame.collect()
+        found: list[Any] = frame.collect()
     except Exception as e:
         if any(sign in str(e) for sign in _SIGNS_OF_DEATH):
             raise WorkerDied(f"Spark: {_A_DEATH}") from e
         raise EngineError(f"Spark: {_reason(e)}") from e
-    return sorted(((row[0], pickle.loads(bytes(row[1]))) for row in rows), key=lambda r: r[0])
+    return found
 
 
 _SIGNS_OF_DEATH = ("Python worker exited unexpectedly", "Python worker failed to connect", "ExecutorLostFailure")

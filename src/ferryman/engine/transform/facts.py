@@ -29,6 +29,7 @@ class StagedFacts:
         node = source_named(plan.nodes, source)
         changed = isinstance(node.source, Log) and node.source.repeats_ids  # of an id, each goes on in its order
         in_order = {name for name, each in self._nodes.items() if changed or each.destination.in_order}
+        self._source = source
         self._ends = [(e.destination, "/".join(e.route)) for e in ends(plan.nodes)[node.entry]] if changed else []
         self._outbox = OutboxStage(root, source, epoch, self._hashes, in_order, deletes_in_order=changed)
         self._documents = DocumentStage(root, source, wave, epoch)
