@@ -9,13 +9,14 @@ from typing import Final
 
 from ferryman import crash
 from ferryman.errors import DeliveryError, FerrymanError, PermanentError, TransientError, describe
-from ferryman.intake import Batch, NodeInvalid, Queue
+from ferryman.intake import Batch, BatchState, NodeInvalid, Queue
 from ferryman.service.at_work import AtWork
 from ferryman.service.callback import Callback
 from ferryman.service.errors import Later, Stopping
 from ferryman.service.fetch import Fetcher
 from ferryman.service.isolation import Isolation
 from ferryman.service.payload import Planned, has_payload, planned
+from ferryman.service.slow import SlowHost
 from ferryman.service.workspace import Workspace
 
 AGAIN_S: Final = 30.0
@@ -37,6 +38,7 @@ class Waits:
         self._lock = threading.Lock()
         self._at: dict[str, float] = {}
         self._since: dict[str, float] = {}
+        self._slow: list[str] = []
 
     def put(self, batch_id: str, at: float, now: float) -> float:
         """To be tried again then. Since when is it tried?"""
@@ -48,11 +50,21 @@ class Waits:
         """Those that are not due yet. The others are forgotten: whoever gets them says so again."""
         with self._lock:
             self._at = {batch: at for batch, at in self._at.items() if at > now}
-            return set(self._at)
+            return {*self._at, *self._slow}
+
+    def is_slow(self, batch_id: str) -> None:
+        """Its manifest is on a slow host: it waits for a thread that waits for those."""
+        with self._lock:
+            self._slow.append(batch_id)
+
+    def slow(self) -> str | None:
+        """The one of these that waits longest; it waits no more."""
+        with self._lock:
+            return self._slow.pop(0) if self._slow else None
 
     def __bool__(self) -> bool:
         with self._lock:
-            return bool(self._at)
+            return bool(self._at or self._slow)
 
 
 class Batches:
@@ -92,8 +104,7 @@ class Batches:
             LockLost, QueueLost: another goes on with it.
             Stopping.
         """
-        skip = self._made | self._waits.later(self._clock())
-        batch = self._queue.acquire_pending_batch() or self._queue.acquire_batch_in_processing(skip)  # 1
+        batch = self._acquired()  # 1
         if batch is None:
             return False
         try:
@@ -104,6 +115,8 @@ class Batches:
             self._wait(batch, e)
         except PermanentError as e:
             self._give_up(batch, e)
+        except SlowHost:
+            self._waits.is_slow(batch.id)
         except Later as e:
             now = self._clock()
             self._waits.put(batch.id, now + e.after_s, now)
@@ -118,6 +131,10 @@ class Batches:
         finally:
             batch.unlock()
         return True
+
+    def _acquired(self) -> Batch | None:
+        skip = self._made | self._waits.later(self._clock())
+        return self._queue.acquire_pending_batch() or self._queue.acquire_batch_in_processing(skip)
 
     def _make(self, batch: Batch) -> None:
         jobs = self._at_work.work(batch.id, lambda: self._planned(batch), lambda: self._isolation.planned(batch))  # 2
@@ -167,3 +184,14 @@ class Batches:
         batch.set_status("Failed", str(error))
         self._made.add(batch.id)
         self._say(f"{batch.id}: failed: {error}")
+
+
+class SlowBatches(Batches):
+    """Makes the jobs of batches that another one met a slow host with. Its fetcher waits for slow hosts."""
+
+    def _acquired(self) -> Batch | None:
+        batch_id = self._waits.slow()
+        if batch_id is None:
+            return None
+        batch = self._queue.load_batch(batch_id)
+        return batch if batch.acquire(BatchState.PROCESSING) is not None else None

@@ -19,15 +19,16 @@ from ferryman.observe.progress import Forwarding, Observer, Silent
 from ferryman.plan import Plan
 from ferryman.reach import ENVIRONMENT, to_environment
 from ferryman.service.at_work import AtWork
-from ferryman.service.batches import Batches, Waits, is_made
+from ferryman.service.batches import Batches, SlowBatches, Waits, is_made
 from ferryman.service.bundles import Bundles
 from ferryman.service.errors import Stopping
 from ferryman.service.isolation import Isolation
 from ferryman.service.processing import Processing, jobs_sources
 from ferryman.service.reporting import Reporting
 from ferryman.service.serving import Serving
-from ferryman.service.stages import Provisioning
-from ferryman.service.worker import LOST_PAUSE_S, POLL_S, Loop, Worker
+from ferryman.service.slow import SLOTS, SlowHosts, SlowLane
+from ferryman.service.stages import JobStage, Provisioning
+from ferryman.service.worker import LOST_PAUSE_S, POLL_S, Loop, SlowWorker, Worker
 from ferryman.service.workspace import Workspace, is_done
 
 if TYPE_CHECKING:
@@ -158,19 +159,14 @@ class Consumers:
         self._saying = threading.Lock()
         self._say = say
         self._work = work = Workspace(serving.work)
-        fetcher, callback = serving.fetcher(stop), serving.callback(stop)
+        slow = SlowHosts(serving.prompt_s)
+        fetcher, patient, callback = serving.fetcher(stop, slow), serving.fetcher(stop), serving.callback(stop)
         self._at_work = AtWork(work.at_work, self.say)
         isolation = Isolation(queue, serving, stop)
         self._waits = Waits()
-        self._batches = [
-            Batches(
-                *(queue, work, fetcher, callback, self.say),
-                waits=self._waits,
-                at_work=self._at_work,
-                isolation=isolation,
-            )
-            for _ in range(serving.threads)
-        ]
+        waits: dict[str, Any] = {"waits": self._waits, "at_work": self._at_work, "isolation": isolation}
+        self._batches = [Batches(queue, work, fetcher, callback, self.say, **waits) for _ in range(serving.threads)]
+        self._batches += [SlowBatches(queue, work, patient, callback, self.say, **waits) for _ in range(SLOTS)]
         self._reporting = Reporting(queue, work, callback, self.say)
         self._loops = [
             *(Loop("batches", stop, each.turn, self.say, wait=self._batch_wait) for each in self._batches),
@@ -178,14 +174,21 @@ class Consumers:
             Loop("sweep", stop, self._sweep, self.say, wait=stop.wait),
         ]
         self._swept_at = -SWEEP_S
+        lanes = {state: SlowLane() for state in (JobState.PENDING, JobState.DOWNLOADING)}
+        how: dict[str, Any] = {"at_work": self._at_work, "isolation": isolation}
         for station in serving.stages(queue, work, fetcher, callback, stop, self.say):
             for _ in range(1 if isinstance(station, Provisioning) else serving.threads):
-                worker = Worker(queue, station, self.say, at_work=self._at_work, isolation=isolation)
-                loop = Loop(station.state, stop, worker.turn, self.say, wait=worker.wait, release=worker.release)
-                self._loops.append(loop)
+                self._add(station, Worker(queue, station, self.say, lane=lanes.get(station.state), **how))
+        for station in serving.stages(queue, work, patient, callback, stop, self.say):
+            for _ in range(SLOTS if station.state in lanes else 0):
+                self._add(station, SlowWorker(queue, station, self.say, takes=lanes[station.state], **how))
         self._bundles = [Bundles(queue, work, size, self._stopping, self.say) for size in ("small", "large")]
         for bundles in self._bundles:
             self._loops.append(Loop("access", stop, bundles.turn, self.say))
+
+    def _add(self, station: JobStage, worker: Worker) -> None:
+        loop = Loop(station.state, self._stop, worker.turn, self.say, wait=worker.wait, release=worker.release)
+        self._loops.append(loop)
 
     def say(self, text: str) -> None:
         """A line for people, from any thread."""

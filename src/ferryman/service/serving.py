@@ -12,6 +12,7 @@ from ferryman.intake import Queue
 from ferryman.reach import NOTHING_PRIVATE, Reach
 from ferryman.service.callback import Callback
 from ferryman.service.fetch import LOWEST_RATE, Fetcher
+from ferryman.service.slow import PROMPT_S, SlowHosts
 from ferryman.service.stages import (
     Downloading,
     Estimating,
@@ -28,6 +29,10 @@ THREADS: Final = 4
 """A state: a job of most of them waits for a disk or a server, not for this machine."""
 
 
+JOB_TIME_S: Final = 6 * 3600.0
+"""For the files of a job: 20 GB at a megabyte a second."""
+
+
 @dataclass(frozen=True)
 class Serving:
     """How a queue is served.
@@ -41,6 +46,8 @@ class Serving:
         reach: what submitters, and the documents' own URLs, may lead to.
         report_secret: signs reports, as webhooks are signed; None: they are not signed.
         lowest_rate: bytes a second that a submitter's server must send at.
+        job_time_s: so long may fetching the files of a job, or a manifest, take in all; 0: any time.
+        prompt_s: a host that keeps a job waiting for longer is slow.
     """
 
     work: Path
@@ -51,10 +58,12 @@ class Serving:
     reach: Reach = NOTHING_PRIVATE
     report_secret: str | None = None
     lowest_rate: float = LOWEST_RATE
+    job_time_s: float = JOB_TIME_S
+    prompt_s: float = PROMPT_S
 
-    def fetcher(self, stop: threading.Event) -> Fetcher:
-        """What gets submitters' files."""
-        return Fetcher(stop, reach=self.reach, lowest_rate=self.lowest_rate)
+    def fetcher(self, stop: threading.Event, slow: SlowHosts | None = None) -> Fetcher:
+        """What gets submitters' files; with ``slow``, it does not wait for slow hosts."""
+        return Fetcher(stop, reach=self.reach, lowest_rate=self.lowest_rate, slow=slow)
 
     def callback(self, stop: threading.Event) -> Callback:
         """What notifies submitters."""
@@ -71,10 +80,10 @@ class Serving:
     ) -> list[JobStage]:
         """The work of each state but Processing, in their order."""
         return [
-            Pending(work, fetcher),
+            Pending(work, fetcher, self.job_time_s),
             Estimating(work, fetcher),
             Provisioning(queue, work, say, self.full),
-            Downloading(work, fetcher, stop),
+            Downloading(work, fetcher, stop, time_s=self.job_time_s),
             Storing(queue, work, self.keep_originals),
             Recording(queue),
             Notify(work, callback),
