@@ -148,6 +148,14 @@ INTAKE: Final[dict[str, str]] = {
 }
 """The durable steps of the intake consumers, in the order of a batch's life -> what a kill there leaves."""
 
+AT_WORK: Final[dict[str, str]] = {
+    "work.begun": "it is recorded that a job or batch is at work, nothing is done yet: it is isolated next",
+    "work.died": "a child process died over it, which is not counted",
+    "work.counted": "the death is counted, the job has not failed if it was the last: it is isolated again",
+    "work.ended": "it is not at work any more, and has not moved: it is done again",
+}
+"""The durable steps around the work of a stage, and of making a batch's jobs -> what a kill there leaves."""
+
 QUEUES: Final[dict[str, str]] = {
     "queue.built": "a queue lies complete under a temporary name",
     "queue.named": "it has its name, which may not be durable",
@@ -187,7 +195,7 @@ def arm(spec: str, seen_file: str | None = None, by: int = signal.SIGKILL) -> No
     the file is made at the kill, and where it exists the point stays silent. ``by`` SIGSTOP the process does not die,
     it stops there until somebody wakes it."""
     name, _, count = spec.partition(":")
-    known = [*POINTS, *KEYED, *ONCE, *INTAKE, *QUEUES]
+    known = [*POINTS, *KEYED, *ONCE, *INTAKE, *AT_WORK, *QUEUES]
     if name not in known:
         raise KeyError(f"no crash point {name!r}; there are {', '.join(known)}")
     _armed[name] = (int(count or 1), seen_file, by)

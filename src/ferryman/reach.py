@@ -13,7 +13,9 @@ import os
 import re
 import socket
 import ssl
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -178,14 +180,50 @@ def _pool(reach: Reach, connections: int) -> PoolManager:
     def connect(self: Any) -> socket.socket:
         return _connected(reach, self)
 
-    plain = type("GuardedConnection", (HTTPConnection,), {"_new_conn": connect})
-    safe = type("GuardedSafeConnection", (HTTPSConnection,), {"_new_conn": connect})
+    def headers(self: Any) -> Any:
+        with _cut_after(self.sock, self.timeout):
+            return HTTPConnection.getresponse(self)
+
+    guarded = {"_new_conn": connect, "getresponse": headers}
+    plain = type("GuardedConnection", (HTTPConnection,), guarded)
+    safe = type("GuardedSafeConnection", (HTTPSConnection,), guarded)
     servers = PoolManager(num_pools=32, maxsize=connections, ssl_context=ssl.create_default_context())
     servers.pool_classes_by_scheme = {
         "http": type("GuardedPool", (HTTPConnectionPool,), {"ConnectionCls": plain}),
         "https": type("GuardedSafePool", (HTTPSConnectionPool,), {"ConnectionCls": safe}),
     }
     return servers
+
+
+@contextmanager
+def _cut_after(connected: socket.socket, timeout_s: object) -> Iterator[None]:
+    """Cut a connection whose answer has no end of its headers by then: a server that sends a byte now and then would
+    never run into a timeout of the socket's.
+
+    Raises:
+        TimeoutError: it was cut.
+    """
+    if not isinstance(timeout_s, int | float):
+        yield
+        return
+    is_cut = threading.Event()
+
+    def cut() -> None:
+        is_cut.set()
+        with suppress(OSError):
+            socket.socket.shutdown(connected, socket.SHUT_RDWR)
+
+    timer = threading.Timer(timeout_s, cut)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    except Exception:
+        if is_cut.is_set():
+            raise TimeoutError(f"no whole headers within {timeout_s:g} s") from None
+        raise
+    finally:
+        timer.cancel()
 
 
 def _connected(reach: Reach, asking: Any) -> socket.socket:

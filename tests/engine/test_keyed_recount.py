@@ -73,7 +73,8 @@ def test_whatever_fails_each_key_is_told_its_changes_in_order(place: Path, seed:
     node = node.keyed("counts", Counted(place / "calls"), key="word", buffer_bytes=1).step("moody", Moody(place))
     fork = node.route("fork", Duplicate())
     for name, gate in zip(("one", "two"), gates, strict=True):
-        fork.destination(name, gate, batch=random.choice([1, 3, 500]), backoff=0, attempts=2)
+        guarantee = random.choice(["at-least-once", "at-most-once"])
+        fork.destination(name, gate, guarantee=guarantee, batch=random.choice([1, 3, 500]), backoff=0, attempts=2)
     put: Counter[str] = Counter()
     for _ in range(4):
         words = [random.choice("aaabbcdefgh") for _ in range(random.randint(0, 40))]

@@ -11,6 +11,8 @@ import msgspec
 
 from ferryman import crash
 from ferryman.engine import wave  # noqa: F401 - loaded before the first fork
+from ferryman.service import isolation
+from tests.service import killer
 from tests.service.place import Place
 
 CHILD = __name__
@@ -23,6 +25,8 @@ class Job(msgspec.Struct):
     arm: str = ""
     """A crash point that kills it, or several with blanks between, of which the first that is passed does."""
     kill_after_s: float | None = None
+    killer: bool = False
+    """Do files end their process whose names say so?"""
 
 
 def work(job: Job) -> None:
@@ -31,6 +35,9 @@ def work(job: Job) -> None:
         crash.arm(point)
     if job.kill_after_s is not None:
         threading.Timer(job.kill_after_s, os.kill, (os.getpid(), signal.SIGKILL)).start()
+    if job.killer:
+        killer.install()
+        isolation.COMMAND = killer.COMMAND  # type: ignore[misc]
     place = Place(Path(job.folder), session_timeout_s=1.5)
     place.serve()
     place.queue.close()

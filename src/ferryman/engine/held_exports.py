@@ -7,6 +7,7 @@ failed for good holds its key until an operator retries it.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -14,7 +15,7 @@ import numpy as np
 
 from ferryman.engine.scan.log_batches import HeldEntry, LogSplit
 from ferryman.records.due import wait_s
-from ferryman.records.keyed import place_of
+from ferryman.records.keyed import lane_number, place_of
 from ferryman.sources.log import Log
 from ferryman.state.held_exports import held_rows
 from ferryman.state.state import State
@@ -60,9 +61,12 @@ class HeldExports:
         stuck = found.due[self._heads] == _ENDED
         return int((stuck & (found.due != _ENDED)).sum())
 
-    def held(self) -> frozenset[int]:
-        """Keys of which later exports wait."""
-        return frozenset(self._now().key.tolist())
+    def held(self) -> dict[str, frozenset[int]]:
+        """Keys of which later exports wait, by their lanes."""
+        found: dict[str, set[int]] = defaultdict(set)
+        for key in np.unique(self._now().key).tolist():
+            found[f"lane{lane_number(key)}"].add(key)
+        return {lane: frozenset(keys) for lane, keys in found.items()}
 
     def wait_s(self, now_us: int) -> float | None:
         """Seconds until a head is due; None: none will be."""

@@ -232,7 +232,8 @@ class Logs:
             return
         log = self._logs[name]
         ready = {p for p in seen.positions if self._wait_of((name, p), None) == 0.0}
-        held_back, held = self._held_back.get(name), frozenset[int]()
+        held_back = self._held_back.get(name)
+        held: dict[str, frozenset[int]] = {}
         if held_back is not None and len(held_back):
             again = list(held_back.splits(log, ready, now_us()))
             ready -= {split.piece.partition for split in again}  # what came later waits until it is known who goes on
@@ -249,7 +250,8 @@ class Logs:
             size += piece.bytes
             head = self._heads.get((name, piece.partition))
             same = head is not None and head.replay == seen.replay
-            yield LogSplit(name, piece, 1 + seen.replay, head if same else None, held=held)
+            waiting = held.get(piece.partition, frozenset())
+            yield LogSplit(name, piece, 1 + seen.replay, head if same else None, held=waiting)
 
     def _is_ready(self, name: str, partition: str) -> bool:
         """May it be read now?"""

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from typing import Final
 
 from ferryman import crash
 from ferryman.errors import DeliveryError, FerrymanError, PermanentError, TransientError, describe
-from ferryman.intake import Batch, NodeInvalid, Queue
+from ferryman.intake import Batch, BatchState, NodeInvalid, Queue
+from ferryman.service.at_work import AtWork
 from ferryman.service.callback import Callback
-from ferryman.service.errors import Stopping
+from ferryman.service.errors import Later, Stopping
 from ferryman.service.fetch import Fetcher
+from ferryman.service.isolation import Isolation
 from ferryman.service.payload import Planned, has_payload, planned
+from ferryman.service.slow import SlowHost
 from ferryman.service.workspace import Workspace
 
 AGAIN_S: Final = 30.0
@@ -25,6 +29,42 @@ PATIENCE_S: Final = 24 * 3600.0
 def is_made(batch: Batch) -> bool:
     """Was every job of it made? Until then its report is not due."""
     return batch.jobs_made is not None or not has_payload(batch.submission)
+
+
+class Waits:
+    """Batches that are to be tried again, and since when they are tried; of all threads that make batches."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._at: dict[str, float] = {}
+        self._since: dict[str, float] = {}
+        self._slow: list[str] = []
+
+    def put(self, batch_id: str, at: float, now: float) -> float:
+        """To be tried again then. Since when is it tried?"""
+        with self._lock:
+            self._at[batch_id] = at
+            return self._since.setdefault(batch_id, now)
+
+    def later(self, now: float) -> set[str]:
+        """Those that are not due yet. The others are forgotten: whoever gets them says so again."""
+        with self._lock:
+            self._at = {batch: at for batch, at in self._at.items() if at > now}
+            return {*self._at, *self._slow}
+
+    def is_slow(self, batch_id: str) -> None:
+        """Its manifest is on a slow host: it waits for a thread that waits for those."""
+        with self._lock:
+            self._slow.append(batch_id)
+
+    def slow(self) -> str | None:
+        """The one of these that waits longest; it waits no more."""
+        with self._lock:
+            return self._slow.pop(0) if self._slow else None
+
+    def __bool__(self) -> bool:
+        with self._lock:
+            return bool(self._at or self._slow)
 
 
 class Batches:
@@ -46,18 +86,16 @@ class Batches:
         callback: Callback,
         say: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
+        *,
+        waits: Waits,
+        at_work: AtWork,
+        isolation: Isolation,
     ) -> None:
+        self._waits = waits
+        self._at_work, self._isolation = at_work, isolation
         self._queue, self._work, self._fetcher, self._callback = queue, work, fetcher, callback
         self._say, self._clock = say, clock
         self._made: set[str] = set()
-        self._again: dict[str, float] = {}
-        """Batches whose manifest could not be fetched -> when to try again."""
-        self._since: dict[str, float] = {}
-
-    @property
-    def waiting(self) -> bool:
-        """Is a batch to be tried again?"""
-        return bool(self._again)
 
     def turn(self) -> bool:
         """Make the jobs of one batch. False: there was none.
@@ -66,20 +104,22 @@ class Batches:
             LockLost, QueueLost: another goes on with it.
             Stopping.
         """
-        now = self._clock()
-        skip = self._made | {batch for batch, at in self._again.items() if at > now}
-        batch = self._queue.acquire_pending_batch() or self._queue.acquire_batch_in_processing(skip)  # 1
+        batch = self._acquired()  # 1
         if batch is None:
             return False
         try:
             if not is_made(batch):
                 self._make(batch)
             self._made.add(batch.id)
-            self._again.pop(batch.id, None)
         except TransientError as e:
             self._wait(batch, e)
         except PermanentError as e:
             self._give_up(batch, e)
+        except SlowHost:
+            self._waits.is_slow(batch.id)
+        except Later as e:
+            now = self._clock()
+            self._waits.put(batch.id, now + e.after_s, now)
         except NodeInvalid as e:
             self._queue.pass_over(batch.id, f"{batch.id}: {e}")
         except OSError as e:
@@ -92,8 +132,12 @@ class Batches:
             batch.unlock()
         return True
 
+    def _acquired(self) -> Batch | None:
+        skip = self._made | self._waits.later(self._clock())
+        return self._queue.acquire_pending_batch() or self._queue.acquire_batch_in_processing(skip)
+
     def _make(self, batch: Batch) -> None:
-        jobs = list(planned(batch.submission, batch.id, self._work, self._fetcher))  # 2
+        jobs = self._at_work.work(batch.id, lambda: self._planned(batch), lambda: self._isolation.planned(batch))  # 2
         crash.point("batch.planned")
         there = self._keys(batch)
         for job in jobs:  # 3
@@ -103,6 +147,9 @@ class Batches:
         crash.point("batch.made")
         batch.set_jobs_made(len(jobs))  # 4
         self._say(f"{batch.id}: {batch.message}")
+
+    def _planned(self, batch: Batch) -> list[Planned]:
+        return list(planned(batch.submission, batch.id, self._work, self._fetcher))
 
     def _place(self, batch: Batch, job: Planned) -> None:
         batch.create_job(job.configuration, job.priority, identifiers=job.identifiers, metadata=job.metadata)
@@ -114,12 +161,11 @@ class Batches:
 
     def _wait(self, batch: Batch, error: TransientError) -> None:
         now = self._clock()
-        since = self._since.setdefault(batch.id, now)
+        since = self._waits.put(batch.id, now + AGAIN_S, now)
         if now - since >= PATIENCE_S:
             self._give_up(batch, error)
             return
         batch.set_status("Processing", f"waits for its manifest: {error}")
-        self._again[batch.id] = now + AGAIN_S
         self._say(f"{batch.id}: {error}. It is tried again in {AGAIN_S:g} s.")
 
     def _give_up(self, batch: Batch, error: DeliveryError) -> None:
@@ -137,5 +183,15 @@ class Batches:
             self._say(f"{batch.id}: its submitter could not be notified: {e}")
         batch.set_status("Failed", str(error))
         self._made.add(batch.id)
-        self._again.pop(batch.id, None)
         self._say(f"{batch.id}: failed: {error}")
+
+
+class SlowBatches(Batches):
+    """Makes the jobs of batches that another one met a slow host with. Its fetcher waits for slow hosts."""
+
+    def _acquired(self) -> Batch | None:
+        batch_id = self._waits.slow()
+        if batch_id is None:
+            return None
+        batch = self._queue.load_batch(batch_id)
+        return batch if batch.acquire(BatchState.PROCESSING) is not None else None

@@ -22,3 +22,14 @@ class Later(FerrymanError):
 
 class Stopping(FerrymanError):
     """The consumers are told to stop: what is at work is given back as it is, and done again by the next."""
+
+
+class ChildDied(FerrymanError):
+    """A child process ended over its work. ``how``: the signal, or the exit code."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__(how)
+        self.how = how
+
+    def __str__(self) -> str:
+        return f"the child process ended: {self.how}"

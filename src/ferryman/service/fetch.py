@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import errno
 import hashlib
 import os
@@ -23,6 +24,7 @@ from ferryman.reach import NOTHING_PRIVATE, Reach
 from ferryman.service import web
 from ferryman.service.errors import Corrupt, Stopping
 from ferryman.service.manifest import checked_url
+from ferryman.service.slow import SlowHost, SlowHosts
 from ferryman.storage import files
 from ferryman.storage.files import disk_full
 
@@ -68,6 +70,7 @@ class Fetcher:
         tries, pause_s: how often a URL is asked, and the first pause in between (s).
         timeout_s: so long may a server be silent.
         lowest_rate: bytes a second that content must come at, looked at after ``SLOW_AFTER_S``; 0: any.
+        slow: what leads to a slow host is not waited for, but ``SlowHost``; None: it is.
         clock: in seconds.
     """
 
@@ -80,11 +83,22 @@ class Fetcher:
         pause_s: float = web.PAUSE_FIRST_S,
         timeout_s: float = limits.FETCH_TIMEOUT_S,
         lowest_rate: float = LOWEST_RATE,
+        slow: SlowHosts | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._lowest_rate, self._clock = lowest_rate, clock
+        self._lowest_rate, self._slow, self._clock = lowest_rate, slow, clock
+        if slow is not None:
+            timeout_s = min(timeout_s, slow.prompt_s)
+        self._until: float | None = None
         self._stop, self._reach = stop or threading.Event(), reach
         self._tries, self._pause_s, self._timeout_s = tries, pause_s, timeout_s
+
+    def within(self, seconds: float) -> Fetcher:
+        """The same, but what is fetched later than so many seconds from now is a ``PermanentError``; 0: whenever."""
+        _ = self._pool  # both use it
+        found = copy.copy(self)
+        found._until = self._clock() + seconds if seconds else None
+        return found
 
     def size(self, url: str) -> int | None:
         """Bytes at a URL by its server's word; None if it does not say, or cannot be asked. Asks once."""
@@ -94,7 +108,7 @@ class Fetcher:
             with self._answer("HEAD", url, {}) as answer:
                 length = answer.headers.get("content-length", "")
                 return int(length) if answer.status == 200 and length.isdigit() else None
-        except (TransientError, PermanentError, OSError):
+        except (TransientError, PermanentError, OSError, SlowHost):
             return None
 
     def content(self, url: str, limit: int, digest: str = "") -> bytes:
@@ -184,6 +198,7 @@ class Fetcher:
 
     def _trying(self, url: str, get: Callable[[], T]) -> T:
         def ask() -> T:
+            self._refuse_late(url)
             try:
                 return get()
             except OSError as e:
@@ -218,6 +233,10 @@ class Fetcher:
             stamp = answer.headers.get("last-modified", "") if stamp.startswith("W/") or not stamp else stamp
             yield _Said(begins, stamp if stamp.isascii() else ""), self._pieces(url, lambda n: answer.read1(n) or b"")
 
+    def _refuse_late(self, url: str) -> None:
+        if self._until is not None and self._clock() > self._until:
+            raise PermanentError(f"{shown(url)}: not all is there within the time that a job may take (--job-time).")
+
     def _pieces(self, url: str, read: Callable[[int], bytes]) -> Iterator[bytes]:
         began, came = self._clock(), 0
         while piece := read(PIECE_BYTES):
@@ -226,6 +245,9 @@ class Fetcher:
                 raise Stopping
             came += len(piece)
             took = self._clock() - began
+            self._refuse_late(url)
+            if self._slow is not None and took > self._slow.prompt_s and came < took * self._slow.rate:
+                raise self._slow.add(url)
             if took > SLOW_AFTER_S and came < took * self._lowest_rate:
                 raise TransientError(
                     f"{shown(url)}: sends less than {self._lowest_rate:g} bytes a second ({came} in {took:.0f} s)"
@@ -234,9 +256,11 @@ class Fetcher:
     @contextmanager
     def _answer(self, method: str, url: str, headers: dict[str, str]) -> Iterator[BaseHTTPResponse]:
         """The server's answer, redirects followed. Errors of the network in here are ``TransientError``."""
-        from urllib3.exceptions import HTTPError, LocationValueError
+        from urllib3 import exceptions as of
 
         for _ in range(limits.FETCH_REDIRECTS + 1):
+            if self._slow is not None:
+                self._slow.refuse(url)
             sent = {"accept-encoding": "identity", **headers}
             try:
                 with net.answer(self._pool, method, url, sent, self._timeout_s) as answer:
@@ -244,9 +268,11 @@ class Fetcher:
                     if not target:
                         yield answer
                         return
-            except LocationValueError:
+            except of.LocationValueError:
                 raise PermanentError(f"{shown(url)}: this is not a possible host name. Correct it.") from None
-            except HTTPError as e:
+            except of.HTTPError as e:
+                if self._slow is not None and isinstance(e, of.TimeoutError):
+                    raise self._slow.add(url) from None
                 raise TransientError(f"{shown(url)}: {type(e).__name__}, no whole answer") from None
             asked, url = url, urljoin(url, target)
             if urlsplit(url).scheme == "file":

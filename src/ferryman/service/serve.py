@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -17,36 +17,26 @@ from ferryman.errors import StateHeld
 from ferryman.intake import BatchState, JobState, NodeInvalid, Queue, QueueLost
 from ferryman.observe.progress import Forwarding, Observer, Silent
 from ferryman.plan import Plan
-from ferryman.reach import ENVIRONMENT, NOTHING_PRIVATE, Reach, to_environment
-from ferryman.service.batches import Batches, is_made
+from ferryman.reach import ENVIRONMENT, to_environment
+from ferryman.service.at_work import AtWork
+from ferryman.service.batches import Batches, SlowBatches, Waits, is_made
 from ferryman.service.bundles import Bundles
-from ferryman.service.callback import Callback
 from ferryman.service.errors import Stopping
-from ferryman.service.fetch import LOWEST_RATE, Fetcher
+from ferryman.service.isolation import Isolation
 from ferryman.service.minted import Minted
 from ferryman.service.processing import Processing, jobs_sources
 from ferryman.service.reporting import Reporting
-from ferryman.service.stages import (
-    Downloading,
-    Estimating,
-    JobStage,
-    Notify,
-    Pending,
-    Provisioning,
-    Recording,
-    Storing,
-)
-from ferryman.service.worker import LOST_PAUSE_S, POLL_S, Loop, Worker
-from ferryman.service.workspace import FULL, Workspace
+from ferryman.service.serving import Serving
+from ferryman.service.slow import SLOTS, SlowHosts, SlowLane
+from ferryman.service.stages import JobStage, Provisioning
+from ferryman.service.worker import LOST_PAUSE_S, POLL_S, Loop, SlowWorker, Worker
+from ferryman.service.workspace import Workspace, is_done
 
 if TYPE_CHECKING:
     from ferryman.engine.runner.base import Runner
     from ferryman.state.state import State
 
 log = logging.getLogger("ferryman.intake")
-
-THREADS: Final = 4
-"""A state: a job of most of them waits for a disk or a server, not for this machine."""
 
 GRACE_S: Final = 30.0
 """After a stop, consumers get so long to finish or give back what they hold. What then still hangs loses its locks with
@@ -70,31 +60,6 @@ AT_WORK: Final = (
 )
 
 OPEN: Final = (BatchState.PENDING, BatchState.PROCESSING, BatchState.REPORTING, BatchState.UPDATE_REPORTING)
-
-
-@dataclass(frozen=True)
-class Serving:
-    """How a queue is served.
-
-    Attributes:
-        work: the working space; every process that serves this queue, and every Spark worker, sees it at this path.
-        threads: a state.
-        keep_originals: files that were delivered stay in the working space, for access requests.
-        full: share of the disk above which no job is provisioned.
-        once: end when nothing is left to do.
-        reach: what submitters, and the documents' own URLs, may lead to.
-        report_secret: signs reports, as webhooks are signed; None: they are not signed.
-        lowest_rate: bytes a second that a submitter's server must send at.
-    """
-
-    work: Path
-    threads: int = THREADS
-    keep_originals: bool = True
-    full: float = FULL
-    once: bool = False
-    reach: Reach = NOTHING_PRIVATE
-    report_secret: str | None = None
-    lowest_rate: float = LOWEST_RATE
 
 
 Driving = Callable[[], Any]
@@ -196,9 +161,14 @@ class Consumers:
         self._saying = threading.Lock()
         self._say = say
         self._work = work = Workspace(serving.work)
-        fetcher = Fetcher(stop, reach=serving.reach, lowest_rate=serving.lowest_rate)
-        callback = Callback(stop, reach=serving.reach, secret=serving.report_secret)
-        self._batches = [Batches(queue, work, fetcher, callback, self.say) for _ in range(serving.threads)]
+        slow = SlowHosts(serving.prompt_s)
+        fetcher, patient, callback = serving.fetcher(stop, slow), serving.fetcher(stop), serving.callback(stop)
+        self._at_work = AtWork(work.at_work, self.say)
+        isolation = Isolation(queue, serving, stop)
+        self._waits = Waits()
+        waits: dict[str, Any] = {"waits": self._waits, "at_work": self._at_work, "isolation": isolation}
+        self._batches = [Batches(queue, work, fetcher, callback, self.say, **waits) for _ in range(serving.threads)]
+        self._batches += [SlowBatches(queue, work, patient, callback, self.say, **waits) for _ in range(SLOTS)]
         self._reporting = Reporting(queue, work, callback, self.say)
         self._loops = [
             *(Loop("batches", stop, each.turn, self.say, wait=self._batch_wait) for each in self._batches),
@@ -206,23 +176,21 @@ class Consumers:
             Loop("sweep", stop, self._sweep, self.say, wait=stop.wait),
         ]
         self._swept_at = -SWEEP_S
-        stations: list[JobStage] = [
-            Pending(work, fetcher),
-            Estimating(work, fetcher),
-            Provisioning(queue, work, self.say, serving.full),
-            Downloading(work, fetcher, stop),
-            Storing(queue, work, serving.keep_originals),
-            Recording(queue),
-            Notify(work, callback),
-        ]
-        for station in stations:
+        lanes = {state: SlowLane() for state in (JobState.PENDING, JobState.DOWNLOADING)}
+        how: dict[str, Any] = {"at_work": self._at_work, "isolation": isolation}
+        for station in serving.stages(queue, work, fetcher, callback, stop, self.say):
             for _ in range(1 if isinstance(station, Provisioning) else serving.threads):
-                worker = Worker(queue, station, self.say)
-                loop = Loop(station.state, stop, worker.turn, self.say, wait=worker.wait, release=worker.release)
-                self._loops.append(loop)
+                self._add(station, Worker(queue, station, self.say, lane=lanes.get(station.state), **how))
+        for station in serving.stages(queue, work, patient, callback, stop, self.say):
+            for _ in range(SLOTS if station.state in lanes else 0):
+                self._add(station, SlowWorker(queue, station, self.say, takes=lanes[station.state], **how))
         self._bundles = [Bundles(queue, work, size, self._stopping, self.say) for size in ("small", "large")]
         for bundles in self._bundles:
             self._loops.append(Loop("access", stop, bundles.turn, self.say))
+
+    def _add(self, station: JobStage, worker: Worker) -> None:
+        loop = Loop(station.state, self._stop, worker.turn, self.say, wait=worker.wait, release=worker.release)
+        self._loops.append(loop)
 
     def say(self, text: str) -> None:
         """A line for people, from any thread."""
@@ -248,7 +216,7 @@ class Consumers:
             return False
         if self._queue.locks.check("ingest"):
             return True
-        if any(batches.waiting for batches in self._batches) or self._reporting.waiting:
+        if self._waits or self._reporting.waiting:
             return False
         if any(not self._queue.is_passed_over(job) for state in AT_WORK for job in self._queue.list_jobs(state)):
             return False
@@ -283,6 +251,7 @@ class Consumers:
             return False
         self._swept_at = now
         self._work.sweep(self._queue)
+        self._at_work.sweep(partial(is_done, self._queue))
         for bundles in self._bundles:
             bundles.expire(time.time())
         return True

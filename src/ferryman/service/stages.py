@@ -55,6 +55,8 @@ class JobStage:
     """The work of one state."""
 
     state: ClassVar[JobState]
+    isolates: ClassVar[bool] = True
+    """Is its work done in a child process where a process may have died of it?"""
 
     def open(self) -> bool:
         """Can any job of this state be worked at now?"""
@@ -77,12 +79,12 @@ class Pending(JobStage):
 
     state: ClassVar[JobState] = JobState.PENDING
 
-    def __init__(self, work: Workspace, fetcher: Fetcher) -> None:
-        self._work, self._fetcher = work, fetcher
+    def __init__(self, work: Workspace, fetcher: Fetcher, time_s: float = 0.0) -> None:
+        self._work, self._fetcher, self._time_s = work, fetcher, time_s
 
     def work(self, job: Job) -> Done:
         refuse_bad_names(job)
-        found = len(listed(job, self._work, self._fetcher))
+        found = len(listed(job, self._work, self._fetcher.within(self._time_s)))
         crash.point("job.listed")
         return Done(f"{found} {'file' if found == 1 else 'files'}")
 
@@ -112,6 +114,7 @@ class Provisioning(JobStage):
     """It waits until there is working space. Who does not fit holds nobody up: every job in the state is looked at."""
 
     state: ClassVar[JobState] = JobState.PROVISIONING
+    isolates: ClassVar[bool] = False  # it looks at numbers of ours only, and must know what it has granted
 
     def __init__(self, queue: Queue, work: Workspace, say: Callable[[str], None], full: float = FULL) -> None:
         self._queue, self._work, self._say, self._full = queue, work, say, full
@@ -174,13 +177,23 @@ class Downloading(JobStage):
 
     state: ClassVar[JobState] = JobState.DOWNLOADING
 
-    def __init__(self, work: Workspace, fetcher: Fetcher, stop: threading.Event, fetches: int = FETCHES) -> None:
+    def __init__(
+        self,
+        work: Workspace,
+        fetcher: Fetcher,
+        stop: threading.Event,
+        fetches: int = FETCHES,
+        time_s: float = 0.0,
+    ) -> None:
         self._work, self._fetcher, self._stop, self._fetches = work, fetcher, stop, fetches
+        self._time_s = time_s
 
     def work(self, job: Job) -> Done:
-        entries = listed(job, self._work, self._fetcher)
+        fetcher = self._fetcher.within(self._time_s)
+        entries = listed(job, self._work, fetcher)
         files.make_folder(self._work.files(job.id))
-        held = self._unpacked(job, entries) if is_container(job) else self._fetched(job, entries)  # 1
+        found = self._unpacked if is_container(job) else self._fetched
+        held = found(job, entries, fetcher)  # 1
         path = inventory.write(self._work.job(job.id), held)  # 2
         crash.point("job.inventory")
         said = inventory.node(path, held)
@@ -190,13 +203,13 @@ class Downloading(JobStage):
         size = sum(each.size for each in held)
         return Done(f"{len(held)} {'file' if len(held) == 1 else 'files'}, {size} bytes")
 
-    def _fetched(self, job: Job, entries: list[ManifestEntry]) -> list[StoredFile]:
+    def _fetched(self, job: Job, entries: list[ManifestEntry], fetcher: Fetcher) -> list[StoredFile]:
         folder = self._work.files(job.id)
 
         def fetch(entry: ManifestEntry) -> Fetched:
             if not job.locked:
                 raise Later("its lock is lost")
-            return self._fetcher.file(entry.url, folder / entry.path, entry.digest, entry.size)
+            return fetcher.file(entry.url, folder / entry.path, entry.digest, entry.size)
 
         found = _side_by_side(fetch, entries, self._fetches)
         return [
@@ -204,10 +217,10 @@ class Downloading(JobStage):
             for entry, one in zip(entries, found, strict=True)
         ]
 
-    def _unpacked(self, job: Job, entries: list[ManifestEntry]) -> list[StoredFile]:
+    def _unpacked(self, job: Job, entries: list[ManifestEntry], fetcher: Fetcher) -> list[StoredFile]:
         (entry,) = entries
         packed = self._work.job(job.id) / PACKED
-        self._fetcher.file(entry.url, packed, entry.digest, entry.size)
+        fetcher.file(entry.url, packed, entry.digest, entry.size)
         folder = self._work.files(job.id)
         container.unpack(packed, folder, self._stopping, name=entry.path)
         files.fsync_tree(folder)

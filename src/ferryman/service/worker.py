@@ -7,6 +7,7 @@ returns             moves on; move and lock in one change
 PermanentError      fails, with the reason
 TransientError      fails too: its work has tried as often as it may
 Later               stays, locked, and is tried again; others of its state are looked at meanwhile
+SlowHost            is handed over to a thread for slow hosts
 Stopping            is given back as it is
 LockLost            is not ours any more: nothing was changed, another does it again
 NodeInvalid         was removed, or is damaged: it is given back, and passed over for a minute
@@ -21,11 +22,14 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Final
+from typing import Any, Final
 
 from ferryman.errors import DeliveryError, FerrymanError, UsageError, describe
 from ferryman.intake import Job, JobState, LockLost, NodeInvalid, Queue, QueueLost, QueueRefused, StateError
+from ferryman.service.at_work import AtWork
 from ferryman.service.errors import Later, Stopping
+from ferryman.service.isolation import Isolation
+from ferryman.service.slow import SlowHost, SlowLane
 from ferryman.service.stages import Done, JobStage
 from ferryman.storage.files import disk_full
 
@@ -110,8 +114,20 @@ class Loop:
 class Worker:
     """Takes jobs of a station's state, one after the other. Each thread has its own."""
 
-    def __init__(self, queue: Queue, station: JobStage, say: Say, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        queue: Queue,
+        station: JobStage,
+        say: Say,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        at_work: AtWork,
+        isolation: Isolation,
+        lane: SlowLane | None = None,
+    ) -> None:
+        self._lane = lane
         self._queue, self._station, self._say, self._clock = queue, station, say, clock
+        self._at_work, self._isolation = at_work, isolation
         self._waiting: list[tuple[float, Job]] = []
         """(when to try again, job), each locked."""
 
@@ -124,10 +140,13 @@ class Worker:
         """
         job = self._due()
         if job is None and self._station.open():
-            job = self._queue.acquire_job(self._station.state)
+            job = self._next()
         if job is None:
             return False
         return self._work(job)
+
+    def _next(self) -> Job | None:
+        return self._queue.acquire_job(self._station.state)
 
     def wait(self, timeout_s: float) -> None:
         """Until a job comes into the state, at most so long."""
@@ -156,7 +175,7 @@ class Worker:
         """False: the job went from under our hands; a pause does no harm."""
         try:
             try:
-                self._done(job, self._station.work(job))
+                self._done(job, self._outcome(job))
             except DeliveryError as e:
                 self._fail(job, str(e))
             except OSError as e:
@@ -172,7 +191,9 @@ class Worker:
             except Exception as e:  # whatever it is, it is this job's end and no other's
                 self._fail(job, describe(e))
         except Later as e:
-            if job.locked:
+            if isinstance(e, SlowHost) and self._lane is not None:
+                self._lane.give(job)
+            elif job.locked:
                 self._waiting.append((self._clock() + e.after_s, job))
         except NodeInvalid as e:
             self._queue.pass_over(job.id, f"{job.id}: {e}")
@@ -187,6 +208,13 @@ class Worker:
             raise
         return True
 
+    def _outcome(self, job: Job) -> Done:
+        """Of the work; in a child process where a process may have died of it."""
+        if not self._station.isolates:
+            return self._station.work(job)
+        state = self._station.state
+        return self._at_work.work(job.id, lambda: self._station.work(job), lambda: self._isolation.work(job, state))
+
     def _done(self, job: Job, done: Done) -> None:
         state = self._station.state
         if state is not JobState.PENDING and done.priority is None:
@@ -199,3 +227,18 @@ class Worker:
     def _fail(self, job: Job, why: str) -> None:
         self._say(f"{job.id}: failed in {self._station.state}: {why}")
         job.fail(why, unlock=True)
+
+
+class SlowWorker(Worker):
+    """Takes the jobs that another one met a slow host with. Its station waits for slow hosts."""
+
+    def __init__(self, *given: Any, takes: SlowLane, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self._takes = takes
+
+    def release(self) -> None:
+        super().release()
+        self._takes.close()
+
+    def _next(self) -> Job | None:
+        return self._takes.take()

@@ -8,6 +8,7 @@
     WORK/jobs/JID/container         a container, before it is unpacked
     WORK/batches/BID/objects/N.jsonl  what a manifest says of one object
     WORK/originals/JID/…            what was delivered, kept
+    WORK/at-work/JID                what somebody works at, or died while working at (``at_work``)
     WORK/bundles/QID.zip            what small access requests asked for; of large ones large-QID.zip
 """
 
@@ -53,7 +54,7 @@ class Workspace:
     def __init__(self, root: Path, space: Callable[[Path], Space] = space_of) -> None:
         self.root = root.absolute()
         self._space = space
-        for folder in ("jobs", "batches", "originals", "bundles"):
+        for folder in ("jobs", "batches", "originals", "bundles", "at-work"):
             files.make_folder(self.root / folder, PRIVATE)
 
     def job(self, job_id: str) -> Path:
@@ -64,6 +65,10 @@ class Workspace:
 
     def originals(self, job_id: str) -> Path:
         return self.root / "originals" / job_id
+
+    @property
+    def at_work(self) -> Path:
+        return self.root / "at-work"
 
     @property
     def batches(self) -> Path:
@@ -102,11 +107,11 @@ class Workspace:
         """Remove what belongs to jobs and batches that are done with, or deleted. Returns whose it was."""
         swept = []
         for folder in sorted((self.root / "jobs").iterdir()):
-            if _is_done(queue.load_job, folder.name):
+            if is_done(queue, folder.name):
                 self.drop(folder.name)
                 swept.append(folder.name)
         for folder in sorted((self.root / "batches").iterdir()):
-            if _is_done(queue.load_batch, folder.name):
+            if is_done(queue, folder.name):
                 self.drop_batch(folder.name)
                 swept.append(folder.name)
         for folder in sorted((self.root / "originals").iterdir()):
@@ -125,9 +130,11 @@ def read_entries(data: bytes) -> list[ManifestEntry]:
     return [msgspec.json.decode(line, type=ManifestEntry) for line in data.splitlines() if line]
 
 
-def _is_done(load: Callable[[str], Batch | Job], id: str) -> bool:
+def is_done(queue: Queue, id: str) -> bool:
+    """Is this job or batch Completed, Deleted or removed?"""
     try:
-        return load(id).deletable
+        item: Batch | Job = queue.load_batch(id) if id.startswith("bid") else queue.load_job(id)
+        return item.deletable
     except NodeInvalid as e:
         return e.what == "is not there"
 

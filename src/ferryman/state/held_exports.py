@@ -6,8 +6,10 @@ from __future__ import annotations
 from typing import Any
 
 from ferryman.records.keyed import place_of
+from ferryman.records.schemas import DOCUMENTS
 from ferryman.state.state import State
-from ferryman.storage.query import connect, quoted, quoted_list, verify
+from ferryman.storage import parquet
+from ferryman.storage.query import connect, quoted
 
 
 def held_rows(state: State, node: str, columns: str, where: str = "true") -> list[tuple[Any, ...]]:
@@ -22,11 +24,11 @@ def held_rows(state: State, node: str, columns: str, where: str = "true") -> lis
     paths = state.documents.paths()
     if not paths:
         return []
-    verify(paths)
     with connect(state.staging) as db:
+        db.register("documents", parquet.scan(paths, DOCUMENTS))  # of other sources only this column is read
         return db.execute(f"""
             SELECT {columns} FROM (
-                SELECT * FROM read_parquet({quoted_list(map(str, paths))}) WHERE source = {quoted(node)} AND {where}
+                SELECT * FROM documents WHERE source = {quoted(node)} AND {where}
                 QUALIFY row_number() OVER (PARTITION BY document ORDER BY wave DESC) = 1
             ) WHERE failed IS NOT NULL
         """).fetchall()

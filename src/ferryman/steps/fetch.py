@@ -47,8 +47,7 @@ class fetch_url:
     Args:
         field: holds the URL: one text, or a list with one.
         timeout_s: seconds from the start until all is there, looked at whenever something arrives; as long may pass
-            without anything. The system's look-up of a host's name is not counted. A server that dribbles even its
-            headers is stopped by the step's ``timeout=``.
+            without anything. The system's look-up of a host's name is not counted.
         max_bytes: largest content that is taken, after decompression (bytes).
         redirects: how many are followed at most.
         hosts: names of the hosts that may be asked, redirects too; none: any.

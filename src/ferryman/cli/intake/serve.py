@@ -29,6 +29,7 @@ from ferryman.cli.options import (
     StateDir,
     Verbose,
     machines_have,
+    seconds,
     spark_settings,
 )
 
@@ -99,6 +100,14 @@ def serve(
             "--lowest-rate", metavar="BYTES", min=0, help="Bytes a second below which a server's answer is broken off."
         ),
     ] = 1024,
+    job_time: Annotated[
+        str,
+        typer.Option(
+            "--job-time",
+            metavar="TIME",
+            help="Fail a job whose files are not fetched in this time: 30m, 6h; 0: any.",
+        ),
+    ] = "6h",
     once: Annotated[bool, typer.Option("--once", help="Exit when nothing is left to do.")] = False,
     accept_changes: Annotated[
         bool,
@@ -137,7 +146,9 @@ def serve(
     may = Reach(tuple(str(path.absolute()) for path in allow_files or ()), tuple(hosts or ()))
     may.check()
     how = Serving(
-        work or root.parent / "work", threads, not drop_originals, full / 100, once, may, report_secret, lowest_rate
+        work or root.parent / "work",
+        *(threads, not drop_originals, full / 100, once, may, report_secret, lowest_rate),
+        job_time_s=seconds("--job-time", job_time) or 0.0,
     )
     with opened(queue) as found, Graceful() as graceful:
 

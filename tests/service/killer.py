@@ -1,0 +1,46 @@
+"""Work that ends its process over a file that says so: here as in ``ferryman.service.isolated``.
+
+``KILLS`` in a file's URL: SIGKILL while it is fetched. ``KILLS-ONCE``: only the first time, over all processes.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from ferryman.service import fetch, isolated
+
+COMMAND = (sys.executable, "-m", __name__)
+KILLS, ONCE = "KILLS", "KILLS-ONCE"
+
+
+def install() -> None:
+    """From now on such a file ends this process."""
+    for name in ("file", "content"):
+        setattr(fetch.Fetcher, name, _ending(getattr(fetch.Fetcher, name)))
+
+
+def _ending(get: Any) -> Any:
+    def ending(self: Any, url: str, *args: Any, **named: Any) -> Any:
+        if KILLS in url and (ONCE not in url or _is_first(url)):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return get(self, url, *args, **named)
+
+    return ending
+
+
+def _is_first(url: str) -> bool:
+    try:
+        Path(urlsplit(url).path + ".seen").touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
+
+
+if __name__ == "__main__":
+    install()
+    isolated.main(int(sys.argv[1]))

@@ -1,0 +1,113 @@
+"""Slow hosts share a few threads, and everything else goes on."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
+
+from ferryman.errors import PermanentError, TransientError
+from ferryman.reach import Reach
+from ferryman.service.fetch import Fetcher
+from ferryman.service.slow import SlowHost, SlowHosts
+from tests.service.dribble import Dribble
+from tests.service.place import Place, until
+
+SLOW = 6
+"""Jobs of the slow host: more than all threads of a state."""
+
+LOCAL = Reach(hosts=("127.0.0.1",))
+CONTENT = b"x" * 50_000
+"""A byte at a time this lasts longer than any test."""
+
+
+@contextmanager
+def served(place: Place) -> Iterator[None]:
+    """While it is served."""
+    stop = threading.Event()
+    serving = {"once": False, "prompt_s": 0.3, "lowest_rate": 0.0}
+    thread = threading.Thread(target=place.serve, args=(stop,), kwargs=serving)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+def completed(place: Place) -> int:
+    return len(place.queue.list_jobs("Completed"))
+
+
+@pytest.mark.rule("intake.slow")
+@pytest.mark.parametrize("path", ["/headers/", pytest.param("/content/", marks=pytest.mark.slow)])
+def test_slow_payloads(intake: Place, path: str) -> None:
+    """More of them than threads, and first: other jobs are completed while these wait; then these too."""
+    with Dribble({f"{path}{n}": CONTENT for n in range(SLOW)}) as slow, served(intake):
+        for n in range(SLOW):
+            intake.submit(payload_url=slow.url(f"{path}{n}"), local_id=f"slow {n}", priority=1)
+        until(lambda: ("GET", f"{path}0") in slow.came)
+        for n in range(4):
+            intake.submit(payload_url=intake.put(f"{n}.txt", "good").as_uri(), local_id=f"good {n}")
+        until(lambda: completed(intake) == 4)
+        assert {intake.queue.load_job(job).configuration["local_id"][:4] for job in done(intake)} == {"good"}
+        slow.faster.set()
+        until(lambda: completed(intake) == 4 + SLOW)
+
+
+def done(place: Place) -> list[str]:
+    return place.queue.list_jobs("Completed")
+
+
+@pytest.mark.parametrize("kind", ["", pytest.param("object-manifest", marks=pytest.mark.slow)])
+def test_slow_manifests(intake: Place, kind: str) -> None:
+    """Of batches, and of jobs."""
+    lines = b"url,local_id\nfile:///nowhere.txt,x\n" + b"\n" * 50_000
+    with Dribble({f"/m{n}.csv": lines for n in range(SLOW)}) as slow, served(intake):
+        for n in range(SLOW):
+            intake.submit(manifest_url=slow.url(f"/m{n}.csv"), local_id=f"slow {n}", payload_type=kind)
+        until(lambda: bool(slow.came))
+        good = intake.manifest([intake.row("a.txt", local_id="a")])
+        intake.submit(manifest_url=good)
+        until(lambda: completed(intake) == 1)
+        slow.faster.set()
+        until(lambda: len(intake.queue.list_batches("Failed")) == SLOW)  # a server's manifest may name no file
+
+
+@pytest.mark.parametrize("path", ["/headers/a", "/content/a"])
+def test_a_slow_host_is_met_once(path: str) -> None:
+    """Then it is known: nothing else that leads there is asked for, not even its size."""
+    hosts = SlowHosts(0.2)
+    fetcher = Fetcher(reach=LOCAL, slow=hosts)
+    with Dribble({path: CONTENT, "/b": b"b"}) as slow:
+        with pytest.raises(SlowHost):
+            fetcher.content(slow.url(path), 100_000)
+        asked = len(slow.came)
+        with pytest.raises(SlowHost):
+            fetcher.content(slow.url("/b"), 100)
+        assert fetcher.size(slow.url("/b")) is None
+        assert len(slow.came) == asked
+
+
+@pytest.mark.rule("intake.slow")
+def test_the_whole_time_of_a_job(intake: Place) -> None:
+    """However the bytes come: it fails with the reason."""
+    with Dribble({"/a": CONTENT}) as slow:
+        intake.submit(payload_url=slow.url("/a"), local_id="a")
+        intake.serving = replace(intake.serving, job_time_s=0.5, prompt_s=0.1, lowest_rate=0.0)
+        intake.serve()
+    (job,) = intake.queue.list_jobs("Failed")
+    assert "--job-time" in intake.queue.load_job(job).message
+
+
+def test_headers_end_in_time() -> None:
+    """Also where the lane for slow hosts waits: a server that never ends its headers is a failed request."""
+    with Dribble({"/headers/a": CONTENT}) as slow:
+        fetcher = Fetcher(reach=LOCAL, timeout_s=0.3, tries=1)
+        with pytest.raises(TransientError, match="no whole answer"):
+            fetcher.content(slow.url("/headers/a"), 100_000)
+        with pytest.raises(PermanentError, match="--job-time"):
+            fetcher.within(1e-9).content(slow.url("/headers/a"), 100_000)
