@@ -13,7 +13,7 @@ from ferryman import limits
 from ferryman.engine.keyed.exported import Export
 from ferryman.records.events import sent_events, table_of
 from ferryman.records.key_results import UpdateResult
-from ferryman.records.keyed import CONTRIBUTIONS, EXPORTS_FILE, KEY_STATE, bucket_stats, lane_of
+from ferryman.records.keyed import CONTRIBUTIONS, EXPORTS_FILE, KEY_STATE, file_stats, lane_of
 from ferryman.records.row_results import UNTOUCHED, RowResult
 from ferryman.records.schemas import LEDGER
 from ferryman.records.statuses import Status
@@ -142,7 +142,7 @@ class Output:
     def finish(self, number: int) -> UpdateResult:
         """Write what is left; everything is fsynced when this returns."""
         first, last = self._buckets or (0, 0)
-        state = self._state.finish(bucket_stats(first, last))
+        state = self._state.finish(file_stats((first, last), (self._wave, self._wave)))
         ledger, exports, contributions = (t.finish() for t in (self._ledger, self._exports, self._contributions))
         count = self._counts
         return UpdateResult(
