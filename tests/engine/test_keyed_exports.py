@@ -11,10 +11,13 @@ import pytest
 from ferryman import Document, limits
 from ferryman.destinations import Queue as IntoQueue
 from ferryman.destinations.base import Delivery, Destination, Effect, Outcome
+from ferryman.engine.keyed.runs import RUN, merged, write_run
 from ferryman.errors import TransientError
 from ferryman.operations.retry import retry
 from ferryman.plan import Plan
 from ferryman.queues import Queue as DurableQueue
+from ferryman.records.events import table_of
+from ferryman.records.keyed import bucket_of, key_hash, lane_number, lane_of
 from ferryman.sources import Queue
 from tests.support.invariants import Files
 from tests.support.keyed import Counted, Words, count
@@ -141,3 +144,22 @@ def test_nothing_is_kept_of_exports_that_nobody_gets(place: Path) -> None:
     DurableQueue("in", place).append([{"word": "a"}])
     assert run_plan(plan, place / "state").exit == 0
     assert not Files(place / "state" / "alone-v1" / "exports", "counts").paths
+
+
+@pytest.mark.rule("keyed.memory")
+def test_of_many_runs_a_merge_holds_little_of_each(place: Path) -> None:
+    """All together stay below a limit; what is merged is in order, and complete."""
+    rows = table_of(RUN, 2000, bucket=0, key=[f"k{n:04}" for n in range(2000)], source_number=0, place="", sequence=0)
+    paths = [str(place / f"{n}.arrow") for n in range(50)]
+    for path in paths:
+        write_run(Path(path), rows, limits.KEY_MERGE_BYTES // 4096)
+    largest = max(table.num_rows for table in merged(paths[:1]))
+    assert rows.nbytes * largest // rows.num_rows <= 4096
+    keys = [key for table in merged(paths) for key in table["key"].to_pylist()]
+    assert keys == sorted(keys)
+    assert len(keys) == 50 * 2000
+
+
+def test_a_keys_hash_says_its_lane() -> None:
+    for n in range(200):
+        assert f"lane{lane_number(key_hash(f'k{n}'))}" == lane_of(bucket_of(f"k{n}"))

@@ -78,6 +78,11 @@ VERBS: Final = {
     "resolve --as delivered": Verb(
         _IN_DOUBT, Status.INDEXED, OutboxEffect.REMOVED, DocumentsEffect.UNTOUCHED, closes_claims=True
     ),
+    # The row of a failed delivery stays in the outbox: a retry may want it again.
+    "resolve --as failed": Verb(
+        _IN_DOUBT, Status.DEAD, OutboxEffect.UNTOUCHED, DocumentsEffect.UNTOUCHED, closes_claims=True
+    ),
+    "resolve --as pending": Verb(_IN_DOUBT, Status.RESTART, OutboxEffect.DUE, DocumentsEffect.DUE, closes_claims=True),
     "resolve --as dropped": Verb(
         frozenset({Status.DEAD, Status.ERROR_DOC, Status.INDEXING}),
         Status.DROPPED,
@@ -85,11 +90,6 @@ VERBS: Final = {
         DocumentsEffect.GIVEN_UP,
         closes_claims=True,
     ),
-    # The row of a failed delivery stays in the outbox: a retry may want it again.
-    "resolve --as failed": Verb(
-        _IN_DOUBT, Status.DEAD, OutboxEffect.UNTOUCHED, DocumentsEffect.UNTOUCHED, closes_claims=True
-    ),
-    "resolve --as pending": Verb(_IN_DOUBT, Status.RESTART, OutboxEffect.DUE, DocumentsEffect.DUE, closes_claims=True),
 }
 """What an operator may type -> what it does."""
 
