@@ -1,6 +1,10 @@
-"""How often did each word come? An index by count in SQLite, with each word in it exactly once. `wrong()` compares it with a recount."""
+"""How often did each word come? An index by count in SQLite, with each word in it exactly once.
+
+`python ranking.py` names the words of which that is not so.
+"""
 
 import sqlite3
+import sys
 from collections import Counter
 
 from ferryman import Document, Plan
