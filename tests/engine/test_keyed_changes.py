@@ -204,7 +204,7 @@ def test_an_entry_of_a_log_is_counted_once(place: Path) -> None:
     assert words.states() == {"a": 2, "b": 1}
 
 
-@pytest.mark.rule("keyed.added_again")
+@pytest.mark.rule("keyed.back")
 def test_a_node_that_was_taken_out_cannot_come_back_under_its_name(place: Path) -> None:
     """Its state has missed what came since: that is said, and nothing changed. Under another name it begins anew."""
     words, queue = Words(place), DurableQueue("in", place)
