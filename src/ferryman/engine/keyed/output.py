@@ -116,12 +116,14 @@ class Output:
 
     def contribution(self, key: str, whose: tuple[str, str, str, int], fields: bytes | None, bucket: int) -> None:
         """What a key has now of a document (source, id, route, revision), as JSON; None: nothing."""
-        self._contributions.add((key, *whose, fields, self._wave, bucket), len(key) + len(fields or b""))
+        size = len(key) + sum(map(len, whose[:3])) + len(fields or b"")
+        self._contributions.add((key, *whose, fields, self._wave, bucket), size)
 
     def exports(self, exports: Sequence[Export]) -> None:
         """In their order; nobody carries on those of a node that nothing follows."""
         for each in exports if self._followed else ():
-            self._exports.add(each, len(each.fields or b"") + len(each.raw or b""))
+            size = len(each.key) + len(each.document) + len(each.fields or b"") + len(each.raw or b"")
+            self._exports.add(each, size)  # keys may be large, too
 
     def events(self, rows: pa.Table, results: Sequence[RowResult | None]) -> None:
         """What became of documents: of each of the rows of a run, None if it went into the state."""
