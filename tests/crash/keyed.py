@@ -33,6 +33,8 @@ STAGES = (
     ["a", "d", "late", "c", "d", "e", "a", "f", "g", "h"],
     ["a", "b", "c", "d", "e", "f", "g", "h", "i", "a"],
 )
+BUCKETS = (4, 12, 8, 20)
+"""Of the runs of each stage; a run that goes on after a kill has those of the next."""
 BAD, LATE = "bad", "late"
 SLOW = dict.fromkeys(["0001/c", "0001/e", "0001/i"], "first")
 """Exports that the destination takes at their second attempt, one in each run."""
@@ -53,11 +55,12 @@ def work(job: Job) -> None:
     limits.COMPACT_FILES = 2  # type: ignore[misc]
     limits.OUTDATED_SHARE = 0.2  # type: ignore[misc]
     limits.CHECKPOINT_COMMITS = 4  # type: ignore[misc]
+    limits.KEY_RUN_ROWS, limits.KEY_TASK_BYTES = 2, 1  # type: ignore[misc]  # as many tasks as there are buckets
     root = Path(job.root)
     DurableQueue("words", root).append([{"word": word} for word in STAGES[job.stage]], key=f"stage {job.stage}")
     if job.arm:
         crash.arm(job.arm, str(root / "killed"))
-    summary = run(root, make_plan(root), fork=job.fork)
+    summary = run(root, make_plan(root, BUCKETS[job.stage + job.check]), fork=job.fork)
     if job.check:
         check(root, job.stage, summary)
 
@@ -69,10 +72,10 @@ def run(root: Path, plan: Plan, *, fork: bool = False) -> Summary:
         return Run(state, InProcess(fork=fork), Watch(), wait=30, wave_bytes=4 * limits.KIB).go()
 
 
-def make_plan(root: Path) -> Plan:
+def make_plan(root: Path, buckets: int = 32) -> Plan:
     plan = Plan("keyed", version=1)
     words = plan.source("words", Queue("words", root))
-    counts = words.keyed("counts", Count(str(root / "failed once")), key="word", buffer_bytes=30)
+    counts = words.keyed("counts", Count(str(root / "failed once")), key="word", buffer_bytes=30, buckets=buckets)
     counts.destination("index", Shelf(root, "index", SLOW), batch=3, backoff=0)
     return plan
 

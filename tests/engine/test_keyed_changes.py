@@ -12,15 +12,15 @@ import pytest
 
 from ferryman import Document, limits
 from ferryman.destinations import Queue as IntoQueue
-from ferryman.errors import PermanentError, PlanError
+from ferryman.errors import PermanentError, PlanError, UsageError
 from ferryman.operations.retry import retry
 from ferryman.plan import Plan
 from ferryman.queues import Queue as DurableQueue
 from ferryman.routers import Duplicate
-from ferryman.sources import Memory
-from ferryman.state.state import state_root
+from ferryman.sources import Memory, Queue
+from ferryman.state.state import State, state_root
 from tests.support.invariants import Files
-from tests.support.keyed import Words, states
+from tests.support.keyed import Words, count, states
 from tests.support.trial import run_plan
 
 
@@ -202,3 +202,32 @@ def test_an_entry_of_a_log_is_counted_once(place: Path) -> None:
     words.put("a")
     words.run()
     assert words.states() == {"a": 2, "b": 1}
+
+
+@pytest.mark.rule("keyed.back")
+def test_a_node_that_was_taken_out_cannot_come_back_under_its_name(place: Path) -> None:
+    """Its state has missed what came since: that is said, and nothing changed. Under another name it begins anew."""
+    words, queue = Words(place), DurableQueue("in", place)
+    words.put("a")
+    words.run()
+
+    def run(name: str = "") -> None:
+        plan = Plan("words", version=1)
+        source = plan.source("from_in", Queue("in", place))
+        if name:
+            source.keyed(name, count, key="word")
+        else:
+            source.destination("plain", IntoQueue("plain", place))
+        with State.take(words.root, plan) as state:
+            state.follow(accept_changes=True)
+        run_plan(plan, place / "state", checked=False)  # what came before has no row at a node that is new
+
+    run()
+    queue.append([{"word": "a"}])
+    run()
+    with pytest.raises(UsageError, match="counts: this keyed node was taken out of the plan"):
+        run("counts")
+    queue.append([{"word": "a"}])
+    run("again")
+    assert states(words.root, "again") == {"a": 1}
+    assert words.states() == {"a": 1}

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from ferryman import crash
-from ferryman.errors import StateDamaged
+from ferryman.errors import StateDamaged, UsageError
 from ferryman.plan import Plan, keyed_nodes
 from ferryman.plan.structure import Structure
 from ferryman.records.change_readers import FORGOTTEN
@@ -124,8 +124,30 @@ def there(keyed: dict[str, KeyedTables]) -> list[Table]:
     return [table for each in keyed.values() for table in each.all if table.log.marks.is_dir()]
 
 
-def create_missing(keyed: dict[str, KeyedTables], remembered: Structure) -> None:
-    """Make the tables of nodes that the plan did not have when it ran last."""
+def _refuse_added_again(keyed: dict[str, KeyedTables], plan: Plan, remembered: Structure) -> None:
+    """A node that was taken out of the plan has missed what came since: its state would be wrong without a word.
+
+    Raises:
+        UsageError: one of the plan's nodes was not in it when it ran last, and has a state of before.
+    """
+    for node in keyed_nodes(plan.nodes):
+        tables = keyed[node.name]
+        published = [table.number_now(PUBLISHED) for table in tables.all if table.log.marks.is_dir()]
+        if node.name not in _keyed_of(remembered) and any(published):
+            raise UsageError(
+                f"{node.name}: this keyed node was taken out of the plan, and its state of before is still there "
+                f"({tables.state.folder}), without what came since. Nothing was changed. Give the node another name: "
+                "then it begins with no state."
+            )
+
+
+def create_missing(keyed: dict[str, KeyedTables], plan: Plan, remembered: Structure) -> None:
+    """Make the tables of nodes that the plan did not have when it ran last.
+
+    Raises:
+        UsageError: one of them had been in the plan before that.
+    """
+    _refuse_added_again(keyed, plan, remembered)
     had = _keyed_of(remembered)
     for name, tables in keyed.items():
         for table in tables.all if name not in had else ():

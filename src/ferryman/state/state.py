@@ -132,7 +132,7 @@ class State:
             if not state.exists:
                 state.create()  # 2
             state.verify()  # 3
-            create_missing(state.keyed, state.remembered())
+            create_missing(state.keyed, plan, state.remembered())
             for path in state.notes_on_disk():
                 files.unseal(path)
             for table in state.tables:  # 4
@@ -365,7 +365,7 @@ class State:
                 shutil.rmtree(table.folder, ignore_errors=True)  # half made by a crash, nothing can be in it yet
                 table.create()
             crash.point("create.table")
-        create_missing(self.keyed, {})
+        create_missing(self.keyed, self.plan, {})
         self.remember(structure(self.plan) if remembered is None else remembered)
         files.publish(self.root / IDENTITY, files.sealed(new_identity(self.plan, more or {})))  # once, also unlocked
         crash.point("create.state")
