@@ -152,6 +152,9 @@ file or a job that comes back is seldom waited for by the second."""
 WAIT_S: Final = 60.0
 """`run` waits by itself for rows that come due within this time."""
 
+STEP_TIMEOUT_S: Final = 120.0
+"""For a call of a ready-made step whose time does not follow from what it reads: parsers, patterns, servers."""
+
 FETCH_TIMEOUT_S: Final = 30.0
 """Time a fetch of a URL gets: a server that needs longer is better asked again later."""
 
@@ -214,6 +217,12 @@ UNPACK_MEMBERS: Final = 10_000
 
 UNPACK_BYTES: Final = 256 * MIB
 """What an archive may unpack to, as much as a file may have (MAX_FILE_BYTES)."""
+
+UNPACK_FILES: Final = 1_000_000
+"""Members of a container that is unpacked to files, which are not in memory."""
+
+UNPACK_FILES_BYTES: Final = 64 * GIB
+"""What such a container may unpack to: as much as one file that is fetched."""
 
 UNPACK_RATIO: Final = 200
 """Unpacked bytes a packed byte: text has 10, logs 50; a bomb 1000."""
@@ -333,6 +342,9 @@ KEY_LANES: Final = 4
 KEY_RUN_BYTES: Final = 2 * MIB
 KEY_RUN_ROWS: Final = 16_384
 """Of each of the sorted files that a task merges, what it has in memory."""
+
+KEY_MERGE_BYTES: Final = 64 * MIB
+"""Of all sorted files that a task merges together, what it has in memory, a few times over: a backlog has hundreds."""
 
 KEY_TASK_BYTES: Final = 64 * MIB
 """Of documents that are worth a task of their own."""

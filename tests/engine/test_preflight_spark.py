@@ -76,7 +76,7 @@ def test_a_worker_that_sees_another_folder_is_found_before_anything_is_read(
 ) -> None:
     """Exit 2, naming the folder and the remedy. No document is deleted, nothing is left."""
     before = sorted(path for path in delivered.rglob("*") if path.is_file())
-    with SparkWorker(master), SparkWorker(master, [f"mount -t tmpfs none {delivered / folder}"]):
+    with SparkWorker(master, [f"mount -t tmpfs none {delivered / folder}"]):
         code, said = ferryman(master.url, delivered)
 
     assert code == 2, said

@@ -116,3 +116,39 @@ class FileServer:
     def __exit__(self, *_: object) -> None:
         self._server.shutdown()
         self._server.server_close()
+
+
+class Redirecting:
+    """Answers every request with a redirect to ``target``."""
+
+    target = ""
+
+    def __init__(self) -> None:
+        self.asked = 0
+        redirecting = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                redirecting.asked += 1
+                self.send_response(302)
+                self.send_header("location", redirecting.target)
+                self.send_header("content-length", "0")
+                self.end_headers()
+
+            do_HEAD = do_POST = do_GET
+
+            def log_message(self, *_: Any) -> None: ...
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.port = self._server.server_port
+
+    def url(self, path: str) -> str:
+        return f"http://127.0.0.1:{self.port}{path}"
+
+    def __enter__(self) -> Self:
+        threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()

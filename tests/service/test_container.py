@@ -86,7 +86,7 @@ def test_links(tmp_path: Path) -> None:
 
 def test_bombs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What unpacks to far more than it is, is stopped on its way, by ratio, by bytes and by members."""
-    monkeypatch.setattr(container, "FREE_BYTES", 1 << 20)
+    monkeypatch.setattr(limits, "UNPACK_FREE_BYTES", 1 << 20)
     bomb = zipped(tmp_path / "bomb.zip", ("a", b"\0" * (8 << 20)))
     with pytest.raises(Corrupt, match="as a decompression bomb does"):
         container.unpack(bomb, tmp_path / "in")
@@ -99,7 +99,7 @@ def test_bombs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_headers_of_a_tar_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They may be a bomb as any member."""
-    monkeypatch.setattr(container, "FREE_BYTES", 1 << 20)
+    monkeypatch.setattr(limits, "UNPACK_FREE_BYTES", 1 << 20)
     with tarfile.open(tmp_path / "x.tgz", "w:gz", format=tarfile.PAX_FORMAT) as out:
         for n in range(16):
             info = tarfile.TarInfo(f"{n}")

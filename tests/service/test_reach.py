@@ -11,7 +11,7 @@ import pytest
 from ferryman.cli.app import start
 from ferryman.reach import Reach
 from tests.service.place import Place
-from tests.service.receiver import FileServer, Receiver
+from tests.service.receiver import FileServer, Receiver, Redirecting
 
 
 def failures(place: Place) -> list[str]:
@@ -115,3 +115,37 @@ def test_the_options_of_serve(intake: Place, capsys: pytest.CaptureFixture[str],
     code = start(["intake", "serve", str(plan), "--hosts", "http://x", "--queue", intake.queue.url])
     assert code == 2
     assert "is not a host name" in capsys.readouterr().err
+
+
+@pytest.mark.rule("reach.redirects")
+@pytest.mark.parametrize("target", ["inner", "file", "metadata", "name"])
+def test_each_hop_of_a_redirect_is_judged(intake: Place, target: str) -> None:
+    """One port of one address is allowed: it leads to no other, not by a name, and to no file."""
+    with FileServer({"/a.txt": b"secret"}) as inner, Redirecting() as outer:
+        outer.target = {
+            "inner": inner.url("/a.txt"),
+            "file": (intake.files / "a.txt").as_uri(),
+            "metadata": "http://169.254.169.254/latest/meta-data/",
+            "name": inner.url("/a.txt").replace("127.0.0.1", "localhost"),
+        }[target]
+        intake.put("a.txt", "secret")
+        may = Reach((str(intake.files),), (f"127.0.0.1:{outer.port}",))
+        intake.serving = replace(intake.serving, reach=may)
+        intake.submit(payload_url=outer.url("/x"), local_id="payload")
+        intake.submit(manifest_url=outer.url("/m"))
+        intake.serve()
+        assert inner.asked == []
+    why = "a server may not do" if target == "file" else "not a public one"
+    assert len([text for text in failures(intake) if why in text]) == 2
+    assert set(intake.jobs().values()) == {"Failed"}
+
+
+def test_no_proxy_is_asked(intake: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the environment says: behind one, addresses could not be judged."""
+    with FileServer({"/a.txt": b"words"}) as server, Redirecting() as proxy:
+        for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
+            monkeypatch.setenv(name, f"http://127.0.0.1:{proxy.port}")
+        intake.submit(payload_url=server.url("/a.txt"), local_id="a")
+        intake.serve()
+        assert proxy.asked == 0
+    assert intake.rows() == [("a/a.txt", "words")]

@@ -20,7 +20,7 @@ from ferryman.engine.scan.log_batches import LogBatch, LogSplit
 from ferryman.engine.scan.log_looks import LogLook, entries_that_wait, look_at, pieces_of
 from ferryman.engine.transform.log_entries import Blocked
 from ferryman.engine.transform.staged import NOTHING, Staged
-from ferryman.errors import StateLost, UsageError, message_of
+from ferryman.errors import Misconfigured, StateLost, UsageError, message_of
 from ferryman.plan import ExportsNode, SourceNode, errors_node, logs_read
 from ferryman.plan.keyed import counted_once
 from ferryman.records.due import now_us
@@ -244,14 +244,19 @@ class Logs:
             return
         most = int(np.clip(total // (2 * slots), _LEAST, self._most))
         size = 0
-        for piece in pieces_of(name, log, seen, start, most, self._tell):
-            if size and size + piece.bytes > wave_bytes:
-                return
-            size += piece.bytes
-            head = self._heads.get((name, piece.partition))
-            same = head is not None and head.replay == seen.replay
-            waiting = held.get(piece.partition, frozenset())
-            yield LogSplit(name, piece, 1 + seen.replay, head if same else None, held=waiting)
+        try:
+            for piece in pieces_of(name, log, seen, start, most, self._tell):
+                if size and size + piece.bytes > wave_bytes:
+                    return
+                size += piece.bytes
+                head = self._heads.get((name, piece.partition))
+                same = head is not None and head.replay == seen.replay
+                waiting = held.get(piece.partition, frozenset())
+                yield LogSplit(name, piece, 1 + seen.replay, head if same else None, held=waiting)
+        except Misconfigured as e:
+            why = message_of(e)
+            self._waiting |= {(name, p): Blocked(at, f"place {at}", why, True, (name,)) for p, at in start.items()}
+            self._nodes.stop(name, f"it cannot be read on: {why}")
 
     def _is_ready(self, name: str, partition: str) -> bool:
         """May it be read now?"""

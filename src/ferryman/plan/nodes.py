@@ -158,6 +158,12 @@ class StepNode(CalledNode):
     needs: frozenset[str] = field(default=frozenset(), kw_only=True)
     """What a machine must have to run it; see ``needs.here``."""
 
+    @property
+    def limit_s(self) -> float | None:
+        """Seconds that a call may take: ``timeout``, or what a ready-made step has by itself; None: any time."""
+        own: float | None = getattr(self.fn, "TIMEOUT_S", None)
+        return own if self.timeout is None else self.timeout
+
 
 @dataclass(frozen=True, slots=True)
 class RouterNode(CalledNode):

@@ -98,9 +98,14 @@ def export_name(revision: int) -> str:
 _REST: Final = 40
 
 
-def bucket_stats(first: int, last: int) -> dict[str, Any]:
-    """Delta statistics of a file of the state: which buckets it may have."""
-    return {"minValues": {"bucket": first}, "maxValues": {"bucket": last}}
+PUBLISHED: Final = "ferryman.published"
+"""Application id of the tables: number of the last wave whose results one has."""
+
+
+def file_stats(buckets: tuple[int, int], waves: tuple[int, int]) -> dict[str, Any]:
+    """Delta statistics of a file of states, or of contributions: which buckets and waves it may have."""
+    (first, last), (least, greatest) = buckets, waves
+    return {"minValues": {"bucket": first, "wave": least}, "maxValues": {"bucket": last, "wave": greatest}}
 
 
 def lane_of(bucket: int) -> str:

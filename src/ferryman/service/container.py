@@ -7,20 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Final
 
+from ferryman import limits
 from ferryman.archives import members as archives
 from ferryman.archives.members import BROKEN, Budget, Flaw, Member, TooMuch
-from ferryman.limits import GIB, MIB
+from ferryman.limits import MIB
 from ferryman.service.errors import Corrupt
 from ferryman.service.manifest import checked_path
-
-MEMBERS: Final = 1_000_000
-UNPACKED_BYTES: Final = 64 * GIB
-"""All members together: as much as one file that is fetched."""
-
-RATIO: Final = 200.0
-FREE_BYTES: Final = 64 * MIB
-"""So much may be unpacked whatever the ratio; above, unpacked bytes a packed byte. Text packs to a twentieth, a bomb to
-a thousandth."""
 
 SUFFIXES: Final = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz")
 
@@ -39,9 +31,9 @@ def unpack(
     stopping: Callable[[], None] = lambda: None,
     *,
     name: str = "",
-    members: int = MEMBERS,
-    unpacked_bytes: int = UNPACKED_BYTES,
-    ratio: float = RATIO,
+    members: int = limits.UNPACK_FILES,
+    unpacked_bytes: int = limits.UNPACK_FILES_BYTES,
+    ratio: float = limits.UNPACK_RATIO,
 ) -> None:
     """Unpack a container into a folder, which is made again. Killed in the middle, it is done again from the start.
 
@@ -50,7 +42,7 @@ def unpack(
     Args:
         stopping: asked between pieces; what it raises ends it.
         name: of the container, in messages; default: its file's.
-        members, unpacked_bytes, ratio: see ``MEMBERS``, ``UNPACKED_BYTES``, ``RATIO``.
+        members, unpacked_bytes, ratio: see ``limits``; the ratio is that of the step ``unpack``.
 
     Raises:
         Corrupt: it is not zip or tar, is broken or encrypted, a member's path climbs out of it, is a link or a device,
@@ -60,7 +52,7 @@ def unpack(
     shown = f"container {name or path.name}"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    budget = Budget(path.stat().st_size, members, unpacked_bytes, ratio, FREE_BYTES, _OVER)
+    budget = Budget(path.stat().st_size, members, unpacked_bytes, ratio, limits.UNPACK_FREE_BYTES, _OVER)
     seen: set[str] = set()
     try:
         if not archives.is_archive(path.open("rb", buffering=0)):

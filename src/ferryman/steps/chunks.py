@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
 from importlib.util import find_spec
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, ClassVar, Final, Literal, NamedTuple
 
 from ferryman import limits
 from ferryman.document import Document
@@ -70,6 +70,8 @@ class split_text(Plain):
             ``key``, or a model that is not known.
         UsageError: when the step is made: a library is not installed.
     """
+
+    TIMEOUT_S: ClassVar[float] = limits.STEP_TIMEOUT_S
 
     by: By = "paragraphs"
     size: int | None = None

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any, Final, Literal
+from typing import Any, ClassVar, Final, Literal
 from urllib.parse import unquote
 
 from ferryman import limits
@@ -62,6 +62,8 @@ class extract_text(Plain):
         UsageError: when the step is made: a library is not installed.
         ValueError: when the step is made: a limit that is not above 0, or another word for ``unknown``.
     """
+
+    TIMEOUT_S: ClassVar[float] = limits.STEP_TIMEOUT_S
 
     max_bytes: int = limits.MAX_FILE_BYTES
     max_text_bytes: int = limits.EXTRACT_TEXT_BYTES

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 from urllib.parse import urljoin
 
 from ferryman import limits, net, reach
@@ -59,6 +59,8 @@ class fetch_url:
         PermanentError: any other status, more than ``max_bytes``, more than ``redirects``.
         ValueError: when the step is made: a limit that is not above 0 (``redirects``: below 0).
     """
+
+    TIMEOUT_S: ClassVar[float] = limits.STEP_TIMEOUT_S
 
     field: str
     timeout_s: float = limits.FETCH_TIMEOUT_S

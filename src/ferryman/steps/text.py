@@ -10,9 +10,10 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from string import Template
-from typing import Any
+from typing import Any, ClassVar
 from urllib.parse import quote
 
+from ferryman import limits
 from ferryman.document import Document
 from ferryman.steps.values import each, is_list, names, one_name, refused, shown, values
 
@@ -116,6 +117,8 @@ class replace_matches:
         ValueError: when the step is made: no name, a bad regular expression, or a group that it does not have.
     """
 
+    TIMEOUT_S: ClassVar[float] = limits.STEP_TIMEOUT_S
+
     fields: str | Sequence[str]
     pattern: str
     replacement: str = ""
@@ -151,6 +154,8 @@ class keep_matches:
         BadDocument: a field holds something else than text.
         ValueError: when the step is made: no name, or a bad regular expression.
     """
+
+    TIMEOUT_S: ClassVar[float] = limits.STEP_TIMEOUT_S
 
     fields: str | Sequence[str]
     pattern: str

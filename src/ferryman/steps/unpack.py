@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from ferryman import limits
 from ferryman.document import Document
@@ -35,6 +36,8 @@ class unpack(Plain):
         BadDocument: the archive is broken, or goes over a limit: a bomb, or too large.
         ValueError: when the step is made: a limit that is not above 0.
     """
+
+    TIMEOUT_S: ClassVar[float] = limits.STEP_TIMEOUT_S
 
     max_bytes: int = limits.UNPACK_BYTES
     max_members: int = limits.UNPACK_MEMBERS

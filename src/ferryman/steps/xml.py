@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from ferryman import limits
 from ferryman.document import Document
@@ -42,6 +42,8 @@ class read_xml:
         ValueError: when the step is made: no path, one that is not an XPath, or a prefix that is not in ``namespaces``.
         UsageError: when the step is made: lxml is not installed.
     """
+
+    TIMEOUT_S: ClassVar[float] = limits.STEP_TIMEOUT_S
 
     paths: Mapping[str, str]
     namespaces: Mapping[str, str] | None = None

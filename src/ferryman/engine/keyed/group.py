@@ -54,6 +54,8 @@ class Grouping:
     """So many, of equal width."""
     contributions: tuple[str, ...] = ()
     """Files of what keys were given of documents that may change."""
+    files: int = 1
+    """So many outbox files are read."""
 
     def __call__(self, file: GroupFile) -> list[SortedRun]:
         plan = self.shipped.plan()
@@ -72,7 +74,7 @@ class Grouping:
             mine = rows.slice(first, end - first)
             path = Path(self.folder) / f"{number}-{uuid.uuid4().hex}.arrow"
             if mine.num_rows:
-                write_run(path, mine)
+                write_run(path, mine, self.files)
             yield SortedRun(number, str(path), mine.num_rows, mine.nbytes)
 
 

@@ -13,7 +13,7 @@ from ferryman import limits
 from ferryman.engine.keyed.exported import Export
 from ferryman.records.events import sent_events, table_of
 from ferryman.records.key_results import UpdateResult
-from ferryman.records.keyed import CONTRIBUTIONS, EXPORTS_FILE, KEY_STATE, bucket_stats, lane_of
+from ferryman.records.keyed import CONTRIBUTIONS, EXPORTS_FILE, KEY_STATE, file_stats, lane_of
 from ferryman.records.row_results import UNTOUCHED, RowResult
 from ferryman.records.schemas import LEDGER
 from ferryman.records.statuses import Status
@@ -116,12 +116,14 @@ class Output:
 
     def contribution(self, key: str, whose: tuple[str, str, str, int], fields: bytes | None, bucket: int) -> None:
         """What a key has now of a document (source, id, route, revision), as JSON; None: nothing."""
-        self._contributions.add((key, *whose, fields, self._wave, bucket), len(key) + len(fields or b""))
+        size = len(key) + sum(map(len, whose[:3])) + len(fields or b"")
+        self._contributions.add((key, *whose, fields, self._wave, bucket), size)
 
     def exports(self, exports: Sequence[Export]) -> None:
         """In their order; nobody carries on those of a node that nothing follows."""
         for each in exports if self._followed else ():
-            self._exports.add(each, len(each.fields or b"") + len(each.raw or b""))
+            size = len(each.key) + len(each.document) + len(each.fields or b"") + len(each.raw or b"")
+            self._exports.add(each, size)  # keys may be large, too
 
     def events(self, rows: pa.Table, results: Sequence[RowResult | None]) -> None:
         """What became of documents: of each of the rows of a run, None if it went into the state."""
@@ -140,7 +142,7 @@ class Output:
     def finish(self, number: int) -> UpdateResult:
         """Write what is left; everything is fsynced when this returns."""
         first, last = self._buckets or (0, 0)
-        state = self._state.finish(bucket_stats(first, last))
+        state = self._state.finish(file_stats((first, last), (self._wave, self._wave)))
         ledger, exports, contributions = (t.finish() for t in (self._ledger, self._exports, self._contributions))
         count = self._counts
         return UpdateResult(

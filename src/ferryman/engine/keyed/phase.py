@@ -61,7 +61,7 @@ class KeyUpdates:
         state, ranges = self._state, self._ranges(node, files)
         folder = state.scratch(f"update-{node.name}")
         given = tuple(map(str, state.keyed[node.name].contributions.paths())) if self._may_change(node) else ()
-        grouping = Grouping(self._shipped, node.name, str(state.outbox.folder), str(folder), ranges, given)
+        grouping = Grouping(self._shipped, node.name, str(state.outbox.folder), str(folder), ranges, given, len(files))
         updating = Updating(self._shipped, str(state.root), node.name, ranges, number, now_us, state.epoch)
         try:
             runs = self._runner.run(grouping, self._to_group(node, files, number))

@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ferryman import crash
+from ferryman import crash, limits
 from ferryman.engine.deliver.outcomes import Tries
 from ferryman.engine.keyed.callers import ChildCaller, DirectCaller, UpdateCaller
 from ferryman.engine.keyed.calls import KeyCalls, NodeTrouble, Row
@@ -25,7 +25,7 @@ from ferryman.engine.keyed.runs import merged
 from ferryman.engine.runner.base import PickledPlan
 from ferryman.plan import KeyedNode, successors
 from ferryman.records.due import latest_us
-from ferryman.records.key_values import KeyFile, KeyValues
+from ferryman.records.key_values import KeyFile, KeyRow, KeyValues
 from ferryman.state.journal import Journal
 from ferryman.storage.groups import values
 
@@ -103,13 +103,14 @@ class _RangeUpdate:
         self._output = output
         self._known = known
         self._calls = calls
+        self._states: dict[str, KeyRow] = {}
         self._now_us = now_us
         self._latest = latest
 
     def go(self, tables: Iterator[pa.Table]) -> KeyReport:
         trouble: NodeTrouble | None = None
-        for table in tables:
-            trouble = self._table(table.combine_chunks())
+        for table in self._parts(tables):
+            trouble = self._table(table)
             if trouble is not None:
                 break
         self._calls.close()
@@ -117,9 +118,17 @@ class _RangeUpdate:
             return KeyReport(True)
         return KeyReport(False, str(trouble), trouble.permanent)
 
+    def _parts(self, tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
+        """The same rows, as many at a time as are held as Python objects; the states of more are looked up at once."""
+        for table in tables:
+            whole = table.combine_chunks()
+            self._states = self._known_of(whole)
+            for at in range(0, whole.num_rows, limits.KEY_RUN_ROWS):
+                yield whole.slice(at, limits.KEY_RUN_ROWS)
+
     def _table(self, table: pa.Table) -> NodeTrouble | None:
         """Some rows in order; what keeps the rest from being tried."""
-        known, sequences = self._known_of(table), table["sequence"].to_pylist()
+        known, sequences = self._states, table["sequence"].to_pylist()
         self._calls.begin(sequences)
         trouble = None
         try:
@@ -136,7 +145,7 @@ class _RangeUpdate:
         self._output.events(table, self._calls.results)
         return trouble
 
-    def _known_of(self, table: pa.Table) -> dict[str, Any]:
+    def _known_of(self, table: pa.Table) -> dict[str, KeyRow]:
         buckets = table["bucket"]
         keys = pc.unique(table["key"])
         return self._known.of(keys, buckets[0].as_py(), buckets[table.num_rows - 1].as_py())

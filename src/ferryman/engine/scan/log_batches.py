@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -19,6 +19,9 @@ from ferryman.state.log_positions import Head
 
 _OWN = [name for name in ROWS.names if name not in COMPARED.names]
 """Columns that rows of a log have beside those of ``COMPARED``."""
+
+_REPLAY: Final = 1 << 40
+"""Revisions that a log itself counts stay below."""
 
 
 _KNOWN = COMPARED.names[COMPARED.names.index("known_version") :]
@@ -74,8 +77,12 @@ class LogSplit(NamedTuple):
                 location="",
             )
             for name in (*_OWN, *(n for n in rows.column_names if n not in ROWS.names)):
-                table = table.append_column(name, rows[name])
+                table = table.append_column(name, self._replayed(rows[name]) if name == "revision" else rows[name])
             yield table
+
+    def _replayed(self, revisions: pa.ChunkedArray) -> pa.ChunkedArray:
+        """Read again from an earlier place, all are higher than any before."""
+        return pc.add(revisions, (self.revision - 1) * _REPLAY)
 
     def _about_exports(self, rows: pa.Table) -> dict[str, Any]:
         """Columns of ``COMPARED``: what is known of them."""

@@ -84,7 +84,7 @@ class IsolatedReader:
         self._stager = stager
         self._attempts = max((n.policy.attempts for n in plan.nodes if isinstance(n, DestinationNode)), default=1)
         self._row = 0
-        self._timeouts = {n.name: n.timeout for n in plan.nodes if isinstance(n, StepNode)}
+        self._timeouts = {n.name: n.limit_s for n in plan.nodes if isinstance(n, StepNode)}
         self._deaths: Counter[_Place] = Counter()
         self._killers: dict[_Place, str] = {}
         """Calls that are not made again -> why."""

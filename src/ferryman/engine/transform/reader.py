@@ -178,13 +178,13 @@ class DocumentReader:
 
 
 def guarded(step: StepNode) -> Callable[[Document], Any]:
-    """The step's function; with ``timeout=`` its call is interrupted after that many seconds.
+    """The step's function; with a time limit its call is interrupted after that many seconds.
 
     What a generator makes is made within the call: the time counts in which it works, not that in which what it has
     made goes on. A call that is stuck in C code cannot be interrupted: its process is ended a little later, and careful
     mode finds whose call it was. (Interrupting needs the worker's main thread.)
     """
-    timeout_s = step.timeout
+    timeout_s = step.limit_s
     if timeout_s is None or not can_interrupt():
         return step.fn
     fn, name = step.fn, step.name

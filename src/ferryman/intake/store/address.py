@@ -27,6 +27,10 @@ class Tls(NamedTuple):
     """Must a server's certificate be of the name by which it is asked?"""
 
 
+SASL: Final = "sasl"
+"""Another option: user and password are proved to the servers by SASL (DIGEST-MD5), and they know the user."""
+
+
 class Address(NamedTuple):
     """What a queue's URL says."""
 
@@ -35,6 +39,8 @@ class Address(NamedTuple):
     user: str
     password: str
     tls: Tls | None = None
+    sasl: bool = False
+    """Do the servers know the user by SASL? Otherwise user and password are for this queue's nodes only."""
 
     @property
     def shown(self) -> str:
@@ -59,14 +65,20 @@ def address(url: str) -> Address:
     chroot = parts.path.rstrip("/")
     if not hosts or "//" in chroot:
         raise QueueRefused(f"zookeeper://{hosts}{parts.path}: give zookeeper://host:port,host:port/chroot.")
-    return Address(hosts, chroot, unquote(user), unquote(password), _tls(parts.query, f"zookeeper://{hosts}{chroot}"))
+    shown = f"zookeeper://{hosts}{chroot}"
+    options = dict(parse_qsl(parts.query, keep_blank_values=True))
+    if unknown := sorted(options.keys() - {*TLS, SASL}):
+        raise QueueRefused(f"{shown}: there is no option {unknown[0]}; choose from {', '.join((*TLS, SASL))}.")
+    sasl = options.pop(SASL, "false")
+    if sasl not in ("true", "false"):
+        raise QueueRefused(f"{shown}: give sasl=true or sasl=false.")
+    if sasl == "true" and not (user and password):
+        raise QueueRefused(f"{shown}: sasl=true needs a user: give zookeeper://user:password@host:port.")
+    return Address(hosts, chroot, unquote(user), unquote(password), _tls(options, shown), sasl == "true")
 
 
-def _tls(query: str, shown: str) -> Tls | None:
+def _tls(options: dict[str, str], shown: str) -> Tls | None:
     """What the options of a URL say; None without TLS."""
-    options = dict(parse_qsl(query, keep_blank_values=True))
-    if unknown := sorted(options.keys() - set(TLS)):
-        raise QueueRefused(f"{shown}: there is no option {unknown[0]}; choose from {', '.join(TLS)}.")
     flags = {name: options.pop(name, default) for name, default in (("tls", "false"), ("check_hostname", "true"))}
     if wrong := [name for name, value in flags.items() if value not in ("true", "false")]:
         raise QueueRefused(f"{shown}: give {wrong[0]}=true or {wrong[0]}=false.")

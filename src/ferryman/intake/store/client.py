@@ -22,11 +22,15 @@ def client_of(at: Address, session_timeout_s: float) -> tuple[Any, Any]:
     """A kazoo client that is not started yet, and the ACL of what it makes; None for an open one.
 
     Raises:
-        QueueRefused: kazoo is not installed.
+        QueueRefused: kazoo, or with SASL pure-sasl, is not installed.
     """
     client, security = _kazoo()
-    acl = [security.make_digest_acl(at.user, at.password, all=True)] if at.user else None
-    login = [("digest", f"{at.user}:{at.password}")] if at.user else None
+    acl, login = None, None
+    if at.sasl:
+        acl = [security.make_acl("sasl", at.user, all=True)]
+    elif at.user:
+        acl = [security.make_digest_acl(at.user, at.password, all=True)]
+        login = [("digest", f"{at.user}:{at.password}")]
     if not at.user and not at.is_local:
         log.warning(
             "%s: anyone who reaches these servers may change this queue: give user:password@ in its URL", at.shown
@@ -37,6 +41,7 @@ def client_of(at: Address, session_timeout_s: float) -> tuple[Any, Any]:
         auth_data=login,
         default_acl=acl,
         **_secure(at.tls),
+        **_known(at),
         connection_retry={"max_tries": -1, "delay": 0.1, "backoff": 2, "max_delay": RECONNECT_MAX_S},
     )
     return made, acl
@@ -48,6 +53,19 @@ def _secure(tls: Tls | None) -> dict[str, Any]:
         return {}
     files = {"ca": tls.ca or None, "certfile": tls.cert or None, "keyfile": tls.key or None}
     return {"use_ssl": True, "verify_certs": True, "check_hostname": tls.check_hostname, **files}
+
+
+def _known(at: Address) -> dict[str, Any]:
+    """How the user proves to the servers who it is."""
+    if not at.sasl:
+        return {}
+    try:
+        import puresasl.client  # noqa: F401 - kazoo loads it when it connects
+    except ImportError:
+        raise QueueRefused(
+            "sasl=true needs the package pure-sasl, which is not installed: pip install 'ferryman[intake]'"
+        ) from None
+    return {"sasl_options": {"mechanism": "DIGEST-MD5", "username": at.user, "password": at.password}}
 
 
 def _kazoo() -> tuple[Any, Any]:

@@ -336,7 +336,7 @@ class ZooKeeperStore:
     def _plain(self, error: Exception) -> Exception:
         """kazoo's errors as ours."""
         name = type(error).__name__
-        if name in ("NoAuthError", "AuthFailedError", "InvalidACLError"):
+        if name in ("NoAuthError", "AuthFailedError", "InvalidACLError", "SessionClosedRequireSaslError"):
             return QueueRefused(f"{self.url}: the servers refuse access ({name}): give user:password@ of this queue.")
         return QueueLost(f"{self.url}: {name}: {str(error) or 'no server answers'}. Is ZooKeeper running there?")
 

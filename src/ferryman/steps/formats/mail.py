@@ -5,17 +5,42 @@ from __future__ import annotations
 import email
 from collections.abc import Callable
 from email.message import EmailMessage
-from email.policy import default
-from typing import Any
+from email.policy import EmailPolicy
+from typing import Any, Final
 
 from ferryman.errors import DeliveryError
+from ferryman.limits import KIB
 from ferryman.steps.formats.content import Attachment, Content, cleaned, line, written
 from ferryman.steps.formats.markup import html
+
+HEADER_CHARS: Final = 4 * KIB
+"""Of a header that are read: the standard library's parser needs quadratic time. 100 addresses are about as long."""
+
+PART_CHARS, PART_PARAMETERS = KIB, 16
+"""The same of a part's own headers, of which a mail may have thousands."""
+
+
+class _BoundedHeaders(EmailPolicy):
+    """Reads the beginning of headers that are longer than any that mail programs make."""
+
+    def header_source_parse(self, sourcelines: list[str]) -> tuple[str, str]:
+        name, value = super().header_source_parse(sourcelines)
+        if name.lower().startswith("content-"):
+            return name, _cut(";".join(value.split(";", PART_PARAMETERS)[:PART_PARAMETERS]), PART_CHARS)
+        return name, _cut(value, HEADER_CHARS)
+
+
+def _cut(value: str, most: int) -> str:
+    """Its beginning, which does not end within an address or a word if it has several."""
+    if len(value) <= most:
+        return value
+    ends = (value.rfind(between, 0, most) for between in ",; \n")
+    return value[: next((end for end in ends if end > most // 2), most)]
 
 
 def mail(raw: bytes) -> Content:
     """Its words; subject, sender, receivers and date as fields; attachments as parts."""
-    message = email.message_from_bytes(raw, policy=default)
+    message = email.message_from_bytes(raw, policy=_BoundedHeaders())
     assert isinstance(message, EmailMessage)
     fields = {
         "title": line(_header(message, "subject")),
