@@ -22,6 +22,7 @@ NAMES = (
     "postgres",
     "extract",
     "intake",
+    "serve",
     "queue",
     "flow",
     "combine",

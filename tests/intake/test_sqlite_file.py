@@ -31,6 +31,28 @@ def test_a_file_of_the_older_format_is_brought_to_this_one(place: Path) -> None:
             job.success()
 
 
+def test_a_watch_looks_only_after_changes_of_its_own_node(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forty threads of a busy serve wait while jobs move through other states: their looks would hold up the moves."""
+    with Queue.open(f"sqlite:///{place}/queue.db") as queue:
+        started(queue, jobs=3)
+        watch = queue.watch_jobs("Notify")
+        reads: list[object] = []
+        inner = type(queue.tree.store).read
+        for _ in range(3):
+            job = queue.acquire_job("Pending")
+            assert job is not None
+            job.set_status("Estimating")
+        with monkeypatch.context() as patched:
+            patched.setattr(
+                type(queue.tree.store), "read", lambda self, paths: reads.append(paths) or inner(self, paths)
+            )
+            assert not watch.wait(0.2)
+        assert reads == []
+        for state in ("Provisioning", "Downloading", "Processing", "Storing", "Recording", "Notify"):
+            job.set_status(state)
+        assert watch.wait(60)
+
+
 def test_a_watch_of_a_quiet_queue_asks_nothing_of_its_nodes(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Thirty threads of a serve wait like this; a change of this process or of another wakes them."""
     with Queue.open(f"sqlite:///{place}/queue.db") as queue, Queue.open(f"sqlite:///{place}/queue.db") as other:

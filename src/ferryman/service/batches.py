@@ -15,6 +15,7 @@ from ferryman.service.callback import Callback
 from ferryman.service.errors import Later, Stopping
 from ferryman.service.fetch import Fetcher
 from ferryman.service.isolation import Isolation
+from ferryman.service.mail import BatchReports
 from ferryman.service.payload import Planned, has_payload, planned
 from ferryman.service.slow import SlowHost
 from ferryman.service.workspace import Workspace
@@ -83,7 +84,7 @@ class Batches:
         queue: Queue,
         work: Workspace,
         fetcher: Fetcher,
-        callback: Callback,
+        callback: Callback | BatchReports,
         say: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
         *,

@@ -69,8 +69,11 @@ INHERITED: Final = (
 NAME_CHARS: Final = 1024
 """Of an identifier or a collection's name."""
 
-_LIST: Final = "object_list"
+OBJECT_LIST: Final = "object_list"
 """Names what the batch consumer has laid into the working space for a job: lines of files, already read and checked."""
+
+EDITION: Final = "edition"
+"""How often an operator has edited a job's configuration. What was fetched for an older edition is not used."""
 
 
 class Planned(NamedTuple):
@@ -182,7 +185,7 @@ def _of_lines(submission: Mapping[str, Any], one: Object, path: Path) -> Planned
         "jobID": one.key,
         "payload_type": PayloadKind.OBJECT.value,
         "payload_url": _url(submission),
-        _LIST: inventory.url_of(path),
+        OBJECT_LIST: inventory.url_of(path),
     }
     return _planned(submission, one, configuration)
 
@@ -276,11 +279,19 @@ def listed(job: Job, work: Workspace, fetcher: Fetcher) -> list[ManifestEntry]:
         PermanentError, TransientError: it cannot be fetched.
         Stopping.
     """
-    found = work.entries(job.id)
+    configuration = job.configuration
+    edition = edition_of(configuration)
+    found = work.entries(job.id, edition)
     if found is None:
-        found = _written(job.configuration, work) or _entries(job.configuration, fetcher)
-        work.set_entries(job.id, found)
+        found = _written(configuration, work) or _entries(configuration, fetcher)
+        work.set_entries(job.id, found, edition)
     return found
+
+
+def edition_of(configuration: Mapping[str, Any]) -> int:
+    """0: as it was made."""
+    found = configuration.get(EDITION) or 0
+    return found if isinstance(found, int) and found > 0 else 0
 
 
 def is_container(job: Job) -> bool:
@@ -290,9 +301,9 @@ def is_container(job: Job) -> bool:
 
 def _written(configuration: Mapping[str, Any], work: Workspace) -> list[ManifestEntry] | None:
     """What the batch consumer has laid into the working space; None: this job's submitter named its files elsewhere."""
-    if _LIST not in configuration:
+    if OBJECT_LIST not in configuration:
         return None
-    path = Path(unquote(urlsplit(str(configuration[_LIST])).path))
+    path = Path(unquote(urlsplit(str(configuration[OBJECT_LIST])).path))
     if not path.resolve().is_relative_to(work.batches.resolve()):
         raise Corrupt(f"{path}: is not a list of files that was made here.")
     return read_entries(path.read_bytes())

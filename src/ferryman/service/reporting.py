@@ -11,6 +11,7 @@ from ferryman.errors import DeliveryError, TransientError
 from ferryman.intake import Batch, NodeInvalid, Queue, Report
 from ferryman.service.batches import is_made
 from ferryman.service.callback import Callback
+from ferryman.service.mail import BatchReports
 from ferryman.service.payload import has_payload
 from ferryman.service.workspace import Workspace
 
@@ -35,7 +36,7 @@ class Reporting:
         self,
         queue: Queue,
         work: Workspace,
-        callback: Callback,
+        callback: Callback | BatchReports,
         say: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:

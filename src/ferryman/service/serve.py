@@ -167,9 +167,10 @@ class Consumers:
         isolation = Isolation(queue, serving, stop)
         self._waits = Waits()
         waits: dict[str, Any] = {"waits": self._waits, "at_work": self._at_work, "isolation": isolation}
-        self._batches = [Batches(queue, work, fetcher, callback, self.say, **waits) for _ in range(serving.threads)]
-        self._batches += [SlowBatches(queue, work, patient, callback, self.say, **waits) for _ in range(SLOTS)]
-        self._reporting = Reporting(queue, work, callback, self.say)
+        reports = serving.reports(stop)
+        self._batches = [Batches(queue, work, fetcher, reports, self.say, **waits) for _ in range(serving.threads)]
+        self._batches += [SlowBatches(queue, work, patient, reports, self.say, **waits) for _ in range(SLOTS)]
+        self._reporting = Reporting(queue, work, reports, self.say)
         self._loops = [
             *(Loop("batches", stop, each.turn, self.say, wait=self._batch_wait) for each in self._batches),
             Loop("reports", stop, self._reporting.turn, self.say, release=self._reporting.release),

@@ -12,6 +12,7 @@ from ferryman.intake import Queue
 from ferryman.reach import NOTHING_PRIVATE, Reach
 from ferryman.service.callback import Callback
 from ferryman.service.fetch import LOWEST_RATE, Fetcher
+from ferryman.service.mail import BatchReports, Mail
 from ferryman.service.slow import PROMPT_S, SlowHosts
 from ferryman.service.stages import (
     Downloading,
@@ -45,6 +46,7 @@ class Serving:
         once: end when nothing is left to do.
         reach: what submitters, and the documents' own URLs, may lead to.
         report_secret: signs reports, as webhooks are signed; None: they are not signed.
+        smtp: URL of a mail server: submitters that are addresses get reports by e-mail; None: they do not.
         lowest_rate: bytes a second that a submitter's server must send at.
         job_time_s: so long may fetching the files of a job, or a manifest, take in all; 0: any time.
         prompt_s: a host that keeps a job waiting for longer is slow.
@@ -60,6 +62,7 @@ class Serving:
     lowest_rate: float = LOWEST_RATE
     job_time_s: float = JOB_TIME_S
     prompt_s: float = PROMPT_S
+    smtp: str | None = None
 
     def fetcher(self, stop: threading.Event, slow: SlowHosts | None = None) -> Fetcher:
         """What gets submitters' files; with ``slow``, it does not wait for slow hosts."""
@@ -68,6 +71,10 @@ class Serving:
     def callback(self, stop: threading.Event) -> Callback:
         """What notifies submitters."""
         return Callback(stop, reach=self.reach, secret=self.report_secret)
+
+    def reports(self, stop: threading.Event) -> BatchReports:
+        """What tells submitters of their batches."""
+        return BatchReports(self.callback(stop), Mail(self.smtp, stop) if self.smtp else None)
 
     def stages(
         self,

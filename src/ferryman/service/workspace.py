@@ -2,7 +2,7 @@
 
 ::
 
-    WORK/jobs/JID/list.jsonl        the files that its submitter named
+    WORK/jobs/JID/list.jsonl        the files that its submitter named; list-N.jsonl: edited N times
     WORK/jobs/JID/files/…           those that are there, each whole
     WORK/jobs/JID/inventory.jsonl   written when all are
     WORK/jobs/JID/container         a container, before it is unpacked
@@ -84,17 +84,22 @@ class Workspace:
     def space(self) -> Space:
         return self._space(self.root)
 
-    def set_entries(self, job_id: str, entries: Iterable[ManifestEntry]) -> None:
-        """Publish what the submitter named of a job."""
+    def set_entries(self, job_id: str, entries: Iterable[ManifestEntry], edition: int = 0) -> None:
+        """Publish what the submitter named of a job. What was fetched for an older edition goes."""
+        if edition:
+            self.drop(job_id)
         files.make_folder(self.job(job_id))
-        write_entries(self.job(job_id) / "list.jsonl", entries)
+        write_entries(self._list(job_id, edition), entries)
 
-    def entries(self, job_id: str) -> list[ManifestEntry] | None:
-        """What the submitter named; None if that is not known here."""
+    def entries(self, job_id: str, edition: int = 0) -> list[ManifestEntry] | None:
+        """What the submitter named, in this edition of the job's configuration; None if that is not known here."""
         try:
-            return read_entries((self.job(job_id) / "list.jsonl").read_bytes())
+            return read_entries(self._list(job_id, edition).read_bytes())
         except (FileNotFoundError, msgspec.MsgspecError):
             return None
+
+    def _list(self, job_id: str, edition: int) -> Path:
+        return self.job(job_id) / (f"list-{edition}.jsonl" if edition else "list.jsonl")
 
     def drop(self, job_id: str) -> None:
         """Remove a job's files; what was kept of it stays."""

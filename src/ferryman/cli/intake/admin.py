@@ -69,6 +69,24 @@ def requeue(
     ],
     priority: Priority = None,
     message: Message = "",
+    manifest: Annotated[
+        str | None,
+        typer.Option(
+            "--manifest",
+            metavar="MANIFEST",
+            show_default=False,
+            help="Its files are those of this manifest (a file, or a URL).",
+        ),
+    ] = None,
+    changes: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            show_default=False,
+            help="Another value in its configuration: payload_url=…, digest=…; KEY= removes it. Repeatable.",
+        ),
+    ] = None,
     queue: QueueUrl = None,
     verbose: Verbose = False,
 ) -> None:
@@ -76,12 +94,20 @@ def requeue(
 
     Each goes on in the state after the last one that succeeded, and its retries count one more. Of a batch: all its
     failed jobs. The batch itself stays as it is; `report` tells its submitter what has changed.
+
+    With --manifest or --set its configuration is corrected first: it goes on from Pending, and nothing that was fetched
+    before is used. A manifest is that of one object, whatever its lines' local_id.
     """
+    edits = _edits(manifest, changes)
+    if edits and (len(ids) != 1 or ids[0].startswith("bid")):
+        raise UsageError("--manifest and --set correct one job: give one id (jid…).")
     with opened(queue) as found:
 
         def again(name: str) -> str:
+            from ferryman.service.edition import edited
+
             job = job_of(found, name)
-            job.requeue(message)
+            job.requeue(message, edited(job, edits) if edits else None)
             if priority is not None:
                 job.set_status(job.status, message, priority=priority)
             return job.status
@@ -198,6 +224,23 @@ def lock(
             error(f"{kind} {name or ''}: is locked already")
             raise typer.Exit(1)
         say(f"{kind} {name or ''}: locked")
+
+
+def _edits(manifest: str | None, changes: list[str] | None) -> dict[str, str]:
+    """What is to be changed in a job's configuration.
+
+    Raises:
+        UsageError: it is not KEY=VALUE, or the manifest cannot be fetched.
+    """
+    from ferryman.cli.intake.submit import url_of
+
+    edits = {} if manifest is None else {"payload_url": url_of(manifest), "payload_type": "object-manifest"}
+    for change in changes or ():
+        key, sign, value = change.partition("=")
+        if not sign:
+            raise UsageError(f"--set {change}: give KEY=VALUE, or KEY= to remove it.")
+        edits[key.strip()] = value
+    return edits
 
 
 def _moved(one: object, state: str, message: str) -> str:

@@ -94,6 +94,16 @@ def serve(
             help="Sign reports as webhooks are signed. ${NAME} is filled in from the environment.",
         ),
     ] = None,
+    smtp: Annotated[
+        str | None,
+        typer.Option(
+            "--smtp",
+            metavar="URL",
+            show_default=False,
+            help="Mail server: a submitter that is an e-mail address gets the report of each batch. "
+            "smtp://USER:PASSWORD@HOST:PORT?from=ADDRESS, or smtps://…; ${NAME} is filled in from the environment.",
+        ),
+    ] = None,
     lowest_rate: Annotated[
         int,
         typer.Option(
@@ -133,6 +143,7 @@ def serve(
     from ferryman.reach import Reach
     from ferryman.service import Serving
     from ferryman.service import serve as serving
+    from ferryman.service.mail import mail_server
     from ferryman.service.processing import jobs_sources
     from ferryman.state.state import state_root
 
@@ -145,10 +156,13 @@ def serve(
     root = state_root(loaded, state, plan_file(plan))
     may = Reach(tuple(str(path.absolute()) for path in allow_files or ()), tuple(hosts or ()))
     may.check()
+    if smtp is not None:
+        mail_server(smtp)
     how = Serving(
         work or root.parent / "work",
         *(threads, not drop_originals, full / 100, once, may, report_secret, lowest_rate),
         job_time_s=seconds("--job-time", job_time) or 0.0,
+        smtp=smtp,
     )
     with opened(queue) as found, Graceful() as graceful:
 

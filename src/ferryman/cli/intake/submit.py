@@ -93,7 +93,7 @@ def submit(
     """
     longest = seconds("--wait", wait)
     _refuse_bad_names(collection, local_id)
-    url = _url(payload)
+    url = url_of(payload)
     name = Path(unquote(urlsplit(url).path)).name
     given = {
         "profile_name": collection,
@@ -162,7 +162,7 @@ def _wait(batch: Batch, longest_s: float) -> None:
         time.sleep(min(LOOK_S, left))
 
 
-def _url(payload: str) -> str:
+def url_of(payload: str) -> str:
     """Where it is; a path becomes a file's URL.
 
     Raises:

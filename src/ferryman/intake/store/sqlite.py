@@ -49,6 +49,8 @@ class SqliteStore:
         self._lease = Lease(path, session_timeout_s, monotonic)
         self._reap_at = self._poll_at = 0.0
         self._others = self._commits = 0
+        self._watched: dict[str, int] = {}
+        """Path -> number of the last commit of this handle that made or removed the node, or a child of it."""
 
     # --- sessions -----------------------------------------------------------------------------------------------------
 
@@ -88,8 +90,17 @@ class SqliteStore:
                 raise SessionLost(f"{self.url}: the session has ended")
             for index, op in enumerate(ops):
                 self._do(index, op, session or 0)
-            self._commits += 1
+            self._mark(ops)
             return [self._seen(path) for path in look]
+
+    def _mark(self, ops: Sequence[Op]) -> None:
+        """Note which watched nodes these may have changed: the others' watches need not look."""
+        self._commits += 1
+        for op in ops:
+            if isinstance(op, Create | Delete):
+                for path in (op.path, parent_of(op.path)):
+                    if path in self._watched:
+                        self._watched[path] = self._commits
 
     def _do(self, index: int, op: Op, session: int) -> None:
         run = self._connection.execute
@@ -190,6 +201,9 @@ class SqliteStore:
         return StoredNode(*row) if row else None
 
     def read(self, paths: Sequence[str]) -> list[StoredNode | None]:
+        if len(paths) == 1:  # one statement is one look
+            with self._using, told(self.path):
+                return [self._seen(paths[0])]
         with self._reading():
             return [self._seen(path) for path in paths]
 
@@ -235,8 +249,9 @@ class SqliteStore:
     def watch(self, path: str) -> _SqliteWatch:
         return _SqliteWatch(self, path)
 
-    def changes(self) -> tuple[int, int]:
-        """Another value after a change: of this handle at once, of other processes within ``POLL_S``.
+    def changes(self, path: str) -> tuple[int, int]:
+        """Another value after a change of a watched node's children: of this handle at once; after any change of other
+        processes within ``POLL_S``.
 
         All watches of a handle share the question that it takes.
         """
@@ -245,7 +260,7 @@ class SqliteStore:
             self._poll_at = now + POLL_S
             with self._using, told(self.path):
                 self._others = int(self._connection.execute("PRAGMA data_version").fetchone()[0])
-        return self._others, self._commits
+        return self._others, self._watched.setdefault(path, 0)
 
     def _reading(self) -> _Transaction:
         """One look: whatever is read within was so at one instant."""
@@ -290,7 +305,7 @@ class _Transaction:
 class _SqliteWatch:
     def __init__(self, store: SqliteStore, path: str) -> None:
         self._store, self._path = store, path
-        self._seen = store.changes()
+        self._seen = store.changes(path)
         self._before = self._state()
 
     def _state(self) -> tuple[int, int] | None:
@@ -307,8 +322,8 @@ class _SqliteWatch:
         return True
 
     def _has_changed(self) -> bool:
-        """Looks at the node only after something was changed in the file, or a session ended."""
-        seen, self._seen = self._seen, self._store.changes()
+        """Looks at the node only after this handle has changed its children, or another process anything."""
+        seen, self._seen = self._seen, self._store.changes(self._path)
         return seen != self._seen and self._state() != self._before
 
     def close(self) -> None:

@@ -1,0 +1,137 @@
+"""`ferryman intake serve`: batches of jobs through all states and a trivial plan, warm; what an idle queue costs."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from tests.servers.zookeeper import ZooKeeperServer
+
+from bench.harness import Row, Sizes, anew
+from ferryman import Plan
+from ferryman.destinations import Null
+from ferryman.intake import Queue, overview
+from ferryman.reach import Reach
+from ferryman.service import Serving, on_spark, serve
+from ferryman.sources import Jobs
+
+BATCHES, JOBS = 20, 500
+SQLITE_JOBS_S, ZOOKEEPER_JOBS_S = 200, 50
+WARM_UP = 50
+"""Jobs of a first batch, which starts Spark's workers."""
+FINISHED, IDLE_S, IDLE_SHARE = 2000, 20.0, 0.01
+PENDING, LIST_SQLITE_S, LIST_ZOOKEEPER_S = 10_000, 2.0, 5.0
+DOCUMENTS = 1_000_000
+"""The sizes are said in documents: of as many, the full size is made."""
+HEAP = "4g"
+
+
+def measure(sizes: Sizes, folder: Path) -> Iterator[Row]:
+    share = min(1.0, sizes.documents / DOCUMENTS)
+    yield from of_store("SQLite", lambda at: f"sqlite:///{at}/queue.db", folder, share, SQLITE_JOBS_S, LIST_SQLITE_S)
+    server = ZooKeeperServer()
+    server.heap = HEAP
+    with server:
+
+        def url(at: Path) -> str:
+            return f"{server.url}/{uuid4().hex}"
+
+        yield from of_store("ZooKeeper", url, folder, share, ZOOKEEPER_JOBS_S, LIST_ZOOKEEPER_S)
+
+
+def of_store(name: str, url: Any, folder: Path, share: float, rate: int, list_s: float) -> Iterator[Row]:
+    at = anew(folder / "serve")
+    batches, jobs = max(1, int(BATCHES * share)), JOBS
+    with Queue.open(url(at)) as queue:
+        taken, cpu = served(queue, at, batches, jobs)
+        met = batches * jobs / taken >= rate
+        said = f"{batches * jobs / taken:.0f}/s"
+        cost = f"{1000 * cpu / (batches * jobs):.1f} ms CPU a job"
+        yield Row(f"{name}: {batches} batches × {jobs} jobs served, warm", said, "", cost, f"≥ {rate}/s", met)
+    with Queue.open(url(anew(folder / "serve"))) as queue:
+        count = max(10, int(FINISHED * share))
+        used = idle(queue, folder / "serve", count)
+        what = f"{name}: an idle queue with {count} finished batches"
+        yield Row(what, f"{used:.1%} of a core", "", "", f"≤ {IDLE_SHARE:.0%}", used <= IDLE_SHARE)
+    with Queue.open(url(anew(folder / "serve"))) as queue:
+        count = max(100, int(PENDING * share))
+        filled(queue, count)
+        before = time.process_time()
+        rows = list(overview.job_rows(queue.tree, queue.list_jobs("Pending")))
+        used = time.process_time() - before
+        assert len(rows) == count
+        yield Row(f"{name}: `intake jobs` of {count}", f"{used:.2f} s CPU", "", "", f"≤ {list_s:g} s", used <= list_s)
+
+
+def trivial() -> Plan:
+    plan = Plan("bench_serve", version=1)
+    plan.source("jobs", Jobs()).destination("null", Null())
+    return plan
+
+
+def submitted(queue: Queue, folder: Path, batches: int, jobs: int) -> None:
+    """Manifests of one small file a job."""
+    for _ in range(batches):
+        place = folder / uuid4().hex
+        place.mkdir()
+        for number in range(jobs):
+            (place / f"{number}.txt").write_text(f"{place.name} {number}\n")
+        lines = "".join(f"{number}.txt,{place.name}-{number}\n" for number in range(jobs))
+        (place / "manifest.csv").write_text(f"url,local_id\n{lines}")
+        queue.create_batch({"manifest_url": (place / "manifest.csv").as_uri(), "payload_type": "manifest"})
+
+
+def served(queue: Queue, folder: Path, batches: int, jobs: int) -> tuple[float, float]:
+    """(seconds, seconds of CPU of this process) from the first acquired batch to the last report."""
+    serving = Serving(folder / "work", once=True, reach=Reach((str(folder),), ()))
+    plan = trivial()
+    with on_spark(plan, folder / "state", "local[2]", {}) as driver:
+        submitted(queue, folder, 1, WARM_UP)
+        serve(plan, queue, serving, lambda: contextlib.nullcontext(driver))
+        submitted(queue, folder, batches, jobs)
+        start, cpu = time.perf_counter(), time.process_time()
+        serve(plan, queue, serving, lambda: contextlib.nullcontext(driver))
+        taken = time.perf_counter() - start, time.process_time() - cpu
+    assert len(queue.list_jobs("Completed")) == batches * jobs + WARM_UP
+    return taken
+
+
+def idle(queue: Queue, folder: Path, batches: int) -> float:
+    """Share of a core that waiting costs."""
+    for number in range(batches):
+        batch = queue.create_batch({"submitter": f"bench {number}"})
+        batch.set_status("Processing")
+        batch.set_status("Reporting")
+        batch.success()
+    from tests.service.place import Place
+
+    class Quiet(Place):
+        def __init__(self) -> None:
+            super().__init__(folder)
+            self.queue.close()
+            self.queue = queue
+
+    place, stop = Quiet(), threading.Event()
+    running = threading.Thread(target=lambda: place.serve(stop, once=False))
+    running.start()
+    time.sleep(IDLE_S / 4)
+    start, cpu = time.perf_counter(), time.process_time()
+    time.sleep(IDLE_S)
+    used = (time.process_time() - cpu) / (time.perf_counter() - start)
+    stop.set()
+    running.join()
+    return used
+
+
+def filled(queue: Queue, jobs: int) -> None:
+    queue.create_batch({"submitter": "bench"})
+    batch = queue.acquire_pending_batch()
+    assert batch is not None
+    for number in range(jobs):
+        batch.create_job({"payload_url": f"https://example.org/{number}", "local_id": f"object-{number}"})
+    batch.unlock()
