@@ -6,8 +6,8 @@ SHELL := /bin/bash
 unexport PYTHONDONTWRITEBYTECODE
 
 PYTHON := .venv/bin/python
-# Three for two cores: tests of time-outs, and of processes that start, wait for a part of their time.
-PYTEST := $(PYTHON) -m pytest --numprocesses 3 --dist loadfile
+# Four for two cores: tests of time-outs, and of processes that start, wait for a part of their time.
+PYTEST := $(PYTHON) -m pytest --numprocesses 4 --dist loadfile
 UV = $(shell uv --version >/dev/null 2>&1 && echo uv || echo .tools/bin/uv)
 COMPILE = $(UV) pip compile --quiet --universal --generate-hashes --no-emit-index-url \
 	--custom-compile-command "make requirements" $(ARGS)

@@ -24,6 +24,7 @@ NAMES = (
     "intake",
     "queue",
     "flow",
+    "combine",
     "sizes",
     "large_state",
 )

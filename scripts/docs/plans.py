@@ -190,12 +190,6 @@ FINDINGS = (
         'plan.keyed("counts", count, key="word", after=ways).destination("index", index)',
     ),
     Case(
-        "A keyed node and an error queue",
-        'orders = plan.source("orders", sources.Queue("orders", "/data/queues"))\n'
-        'orders.keyed("counts", count, key="word").destination("index", index)\n'
-        'plan.errors(destinations.Queue("errors", "/data/queues"))',
-    ),
-    Case(
         "Options of a keyed node",
         'orders = plan.source("orders", sources.Queue("orders", "/data/queues"))\n'
         'orders.keyed("counts", count, key="word", buckets=0).destination("index", index)',

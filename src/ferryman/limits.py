@@ -343,5 +343,8 @@ KEY_RUN_BYTES: Final = 2 * MIB
 KEY_RUN_ROWS: Final = 16_384
 """Of each of the sorted files that a task merges, what it has in memory."""
 
+KEY_MERGE_BYTES: Final = 64 * MIB
+"""Of all sorted files that a task merges together, what it has in memory, a few times over: a backlog has hundreds."""
+
 KEY_TASK_BYTES: Final = 64 * MIB
 """Of documents that are worth a task of their own."""

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from ferryman.crash import EXECUTOR, POINTS
+from ferryman.crash import POINTS
 from tests.crash import scenario, targets
 from tests.crash.kills import Killed
 from tests.crash.targets import TARGETS
@@ -27,7 +27,7 @@ POSSIBLE = [
 ]
 """Points that a second run under exactly-once passes."""
 
-SHORT = [point for point in POSSIBLE if POINTS[point] == EXECUTOR or point.startswith(("commit.", "deliver."))]
+SHORT = [point for point in POSSIBLE if point.startswith(("commit.", "deliver."))]
 """Those beside which a destination is written to. All servers are tried right after they were sent to, one in all of
 them: at the others nothing depends on the server."""
 

@@ -28,6 +28,7 @@ PAGES = [
     "chain-plans",
     "count-by-key",
     "keep-an-inverted-index",
+    "replicate-a-state",
     "join-two-streams",
     "keep-an-error-queue",
     "call-a-step-once",

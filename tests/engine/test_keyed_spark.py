@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ferryman import Document
+from ferryman import Document, account
 from tests.support.keyed import Words, count
 
 
@@ -42,3 +42,25 @@ def test_a_worker_that_dies_counts_nothing_twice(place: Path, spark: Any) -> Non
         assert export["old"] == told[export["key"]]
         told[export["key"]] = export["new"]
     assert told == words.states()
+
+
+class Killer:
+    """Ends its process over every document of one key."""
+
+    def __call__(self, key: str, state: int | None, documents: list[Document]) -> tuple[int, Document]:
+        if key == "w7":
+            os._exit(3)
+        return count(key, state, documents)
+
+
+@pytest.mark.rule("keyed.deadly")
+@pytest.mark.spark
+def test_a_key_that_kills_its_workers_harms_no_other(place: Path, spark: Any) -> None:
+    """Its documents are rejected, with the reason; all others are counted."""
+    words = Words(place, Killer(), on_error="continue")
+    words.put(*(f"w{n % 50}" for n in range(150)))
+    summary = words.run(runner=spark, checked=False)
+    assert (summary.exit, summary.rejected, summary.pending) == (3, 3, 0), summary
+    assert words.states() == {f"w{n}": 3 for n in range(50) if n != 7}
+    reasons = {row["message"] for row in account.deliveries(words.root, status="rejected")}
+    assert all("it ended its process in each of 3 tries: exit code 3" in each for each in reasons)

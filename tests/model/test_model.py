@@ -20,7 +20,7 @@ from tests.model.mutations import MUTATIONS, Mutation
 from tests.model.state import LEAST, ONCE, Budget, Config, Destination, State, Waiting
 from tests.support.tiers import sampled
 
-EVERY = 6
+EVERY = 9
 """One configuration of so many is explored each time."""
 ARCHITECTURE = (Path(__file__).parents[2] / "docs" / "architecture.md").read_text("utf-8")
 

@@ -32,6 +32,13 @@ def test_what_a_submitter_may_do(place: Path) -> None:
         shell.follow(DOCS / "how-to" / "what-a-submitter-may-do.md")
 
 
+@pytest.mark.rule("intake.minted")
+def test_mint_identifiers(place: Path) -> None:
+    """The same, of a plan that mints."""
+    with QuickShell(place) as shell:
+        shell.follow(DOCS / "how-to" / "mint-identifiers.md")
+
+
 def test_operate_the_queue(place: Path) -> None:
     """The same, of every command of an operator."""
     with QuickShell(place) as shell:

@@ -15,7 +15,7 @@ from deltalake import DeltaTable
 from ferryman import account
 from ferryman.engine.wave import Summary
 from ferryman.operations import fsck
-from ferryman.plan import Plan, SourceNode, destinations_of_sources, sources_of
+from ferryman.plan import Plan, SourceNode, destinations_of_sources, keyed_nodes, sources_of
 from ferryman.records.statuses import MOVES, Status
 from ferryman.sources import Log
 from ferryman.state.state import SEQUENCE, SETTLED, WAVE
@@ -169,16 +169,23 @@ def _check_status(
             return event["source"] not in listed  # of what went through a log, also a former one, nothing else is kept
         return bool(known["revision"] <= event["revision"])
 
+    exported = {n.name for n in keyed_nodes(plan.nodes)}
+
+    def known_as(row: dict[str, Any]) -> str:
+        """In ``documents``: exports are there by their places."""
+        place, lane = divmod(row["revision"] - 1, 4)
+        return f"lane{lane}/{place}" if row["source"] in exported else str(row["origin"])
+
     for event in latest.values():
         if is_current(event):
             expected[event["destination"]][_count_of(event)] += 1
-            accounted.add((event["source"], event["origin"], event["destination"]))
+            accounted.add((event["source"], known_as(event), event["destination"]))
             entries[event["source"], event["destination"]].add((event["origin"], event["revision"]))
     for row in outbox:
         event = latest.get(row["delivery_hash"])
         if event is None or (not is_current(event) and row["due"] is not None):
             expected[row["destination"]]["pending"] += 1
-            accounted.add((row["source"], row["origin"], row["destination"]))
+            accounted.add((row["source"], known_as(row), row["destination"]))
             entries[row["source"], row["destination"]].add((row["origin"], row["revision"]))
     combined = {n.name for n in plan.nodes if isinstance(n, SourceNode) and n.after}
     for name, counts in status["destinations"].items():

@@ -30,6 +30,18 @@ def count(key: str, state: int | None, documents: list[Document]) -> tuple[int, 
     return new, Document(key, key=key, old=old, new=new)
 
 
+class Counted:
+    """``count``; notes each call in a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = str(path)
+
+    def __call__(self, key: str, state: int | None, documents: list[Document]) -> tuple[int, Document]:
+        with open(self.path, "a") as file:
+            file.write(f"{key}\n")
+        return count(key, state, documents)
+
+
 class Words:
     """Plan ``words``: queue ``in`` → keyed node ``counts``, by ``word`` → queue ``out``, in a folder."""
 

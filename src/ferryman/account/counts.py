@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from ferryman import limits
+from ferryman.records.events import ORDINAL_COMMAND
 from ferryman.records.family import CONTENT
 from ferryman.records.statuses import TERMINAL, Status
 from ferryman.state.latest import DOCUMENT, HASHES, Columns, columns_of, every, last_of
@@ -25,6 +26,7 @@ from ferryman.storage.spread import Marks, Spread, part_of, partitions_for
 _STATUSES: Final = list(Status)
 _ENDED: Final = [_STATUSES.index(each) for each in TERMINAL]
 _BEGUN_AGAIN: Final = [_STATUSES.index(Status.RESTART), _STATUSES.index(Status.FORCE)]
+_DROPPED: Final = _STATUSES.index(Status.DROPPED)
 _INDEXED: Final = _STATUSES.index(Status.INDEXED)
 
 _FAMILY: Final = "source || chr(0) || origin"
@@ -237,7 +239,8 @@ class _Counting:
         if len(hashes) > (deliveries := int(last.sum())):
             status = events["status"][order]
             starts = np.append(0, np.flatnonzero(last)[: deliveries - 1] + 1)
-            ended = np.add.reduceat(np.isin(status, _ENDED).astype(np.int64), starts)
+            given_up = (status == _DROPPED) & (at[order] % 4 == ORDINAL_COMMAND)  # by an operator, after it had ended
+            ended = np.add.reduceat((np.isin(status, _ENDED) & ~given_up).astype(np.int64), starts)
             begun = np.add.reduceat(np.isin(status, _BEGUN_AGAIN).astype(np.int64), starts)
             self._two_ends += int((ended > 1 + begun).sum())
         return {name: column[order[last]] for name, column in events.items()}

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from ferryman.account.counts import Tables, count
 from ferryman.account.filters import Filter
-from ferryman.plan import destinations_of_sources, errors_node, logs_read
+from ferryman.plan import destinations_of_sources, errors_node, keyed_nodes, logs_read
 from ferryman.records.reasons import alike_sql, reason_sql
 from ferryman.records.schemas import DOCUMENTS, LEDGER, LEDGER_COLUMNS, OUTBOX, OUTBOX_CONTENT, OUTBOX_PARTITION, RANGE
 from ferryman.records.statuses import PENDING, SHOWN, Status, shown
@@ -93,7 +93,9 @@ class View:
         """
         plan = self._state.plan
         reached = destinations_of_sources(plan.nodes) if reached is None else reached
-        found = count(self._tables(), reached, logs=list(self._logs))
+        exported = {node.name for node in keyed_nodes(plan.nodes)}  # in ``documents`` by place, and counted as entries
+        of_documents = {name: names for name, names in reached.items() if name not in exported}
+        found = count(self._tables(), of_documents, logs=list(self._logs))
         lost = any(
             found.entries[name, destination] != log.read
             for name, log in self._logs.items()
@@ -279,13 +281,22 @@ class View:
             pieces.append(f"SELECT *, {int(wave)}, '{destination}' FROM outbox_{i}")
         self._db.execute(f"""
             CREATE TEMP VIEW waiting AS
-                SELECT *, 'BATCHED' AS status, NULL::VARCHAR AS message, NULL::TIMESTAMPTZ AS created
+                SELECT *, 'BATCHED' AS status, {self._behind()} AS message, NULL::TIMESTAMPTZ AS created
                 FROM ({" UNION ALL ".join(pieces)});
             CREATE TEMP VIEW unsent AS
                 SELECT * FROM waiting WHERE delivery_hash NOT IN (
                     SELECT delivery_hash FROM ledger WHERE delivery_hash IN (SELECT delivery_hash FROM waiting)
                 )
         """)
+
+    def _behind(self) -> str:
+        """Why a row waits that waits for an earlier export of its key, as SQL; NULL: it does not."""
+        if not keyed_nodes(self._state.plan.nodes):
+            return "NULL::VARCHAR"
+        of_key = "OVER (PARTITION BY destination, source, key_hash ORDER BY revision)"
+        return f"""CASE WHEN key_hash IS NOT NULL AND revision > first_value(revision) {of_key} THEN
+            'waits for an earlier export of its key, ' || first_value(document) {of_key}
+            || CASE WHEN first_value(due) {of_key} IS NULL THEN ', which {_ENDED}' ELSE '' END END"""
 
     def _one(self, query: str, parameters: dict[str, Any] | None = None) -> int:
         [(value,)] = self._db.execute(query, parameters or None).fetchall()
@@ -296,6 +307,8 @@ _CURRENT: Final = "coalesce(revision >= newest, true)"
 """Of an entry of a log that went through, nothing is remembered but its deliveries."""
 
 _ALL: Final = tuple(LEDGER_COLUMNS)
+
+_ENDED: Final = "failed, was rejected, or is in doubt"
 
 _NOT_ARRIVED: Final = frozenset(Status) - {Status.INDEXED}
 

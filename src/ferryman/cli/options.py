@@ -90,6 +90,13 @@ Has = Annotated[
         help="What this machine has that steps may need: gpu. Repeatable.",
     ),
 ]
+Preflight = Annotated[
+    bool,
+    typer.Option(
+        "--preflight/--no-preflight",
+        help="On a cluster, see first whether each executor sees the folders that the driver sees.",
+    ),
+]
 Conf = Annotated[
     list[str] | None,
     typer.Option("--conf", metavar="KEY=VALUE", show_default=False, help="A Spark setting. Repeatable."),

@@ -16,6 +16,7 @@ class Word(enum.StrEnum):
 
     DELIVERED = "delivered"
     FAILED = "failed"
+    DROPPED = "dropped"
     PENDING = "pending"
 
 
@@ -27,7 +28,7 @@ def resolve(
             "--as",
             show_default=False,
             help="delivered: they took effect. failed: they did not, and must not be sent again. "
-            "pending: they did not, send them.",
+            "pending: they did not, send them. dropped: give them up, also those that failed or were rejected.",
         ),
     ],
     document: Annotated[
@@ -39,10 +40,11 @@ def resolve(
     state: StateDir = None,
     verbose: Verbose = False,
 ) -> None:
-    """Record what became of deliveries in doubt.
+    """Record what became of deliveries in doubt; give up those that failed.
 
     Under at-most-once, what was in flight when a sender was killed is never sent again by itself: look whether the
     destination has it, and record that here. `ferryman deliveries PLAN --status in_doubt` lists them. Starts no Spark.
+    An export of a keyed node that failed holds the later ones of its key: `--as dropped` lets them go on without it.
     While a run holds the state, the command is queued, and that run applies it.
     """
     from ferryman.operations.resolve import resolve
@@ -58,7 +60,8 @@ def resolve(
     if done.queued:
         say(f"Queued: the current run, or the next one, will apply it: {again}")
     elif not done.count:
-        say("Nothing that matches is in doubt: nothing was changed.")
+        what = "failed or is in doubt" if word is Word.DROPPED else "is in doubt"
+        say(f"Nothing that matches {what}: nothing was changed.")
     elif word is Word.PENDING:
         say(f"{done.count} due now. Next: {again}")
     else:

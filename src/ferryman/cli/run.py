@@ -20,6 +20,7 @@ from ferryman.cli.options import (
     LogFormat,
     LogFormatOption,
     Master,
+    Preflight,
     StateDir,
     Verbose,
     has_run,
@@ -68,6 +69,7 @@ def run(
     master: Master = "local[*]",
     conf: Conf = None,
     has: Has = None,
+    preflight: Preflight = True,
     wait: Annotated[
         str | None,
         typer.Option(
@@ -162,6 +164,7 @@ def run(
         "accept_changes": accept_changes,
         "from_version": from_version,
         "master": master,
+        "preflight": preflight,
         "notify": notify_targets(notify),
     }
     if max_pending is not None:

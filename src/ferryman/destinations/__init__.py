@@ -12,6 +12,7 @@ from ferryman.destinations.null import Null
 
 if TYPE_CHECKING:
     from ferryman.destinations.directory import Directory
+    from ferryman.destinations.job_identifiers import JobIdentifiers
     from ferryman.destinations.opensearch import OpenSearch
     from ferryman.destinations.queue import Queue
     from ferryman.destinations.solr import Solr
@@ -25,6 +26,7 @@ __all__ = [
     "Directory",
     "Effect",
     "Guarantee",
+    "JobIdentifiers",
     "JsonLines",
     "Memory",
     "Null",
@@ -38,6 +40,7 @@ __all__ = [
 
 _HEAVY: Final = {
     "Directory": "directory",
+    "JobIdentifiers": "job_identifiers",
     "OpenSearch": "opensearch",
     "Queue": "queue",
     "Solr": "solr",

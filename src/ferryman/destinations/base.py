@@ -63,6 +63,7 @@ class _Row(msgspec.Struct, eq=False):
     attempt: int = 1
     came_from: str | None = None
     """As JSON; see ``Delivery.provenance``."""
+    key_hash: int | None = None
 
 
 _given = vars(_Row)["fields"].__get__  # ``super().fields``, but faster
@@ -80,6 +81,7 @@ class Delivery(_Row, eq=False):
         raw: the document's bytes at this point, or None.
         attempt: from 1.
         came_from: see ``provenance``.
+        key_hash: of what a keyed node exports: tells its key from the node's others (a hash of 56 bits); else None.
     """
 
     _decoded: dict[str, Any] | None = None
@@ -158,9 +160,15 @@ class Outcome(NamedTuple):
         """It did not take effect, and nothing will until somebody fixes the destination; no attempt is spent."""
         return cls("permanent", why, True)
 
+    @classmethod
+    def held(cls) -> Outcome:
+        """It was left out: it waits for one before it, of the same source and key; see ``Destination.holds_keys``."""
+        return _HELD
+
 
 _OK = Outcome("ok")
 _STALE = Outcome("stale")
+_HELD = Outcome("held")
 
 
 class Facts(NamedTuple):
@@ -214,6 +222,10 @@ class Destination:
     compares_sequences: ClassVar[bool] = False
     """True: refuses (as stale) what is older than what it has, so a late write cannot undo a newer one."""
 
+    holds_keys: ClassVar[bool] = False
+    """True: a chunk may have several exports of a key (``Delivery.source`` and ``key_hash``), and ``write`` leaves out,
+    as held, those behind one of their key that it refuses. Else a chunk has one export of each key."""
+
     keyed_by_id: bool = False
     """True: it holds one document an id, so that two sources, or two routes, overwrite each other's."""
 
@@ -223,6 +235,11 @@ class Destination:
     def target(self) -> str | None:
         """The place written to, without secrets (``sqlite:///out.db#documents``); None if it is only this node's."""
         return None
+
+    def local_paths(self) -> tuple[str, ...]:
+        """Absolute paths of the folders of the machine's own file system that it writes to. On a cluster each executor
+        is asked for them before the run begins: all must see the driver's folder."""
+        return ()
 
     def not_installed(self) -> str:
         """Which package is missing, and the command that installs it; "" if all is there. Opens nothing."""

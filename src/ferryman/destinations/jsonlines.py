@@ -65,6 +65,9 @@ class JsonLines(Destination):
     def target(self) -> str:
         return self.directory.as_uri()
 
+    def local_paths(self) -> tuple[str, ...]:
+        return (str(self.directory),)
+
     def check(self) -> None:
         """Make the folder, and clean up after killed writers."""
         with explained(self.directory):

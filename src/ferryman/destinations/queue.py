@@ -38,6 +38,7 @@ class Queue(Destination):
     transactional = True
     single_writer = True
     in_order = True
+    holds_keys = True
     preferred_batch: ClassVar[int | None] = 5000
     """A commit costs three syncs, however many messages it has."""
 
@@ -82,6 +83,9 @@ class Queue(Destination):
     def target(self) -> str:
         return (self.root / self.name).as_uri()
 
+    def local_paths(self) -> tuple[str, ...]:
+        return (str(self.root),)
+
     def check(self) -> None:
         """Make the queue, if there is none.
 
@@ -106,11 +110,16 @@ class Queue(Destination):
         """
         outcomes = [Outcome.ok()] * len(chunk)
         rows: dict[tuple[int, str], tuple[str, str, str, int]] = {}
+        refused: set[tuple[str, int]] = set()
         for position, delivery in enumerate(chunk):
+            if (of := (delivery.source, delivery.key_hash or 0)) in refused and delivery.key_hash is not None:
+                outcomes[position] = Outcome.held()
+                continue
             try:
                 rows[delivery.sequence, delivery.hash] = self._row(delivery)
             except (TypeError, ValueError, BadDocument) as e:
                 outcomes[position] = Outcome.permanent(f"the message: {plain_text(e)}")
+                refused.add(of)
         if rows:
             schema = CONTENT.append(pa.field(SEQUENCE, pa.int64()))
             columns = zip(*(rows[key] for key in sorted(rows)), strict=True)

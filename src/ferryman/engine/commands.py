@@ -18,9 +18,11 @@ from ferryman.account.questions import view
 from ferryman.engine.commit.commit import commit_wave
 from ferryman.engine.forced_entries import forced_entries, of_logs
 from ferryman.engine.settle.settle import in_process, settle
+from ferryman.plan import keyed_nodes
 from ferryman.plan.keyed import counted_once
 from ferryman.records.events import EVENT_OF_ROW, ORDINAL_COMMAND, events, table_of
 from ferryman.records.family import FailedMember, Owed, decode_failures, encode_failures, open_deliveries
+from ferryman.records.keyed import export_name
 from ferryman.records.schemas import DOCUMENTS, RANGE
 from ferryman.records.statuses import Status
 from ferryman.state.commands import Command, DocumentsEffect, OutboxEffect
@@ -164,7 +166,7 @@ def _changed_documents(state: State, chosen: list[dict[str, Any]], number: int, 
     wanted: dict[tuple[str, str], set[tuple[str, str, str]]] = defaultdict(set)
     for c in chosen:
         member = c["document"][len(c["origin"]) :]
-        wanted[c["source"], c["origin"]].add((member, c["destination"], c["route"]))
+        wanted[c["source"], _name(state, c)].add((member, c["destination"], c["route"]))
     with connect(state.staging) as db:
         register(db, "documents", state.documents.paths(), DOCUMENTS)
         db.register("wanted", pa.table({"source": [s for s, _ in wanted], "document": [d for _, d in wanted]}))
@@ -185,19 +187,30 @@ def _changed_documents(state: State, chosen: list[dict[str, Any]], number: int, 
     columns |= {"wave": number, "forced": pa.array([effect is DocumentsEffect.FORCED] * len(found))}
     if effect is DocumentsEffect.UNVERIFIED:
         columns |= {"fingerprint": ""}
-    elif effect is DocumentsEffect.DUE:  # it is processed because it is forced: no step has failed
+    elif effect in (DocumentsEffect.DUE, DocumentsEffect.GIVEN_UP):  # what is forced is processed anyway
+        change = _opened if effect is DocumentsEffect.DUE else _forgotten
         names = zip(columns["source"], columns["document"], strict=True)
         failures = [
-            [_opened(f, wanted[name]) for f in decode_failures(text)]
+            [changed for f in decode_failures(text) if (changed := change(f, wanted[name])).owed]
             for name, text in zip(names, columns["failed"], strict=True)
         ]
-        columns |= {
-            "due": 0,
-            "owed": [open_deliveries(each) for each in failures],
-            "held": None,
-            "failed": [encode_failures(each) for each in failures],
-        }
+        owed = [open_deliveries(each) for each in failures]
+        columns |= {"owed": owed, "failed": [encode_failures(each) for each in failures]}
+        if effect is DocumentsEffect.DUE:
+            columns |= {"due": 0, "held": None}
     return [write_part(state.documents.folder, table_of(DOCUMENTS, len(found), **columns), epoch=state.epoch)]
+
+
+def _forgotten(failure: FailedMember, wanted: set[tuple[str, str, str]]) -> FailedMember:
+    """The failure without these deliveries."""
+    owed = [o for o in failure.owed if (failure.member, *o.end) not in wanted]
+    return FailedMember(failure.member, failure.node, failure.route, failure.branches, owed)
+
+
+def _name(state: State, delivery: dict[str, Any]) -> str:
+    """What ``documents`` calls its family."""
+    exported = delivery["source"] in {node.name for node in keyed_nodes(state.plan.nodes)}
+    return export_name(delivery["revision"]) if exported else delivery["origin"]
 
 
 def _opened(failure: FailedMember, wanted: set[tuple[str, str, str]]) -> FailedMember:

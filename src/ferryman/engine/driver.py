@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from ferryman.engine import migration
+from ferryman.engine.preflight.checked import checked
 from ferryman.engine.runner.base import Runner
 from ferryman.engine.runner.class_sharing import make_later
 from ferryman.errors import EngineError, FerrymanError
@@ -28,6 +29,7 @@ def drive(
     conf: Mapping[str, str] = MappingProxyType({}),
     accept_changes: bool = False,
     *,
+    preflight: bool = True,
     observer: Observer,
 ) -> Iterator[tuple[State, Runner]]:
     """Be the driver of a plan's state, with a Spark session, for a while. Arguments and errors as for ``run``."""
@@ -38,8 +40,24 @@ def drive(
         plain_errors(taken),
         check_plan_changes(taken, accept_changes),
         session_for(plan.key, [plan], spark, master, conf, observer) as runner,
+        looked_around(runner, [taken], preflight, observer) as trusted,
     ):
-        yield taken, runner
+        yield taken, trusted
+
+
+@contextlib.contextmanager
+def looked_around(runner: Runner, states: Iterable[State], preflight: bool, observer: Observer) -> Iterator[Runner]:
+    """The runner, once its executors have been looked at, if they are other machines; see ``engine.preflight``.
+
+    Raises:
+        UsageError: one of them sees something else than the driver. Nothing was done.
+    """
+    if runner.on_one_machine or not preflight:
+        yield runner
+        return
+    known = [(state.plan, state.root, str(state.identity()["id"])) for state in states]
+    with checked(runner, known, observer.message) as trusted:
+        yield trusted
 
 
 @contextlib.contextmanager
@@ -71,10 +89,12 @@ def session_for(
     name: str, plans: Iterable[Plan], spark: Any, master: str, conf: Mapping[str, str], observer: Observer
 ) -> Iterator[Runner]:
     """A runner on the given session, on the program's own, or on a new one, which is stopped at the end."""
-    from ferryman.engine.runner.spark import SparkRunner, running, start, stop  # loaded once the state is sound
+    from ferryman.engine.runner.spark import SparkRunner, running, start, stop, unlike  # loaded once the state is sound
 
     theirs = spark if spark is not None else running()
     if theirs is not None:
+        for unheard in unlike(theirs, master, conf):
+            observer.message(unheard)
         yield SparkRunner(theirs)
         return
     observer.message("starting Spark")  # which takes seconds, and says nothing meanwhile

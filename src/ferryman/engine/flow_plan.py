@@ -48,6 +48,12 @@ class FlowPlan:
         self._run: Run | None = None
         self._idle = 0
 
+    @property
+    def state(self) -> State:
+        """Its state, which was taken."""
+        assert self._state is not None
+        return self._state
+
     def take(self) -> None:
         """Become the driver of its state.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from itertools import zip_longest
 from typing import Any, NamedTuple
@@ -10,6 +11,7 @@ import numpy as np
 
 from ferryman import limits
 from ferryman.engine.commit.intake import Intake, end_intake
+from ferryman.engine.held_exports import HeldExports
 from ferryman.engine.intakes import Intakes
 from ferryman.engine.nodes import Nodes
 from ferryman.engine.ranges import EntryRange
@@ -18,8 +20,8 @@ from ferryman.engine.scan.log_batches import LogBatch, LogSplit
 from ferryman.engine.scan.log_looks import LogLook, entries_that_wait, look_at, pieces_of
 from ferryman.engine.transform.log_entries import Blocked
 from ferryman.engine.transform.staged import NOTHING, Staged
-from ferryman.errors import StateLost, UsageError, message_of
-from ferryman.plan import SourceNode, logs_read
+from ferryman.errors import Misconfigured, StateLost, UsageError, message_of
+from ferryman.plan import ExportsNode, SourceNode, errors_node, logs_read
 from ferryman.plan.keyed import counted_once
 from ferryman.records.due import now_us
 from ferryman.records.keyed import lanes, place_id
@@ -62,6 +64,12 @@ class Logs:
         self._most = limits.ONCE_DOCUMENTS if self._once else limits.TASK_DOCUMENTS
         self._counted_once = counted_once(state.plan.nodes)
         self._intakes = Intakes(state, self._logs)
+        holds = errors_node(state.plan.nodes) is None
+        self._held_back = {
+            n.name: HeldExports(state, n.name, ended_holds=holds)
+            for n in self._sources.values()
+            if isinstance(n, ExportsNode)
+        }
 
     def __bool__(self) -> bool:
         return bool(self._sources)
@@ -74,8 +82,10 @@ class Logs:
         return not any(listing.failures for listing in found)
 
     def waiting(self) -> Only:
-        """Entries that are to be read again, by their ids."""
-        return entries_that_wait(self._sources, self._state.documents.paths(), self._state.staging, now_us())
+        """Entries that are to be read again, by their ids; those of keyed nodes are read by their places."""
+        return entries_that_wait(
+            self._sources.keys() - self._held_back, self._state.documents.paths(), self._state.staging, now_us()
+        )
 
     def batch(self, slots: int, wave_bytes: int) -> LogBatch | None:
         """What a wave processes next, a share of each log in turns; None: nothing can be processed now."""
@@ -98,18 +108,25 @@ class Logs:
         reached: dict[str, dict[str, int]] = {}
         read: dict[str, int] = {}
         blocked: dict[_Place, Blocked] = {}
+        held: dict[_Place, frozenset[int]] = defaultdict(frozenset)
         for split, done in zip(splits, staged, strict=True):
             place = (split.source, split.piece.partition)
             if place in blocked:
                 left.append(done)
                 continue
+            if held[place] - split.held:
+                left.append(done)
+                split = split.holding(held[place])
+                [done] = again([split])
             while (found := done.blocked) is not None:
                 blocked[place] = found
                 left.append(done)
                 split = split.before(found.place)
                 done = again([split])[0] if split.rows > 0 else NOTHING
+            held[place] |= done.held
             if split.rows > 0:
                 kept.append(done)
+            if split.rows > 0 and not split.held_back:
                 reached.setdefault(split.source, {}).update(done.reached or {})
                 read[split.source] = read.get(split.source, 0) + done.entries
         self._note(reached, blocked)
@@ -140,10 +157,17 @@ class Logs:
         """Seconds until an entry that waits can be tried; None: none waits, or not in this run."""
         waits = [self._wait_of(place, found) for place, found in self._waiting.items()]
         waits += [0.0 for name in self._sources if self._has_grown(name)]
+        waits += [each.wait_s(now_us()) for name, each in self._held_back.items() if not self._nodes.blocked(name)]
         return min((wait for wait in waits if wait is not None), default=None)
 
     def messages(self) -> Iterator[str]:
-        """At the end of a run: a line for each entry that waits."""
+        """At the end of a run: a line for each entry that waits, and for what failed and holds others."""
+        for name, held_back in self._held_back.items():
+            if behind := held_back.behind:
+                yield (
+                    f"{name}: {behind} exports wait for earlier ones of their keys, which a step or router could not "
+                    "take: `ferryman deliveries` names them; fix it and retry those."
+                )
         for (source, _), found in self._waiting.items():
             if not found.stop and not found.held:
                 yield f"source {source} waits at {found.id}: {found.why} (attempt {found.attempt}). Run again to go on."
@@ -208,18 +232,31 @@ class Logs:
             return
         log = self._logs[name]
         ready = {p for p in seen.positions if self._wait_of((name, p), None) == 0.0}
+        held_back = self._held_back.get(name)
+        held: dict[str, frozenset[int]] = {}
+        if held_back is not None and len(held_back):
+            again = list(held_back.splits(log, ready, now_us()))
+            ready -= {split.piece.partition for split in again}  # what came later waits until it is known who goes on
+            held = held_back.held()
+            yield from again
         start = {p: at if p in ready else seen.end[p] for p, at in seen.positions.items()}
         if not (total := log.lag(start, seen.end)):
             return
         most = int(np.clip(total // (2 * slots), _LEAST, self._most))
         size = 0
-        for piece in pieces_of(name, log, seen, start, most, self._tell):
-            if size and size + piece.bytes > wave_bytes:
-                return
-            size += piece.bytes
-            head = self._heads.get((name, piece.partition))
-            same = head is not None and head.replay == seen.replay
-            yield LogSplit(name, piece, 1 + seen.replay, head if same else None)
+        try:
+            for piece in pieces_of(name, log, seen, start, most, self._tell):
+                if size and size + piece.bytes > wave_bytes:
+                    return
+                size += piece.bytes
+                head = self._heads.get((name, piece.partition))
+                same = head is not None and head.replay == seen.replay
+                waiting = held.get(piece.partition, frozenset())
+                yield LogSplit(name, piece, 1 + seen.replay, head if same else None, held=waiting)
+        except Misconfigured as e:
+            why = message_of(e)
+            self._waiting |= {(name, p): Blocked(at, f"place {at}", why, True, (name,)) for p, at in start.items()}
+            self._nodes.stop(name, f"it cannot be read on: {why}")
 
     def _is_ready(self, name: str, partition: str) -> bool:
         """May it be read now?"""

@@ -8,7 +8,7 @@ from ferryman.engine.logs import Logs
 from ferryman.engine.nodes import Nodes
 from ferryman.engine.step_retries import Hashes, StepDebt
 from ferryman.engine.unlisted import Unlisted
-from ferryman.records.due import now_us, wait_of_file_s, wait_s
+from ferryman.records.due import now_us, wait_s
 from ferryman.state.outbox import pending_rows
 from ferryman.state.state import State
 
@@ -41,8 +41,9 @@ class PendingWork:
             destination = file.partition["destination"]
             if not pending_rows(file):
                 continue
-            if (probe := self._dispatcher.wait_s(destination)) is not None:
-                waits.append(max(probe, wait_of_file_s(file, now, self._longest_s)))
+            wait = self._dispatcher.wait_of_file_s(file, now)
+            if wait is not None and (probe := self._dispatcher.wait_s(destination)) is not None:
+                waits.append(max(probe, wait))
         for debt in self.at_steps():
             if not debt.unlisted and (held := self._nodes.wait_s(debt.held)) is not None:
                 waits.append(max(held, wait_s(debt.due, now, self._longest_s)))
@@ -59,7 +60,7 @@ class PendingWork:
         now = now_us()
         return any(
             pending_rows(f)
-            and wait_of_file_s(f, now, self._longest_s) == 0
+            and self._dispatcher.wait_of_file_s(f, now) == 0
             and self._dispatcher.wait_s(f.partition["destination"]) == 0
             for f in self._state.outbox.files.values()
         )

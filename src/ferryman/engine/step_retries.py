@@ -13,6 +13,7 @@ import duckdb
 import numpy as np
 import pyarrow as pa
 
+from ferryman.plan import keyed_nodes
 from ferryman.records.due import latest_us
 from ferryman.state.latest import DOCUMENT, Columns, every, last_of
 from ferryman.state.state import State
@@ -24,7 +25,12 @@ _NEVER: Final = 1 << 62
 
 Hashes = np.ndarray[Any, np.dtype[np.uint64]]
 """Of documents, as in ``latest.DOCUMENT``."""
-_WAITS: Final = "due IS NOT NULL OR forced"
+
+
+def _waits(state: State) -> str:
+    """Of rows of ``documents``: do they wait? What keyed nodes export is read by its place, see ``held_exports``."""
+    exports = [node.name for node in keyed_nodes(state.plan.nodes)]
+    return f"(due IS NOT NULL OR forced){f' AND source NOT IN {quoted_list(exports)}' if exports else ''}"
 
 
 class StepDebt(NamedTuple):
@@ -89,7 +95,7 @@ def named(state: State, hashes: Hashes) -> dict[str, frozenset[str]]:
         return {}
     found: dict[str, set[str]] = defaultdict(set)
     with connect(state.staging) as db:
-        query = f"SELECT {DOCUMENT}, source, document FROM {_files(state)} WHERE {_WAITS}"
+        query = f"SELECT {DOCUMENT}, source, document FROM {_files(state)} WHERE {_waits(state)}"
         for batch in stream(db, query, _NAMED):
             mine = batch.filter(pa.array(np.isin(batch.column(0).to_numpy(), hashes)))
             for source, document in zip(*(mine.column(i).to_pylist() for i in (1, 2)), strict=True):
@@ -100,7 +106,7 @@ def named(state: State, hashes: Hashes) -> dict[str, frozenset[str]]:
 def _waiting(state: State, db: duckdb.DuckDBPyConnection) -> Iterator[Columns]:
     """By their last rows: ``due`` (0: an operator waits), ``owed``, and the hash of what they are ``held`` by."""
     more = {
-        "waits": (_WAITS, pa.bool_()),
+        "waits": (_waits(state), pa.bool_()),
         "due": ("CASE WHEN forced THEN 0 ELSE coalesce(due, 0) END", pa.int64()),
         "owed": ("owed", pa.int64()),
         "held": ("held", pa.uint64()),
@@ -108,7 +114,7 @@ def _waiting(state: State, db: duckdb.DuckDBPyConnection) -> Iterator[Columns]:
     rows = sum(f.rows for f in state.documents.files.values())
     verify(state.documents.paths())
     with tempfile.TemporaryDirectory(dir=state.staging) as folder:
-        for last in map(last_of, every(db, state.documents.paths(), rows, Path(folder), more, _WAITS)):
+        for last in map(last_of, every(db, state.documents.paths(), rows, Path(folder), more, _waits(state))):
             yield {name: column[last["waits"]] for name, column in last.items()}
 
 

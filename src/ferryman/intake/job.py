@@ -118,26 +118,47 @@ class Job(Item):
         checked_priority(priority)
         self._change(lambda now: self._moved(now, now.state, str(now.values.get("message") or ""), priority=priority))
 
-    def requeue(self, message: str = "") -> None:
-        """Take a failed job up again: in the state after the last one that succeeded, counted as a retry."""
+    def processed(
+        self, message: str = "", identifiers: Mapping[str, Any] | None = None, *, unlock: bool = False
+    ) -> None:
+        """``success``, and in the same change other identifiers, if there are any. Raises as ``set_status``."""
+        values = {} if identifiers is None else {"identifiers": identifiers}
+        self._move(lambda now: self.table.succeeded(now.state), message, unlock=unlock, values=values)
+
+    def requeue(self, message: str = "", configuration: Mapping[str, Any] | None = None) -> None:
+        """Take a failed job up again: in the state after the last one that succeeded, counted as a retry.
+
+        With another ``configuration``, which replaces its own in the same change: from Pending, and nothing that was
+        fetched for the old one is used.
+        """
+        values = {} if configuration is None else {"configuration": configuration}
 
         def after(now: StatusNode) -> JobState:
-            resumed = resumed_at(now.values.get("last_successful_status"))
+            resumed = resumed_at(now.values.get("last_successful_status")) if not values else JobState.PENDING
             if now.state is not JobState.FAILED:  # some may follow other states too, but not as a retry
                 raise StateError(now.state, resumed)
             return resumed
 
-        self._move(after, message, retry=True)
+        self._move(after, message, retry=True, values=values)
 
     def _moved(
-        self, now: StatusNode, after: JobState, message: str, *, priority: int | None = None, retry: bool = False
+        self,
+        now: StatusNode,
+        after: JobState,
+        message: str,
+        *,
+        priority: int | None = None,
+        retry: bool = False,
+        values: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> list[Op]:
         had, self._priority = self.priority if self._priority is None else self._priority, None
         gets = had if priority is None else priority
-        values = self._next(now, after, message)
+        status = self._next(now, after, message)
         if retry and after is not now.state:
-            values["retry_count"] += 1
-        ops: list[Op] = [self._set_status(now, values)]
+            status["retry_count"] += 1
+        ops: list[Op] = [self._set_status(now, status)]
+        for name, content in (values or {}).items():
+            ops += self._replaced(name, content)
         if gets != had:
             ops.append(Set(f"{self.path}/priority", str(gets).encode()))
         was = state_path(now.state, nodes.entry(had, self.id))
@@ -222,16 +243,16 @@ class Job(Item):
         return {} if found is None else decoded(path, found.data)
 
     def _set_json(self, name: str, values: Mapping[str, Any]) -> None:
+        self._change(lambda now: self._replaced(name, values))
+
+    def _replaced(self, name: str, values: Mapping[str, Any]) -> list[Op]:
+        """What makes these the values of a node; {} removes it."""
         path = f"{self.path}/{name}"
         data = encoded(path, dict(values))
-
-        def plan(now: StatusNode) -> list[Op]:
-            found = self._tree.find(path)
-            if not values:
-                return [Delete(path)] if found else []
-            return [Set(path, data) if found else Create(path, data)]
-
-        self._change(plan)
+        found = self._tree.find(path)
+        if not values:
+            return [Delete(path)] if found else []
+        return [Set(path, data) if found else Create(path, data)]
 
 
 def creation(

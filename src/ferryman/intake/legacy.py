@@ -1,7 +1,8 @@
 """Records of the older queue, in which one node of ZooKeeper was one piece of work.
 
 A node ``mrtQ-PPHWNNNNNNNNNN`` (priority, high-priority flag, worker digit, sequence) holds a status byte, eight bytes
-of time, and a payload: JSON, Java properties, or XML. Each becomes a job of the batch that its payload names, in the
+of time, and a payload: JSON, XML, or Java properties, as text or serialized by Java. Names of inventory's records have
+no flag and no worker: ``mrtQ-PPNNNNNNNNNN``. Each record becomes a job of the batch that its payload names, in the
 state that it was in; what cannot be read is named and skipped. An import that was killed can be done again.
 """
 
@@ -17,15 +18,21 @@ from xml.etree import ElementTree
 import msgspec
 
 from ferryman.errors import FerrymanError, UsageError, plain_text
+from ferryman.intake import java_properties
 from ferryman.intake.batch import Batch
 from ferryman.intake.job import Job
 from ferryman.intake.nodes import time_text
 from ferryman.intake.queue import Queue
 from ferryman.intake.states import JobState
 
-NAME: Final = re.compile(r"mrtQ-(?P<priority>[0-9]{2})(?P<high>[0-9])(?P<worker>[0-9])(?P<sequence>[0-9]{10})")
+NAME: Final = re.compile(r"mrtQ-(?P<priority>[0-9]{2})(?P<flags>[0-9]{2})?(?P<sequence>[0-9]{10})")
+"""With flags (high priority, worker) as ingest named its records, or without as inventory did."""
+
 HEAD_BYTES: Final = 9
 """Status and time."""
+
+RECORD_BYTES_MAX: Final = 1 << 20
+"""ZooKeeper's servers refuse larger nodes: what is larger was no record."""
 
 STATUSES: Final = {
     0: JobState.PENDING,
@@ -135,7 +142,9 @@ def parsed(name: str, data: bytes) -> Record:
     """
     found = NAME.fullmatch(name)
     if not found:
-        raise UsageError(f"{name}: this is not a record's name, which is mrtQ- and 14 digits.")
+        raise UsageError(f"{name}: this is not a record's name, which is mrtQ- and 14 digits, or 12.")
+    if len(data) > RECORD_BYTES_MAX:
+        raise UsageError(f"{name}: more than {RECORD_BYTES_MAX} bytes are too many for a record.")
     if len(data) < HEAD_BYTES:
         raise UsageError(f"{name}: {len(data)} bytes are too few: status and time alone are {HEAD_BYTES}.")
     status, time_s = struct.unpack_from(">Bq", data)
@@ -153,6 +162,11 @@ def _payload(name: str, data: bytes) -> dict[str, Any]:
     Raises:
         UsageError: none of them.
     """
+    if java_properties.is_serialized(data):
+        try:
+            return dict(java_properties.properties_of(data))
+        except ValueError as e:
+            raise UsageError(f"{name}: its payload is not Java's serialized Properties: {e}.") from None
     try:
         text = data.decode().strip("\0 \t\r\n")
     except UnicodeDecodeError as e:
@@ -241,4 +255,5 @@ def records_at(source: str) -> Iterator[tuple[str, bytes]]:
         raise UsageError(f"{source}: there is no such folder. Give one with a file a record, or zookeeper://host/path.")
     for path in sorted(folder.iterdir()):
         if path.is_file():
-            yield path.name, path.read_bytes()
+            with path.open("rb") as file:
+                yield path.name, file.read(RECORD_BYTES_MAX + 1)

@@ -26,11 +26,11 @@ def resolve(
     source: str | None = None,
     why: str = "",
 ) -> Retried:
-    """Record what became of deliveries in doubt (at-most-once, killed in flight).
+    """Record what became of deliveries in doubt (at-most-once, killed in flight), or give up what failed.
 
     Args:
         word: "delivered": they took effect. "failed": they did not, and must not be sent again.
-            "pending": they did not, send them.
+            "pending": they did not, send them. "dropped": they are given up; also those that failed or were rejected.
 
     Raises:
         UsageError: there is no state yet, or no such word.

@@ -32,6 +32,7 @@ def run(
     from_version: int | None = ...,
     max_pending: int | None = ...,
     notify: Sequence[str] = ...,
+    preflight: bool = ...,
     observer: Observer | None = ...,
 ) -> Summary: ...
 
@@ -51,6 +52,7 @@ def run(
     from_version: int | None = ...,
     max_pending: int | None = ...,
     notify: Sequence[str] = ...,
+    preflight: bool = ...,
     observer: Observer | None = ...,
 ) -> FlowSummary: ...
 
@@ -69,6 +71,7 @@ def run(
     from_version: int | None = None,
     max_pending: int | None = None,
     notify: Sequence[str] = (),
+    preflight: bool = True,
     observer: Observer | None = None,
 ) -> Summary | FlowSummary:
     """Run a plan until all is delivered, or nothing more can be done now; a flow until that is so of all its plans.
@@ -92,6 +95,9 @@ def run(
         max_pending: bytes on the disk, 4 GiB if None. While more is pending in the outbox, no more documents are read;
             what is pending is sent.
         notify: who is notified of what goes wrong, beside those that the plan names: see ``Plan.notify``.
+        preflight: before anything is read, see whether each executor on another machine sees the folders that the
+            driver sees: the state, what sources read, what destinations write to. One that comes later and does not is
+            given no task.
         observer: hears of the progress; nobody by default.
 
     Raises:
@@ -118,10 +124,13 @@ def run(
         with (
             take_plans(plan, state, accept_changes) as plans,
             driver.session_for(plan.name, plan.plans, spark, master, conf or {}, observer) as runner,
+            driver.looked_around(runner, [each.state for each in plans], preflight, observer) as trusted,
         ):
-            return FlowRun(plan.name, plans, runner, observer, **options).go(every)
+            return FlowRun(plan.name, plans, trusted, observer, **options).go(every)
     if from_version is not None:
         plan.freeze()
         migrate(state_root(plan, state), plan, from_version)
-    with driver.drive(plan, state, spark, master, conf or {}, accept_changes, observer=observer) as (taken, runner):
+    with driver.drive(
+        plan, state, spark, master, conf or {}, accept_changes, preflight=preflight, observer=observer
+    ) as (taken, runner):
         return Run(taken, runner, observer, **options).go(every)

@@ -27,13 +27,13 @@ from ferryman.plan.paths import (
     target_of,
 )
 from ferryman.plan.plan import Handle, Plan
-from ferryman.plan.structure import Changes, NodeRecord, changed_sources, changes, structure
+from ferryman.plan.structure import Differences, NodeRecord, changed_sources, changes, structure
 
 __all__ = [
     "AltsNode",
     "CalledNode",
-    "Changes",
     "DestinationNode",
+    "Differences",
     "End",
     "ExportsNode",
     "Flow",

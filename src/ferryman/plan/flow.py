@@ -11,9 +11,11 @@ from ferryman.destinations.base import Destination
 from ferryman.errors import PlanError
 from ferryman.plan.cycles import cycles
 from ferryman.plan.graph import NAME
+from ferryman.plan.keyed_nodes import KeyedNode
 from ferryman.plan.nodes import DestinationNode, SourceNode
 from ferryman.plan.plan import Plan
 from ferryman.sources.base import Source
+from ferryman.sources.log import feed_name
 
 
 class Joint(NamedTuple):
@@ -71,7 +73,7 @@ class Flow:
             for plan in self.plans
             for node in plan.nodes
             if isinstance(node, DestinationNode) and isinstance(node.destination, Destination)
-            if (target := node.destination.target()) is not None
+            if (target := _written_by(plan, node)) is not None
         ]
         return tuple(
             Joint(target, writer, destination, self.label(plan), node.name)
@@ -170,6 +172,13 @@ class Flow:
 
     def __repr__(self) -> str:
         return f"Flow({self.name!r}, {[plan.key for plan in self.plans]})"
+
+
+def _written_by(plan: Plan, node: DestinationNode) -> str | None:
+    """What another plan may read."""
+    if isinstance(node, KeyedNode):
+        return feed_name(plan.key, node.name)
+    return node.destination.target()
 
 
 class _Turn(NamedTuple):

@@ -13,7 +13,7 @@ from ferryman import limits
 from ferryman.destinations.base import Destination, Effect, Guarantee
 from ferryman.needs import is_name
 from ferryman.plan.cycles import cycles, endless
-from ferryman.plan.inputs import bad_inputs
+from ferryman.plan.inputs import bad_feeds, bad_inputs
 from ferryman.plan.keyed import bad_keyed, copies_meet
 from ferryman.plan.nodes import AltsNode, CalledNode, DestinationNode, JoinNode, Node, RouterNode, SourceNode, StepNode
 from ferryman.plan.paths import (
@@ -31,7 +31,7 @@ NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]*\Z")
 def check(name: str, version: object, nodes: Sequence[Node]) -> tuple[list[str], list[str]]:
     """(findings that refuse the plan, warnings), each naming the node and the remedy."""
     findings = [*_bad_names(name, version, nodes), *_bad_edges(nodes), *_bad_nodes(nodes), *_cycles(nodes)]
-    findings += [*endless(nodes), *bad_keyed(nodes)]
+    findings += [*endless(nodes), *bad_feeds(f"{name}-v{version}", nodes), *bad_keyed(nodes)]
     findings += [
         f"{text} on_unequal='error' refuses this: lead each branch to all of them, or allow it with 'warn'."
         for strict, text in _unequal_branches(nodes)

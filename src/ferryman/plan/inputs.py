@@ -9,7 +9,7 @@ from ferryman.plan.keyed_nodes import KeyedNode
 from ferryman.plan.nodes import AltsNode, JoinNode, Node, SourceNode
 from ferryman.sources.base import Source
 from ferryman.sources.combined import CombinedLog
-from ferryman.sources.log import Log
+from ferryman.sources.log import Log, feed_name
 
 Strategy = Literal["at-most-once"]
 
@@ -38,6 +38,29 @@ def bad_strategy(strategy: object, nodes: Iterable[Node]) -> Iterator[str]:
                 f"sources.Queue, and {type(node.source).__name__} is not. Leave the strategy out: at most once is then "
                 'a destination\'s guarantee="at-most-once".'
             )
+        elif isinstance(node, SourceNode) and isinstance(node.source, Log) and node.source.repeats_ids:
+            yield (
+                f"{node.name}: a change that was lost would leave the key as it was: read "
+                f"{type(node.source).__name__} in a plan without strategy={strategy!r}."
+            )
+
+
+def bad_feeds(key: str, nodes: Iterable[Node]) -> Iterator[str]:
+    """Sources of a plan (``name-vVERSION``) that read the changes of its own states."""
+    for node in nodes:
+        if (
+            isinstance(node, SourceNode)
+            and isinstance(node.source, Source)
+            and node.source.reads() in _feeds(key, nodes)
+        ):
+            yield (
+                f"{node.name}: reads the changes of a state that this plan keeps. Put what is to follow them after "
+                "the keyed node, which exports them, or into a plan of its own."
+            )
+
+
+def _feeds(key: str, nodes: Iterable[Node]) -> set[str]:
+    return {feed_name(key, node.name) for node in nodes if isinstance(node, KeyedNode)}
 
 
 def bad_inputs(node: JoinNode | AltsNode, kinds: Mapping[str, Node]) -> list[str]:
@@ -50,6 +73,11 @@ def bad_inputs(node: JoinNode | AltsNode, kinds: Mapping[str, Node]) -> list[str
         source = kinds.get(name)
         if not isinstance(source, SourceNode) or not isinstance(source.source, Log) or source.after:
             found.append(f"{node.name}: its input {name} is not a log: give sources such as sources.Queue.")
+        elif source.source.repeats_ids:
+            found.append(
+                f"{node.name}: its input {name} has deletions in it, which cannot be joined with anything: read "
+                f"{type(source.source).__name__} in a plan of its own that writes to a queue."
+            )
         elif (place := source.source.place()) is not None:
             other = known.setdefault((place, source.source.prefix), name)
             if other != name:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,7 @@ from ferryman.destinations.base import Guarantee
 from ferryman.errors import UsageError
 from ferryman.plan.combining import Combiner, Combining, Value
 from ferryman.plan.keyed_nodes import Key, KeyedNode, KeyedState, UpdateFunction, exports_of, keyed_nodes
-from ferryman.plan.nodes import DestinationNode, Node, Policy, SourceNode
+from ferryman.plan.nodes import Node, Policy, SourceNode
 from ferryman.sources.log import Log
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ class KeyedPlan:
         buckets: int = limits.KEY_BUCKETS,
         buffer_bytes: int = limits.KEY_BUFFER_BYTES,
         brake: int | None = limits.BRAKE,
+        timeout: float | None = None,
     ) -> Handle:
         """A state for each key, and what follows from its changes. ``update(key, state, documents)`` is called with the
         documents of a wave that have this key, in their order, and returns the new state and what to export; both are
@@ -61,6 +63,8 @@ class KeyedPlan:
                 key, with the state that this one has returned. A larger document comes alone.
             brake: after so many failing calls in a task without a success ``update`` itself is in trouble: it is
                 stopped, and its documents are kept. None: never.
+            timeout: seconds a call may take; one that takes longer is interrupted, or its process is ended, and
+                counts as one that raises.
         """
         policy = Policy(
             guarantee=Guarantee.EXACTLY_ONCE,
@@ -79,6 +83,7 @@ class KeyedPlan:
             buckets=buckets,
             buffer_bytes=buffer_bytes,
             brake=brake,
+            timeout=timeout,
             exports=exports_of(name),
         )
 
@@ -160,9 +165,6 @@ def bad_keyed(nodes: Sequence[Node]) -> Iterator[str]:
                 f"{node.name}: documents of {', '.join(changeable)} may change or vanish, and what they added has "
                 "to be taken back then: give inverse=, a function that makes of a value the one that undoes it."
             )
-    if keyed and any(isinstance(n, DestinationNode) and n.errors for n in nodes):
-        names = ", ".join(node.name for node in keyed)
-        yield f"{names}: a plan that keeps state by key cannot have a destination of errors yet: remove plan.errors(…)."
 
 
 def _bad_options(node: KeyedNode) -> Iterator[str]:
@@ -177,6 +179,8 @@ def _bad_options(node: KeyedNode) -> Iterator[str]:
             yield f"{node.name}: {option}={value!r}: give a whole number, 1 or more."
     if node.buckets > limits.KEY_BUCKETS_MOST:
         yield f"{node.name}: buckets={node.buckets}: give {limits.KEY_BUCKETS_MOST} at most."
+    if node.timeout is not None and not (isinstance(node.timeout, (int, float)) and 0 < node.timeout < inf):
+        yield f"{node.name}: timeout={node.timeout!r}: give seconds above 0, or leave it out."
     if node.brake is not None and (not isinstance(node.brake, int) or node.brake < 1):
         yield f"{node.name}: brake={node.brake!r}: give a whole number, 1 or more, or None."
 

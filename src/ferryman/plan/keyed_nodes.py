@@ -51,6 +51,7 @@ class KeyedNode(DestinationNode):
         buckets: into so many ranges the keys are hashed; each is worked on by one task at a time.
         buffer_bytes: of documents that one call of ``update`` gets at most; a larger one comes alone.
         brake: after so many failing calls without a success in a task, ``update`` itself is broken.
+        timeout: seconds that a call may take; None: any time.
         exports: the source of what follows.
     """
 
@@ -59,6 +60,7 @@ class KeyedNode(DestinationNode):
     buckets: int = field(default=limits.KEY_BUCKETS, kw_only=True)
     buffer_bytes: int = field(default=limits.KEY_BUFFER_BYTES, kw_only=True)
     brake: int | None = field(default=limits.BRAKE, kw_only=True)
+    timeout: float | None = field(default=None, kw_only=True)
     exports: ExportsNode = field(kw_only=True)
 
     @property

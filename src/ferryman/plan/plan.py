@@ -154,9 +154,9 @@ class Plan(KeyedPlan):
         Args:
             effect: what repeating it does outside; POTENT is refused (steps run before the commit).
             mutates: does it change the document?
-            timeout: seconds a call may take; it is interrupted then. None: 120 s for ready-made steps that parse, match or fetch.
-            brake: after errors of so many documents in a row, the step itself is in trouble: it is left alone, and its
-                documents are kept. None: never.
+            timeout: seconds a call may take; one that takes longer is interrupted, or its process is ended. None: 120 s
+                for ready-made steps that read formats, match patterns or ask servers, any time for all other functions.
+            brake: after errors of so many documents in a row, the step is left alone, and its documents are kept; or None.
             patience: how long a document is tried again that meets transient errors: seconds, or "15m", "2h", "1d".
             attempts: so often at most, whatever the error; None: as the destination says.
             needs: what a machine must have to run it, by name, such as "gpu". It is called only on executors that say

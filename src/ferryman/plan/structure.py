@@ -34,7 +34,7 @@ Structure = Mapping[str, NodeRecord]
 """Name -> node."""
 
 
-class Changes(NamedTuple):
+class Differences(NamedTuple):
     """What is different, a line each."""
 
     structure: list[str]
@@ -48,9 +48,9 @@ def structure(plan: Plan) -> dict[str, NodeRecord]:
     return {node.name: _record(node) for node in plan.nodes}
 
 
-def changes(before: Structure, after: Structure) -> Changes:
+def changes(before: Structure, after: Structure) -> Differences:
     """What changed from one to the other."""
-    found = Changes([], [], [])
+    found = Differences([], [], [])
     for name in [*before, *(n for n in after if n not in before)]:
         old, new = before.get(name), after.get(name)
         if old is None:

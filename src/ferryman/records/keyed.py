@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from hashlib import blake2b
 from typing import Any, Final
 
 import pyarrow as pa
@@ -65,9 +66,46 @@ def bucket_of(key: str) -> int:
     return zlib.crc32(key.encode()) >> 16
 
 
-def bucket_stats(first: int, last: int) -> dict[str, Any]:
-    """Delta statistics of a file of the state: which buckets it may have."""
-    return {"minValues": {"bucket": first}, "maxValues": {"bucket": last}}
+def key_hash(key: str) -> int:
+    """Tells a key from others where they are only compared: its bucket, then 40 bits of another hash. It never
+    changes."""
+    return bucket_of(key) << _REST | int.from_bytes(blake2b(key.encode(), digest_size=_REST // 8).digest())
+
+
+def lane_number(hashed: int) -> int:
+    """Of a ``key_hash``: the number of its lane, see ``lane_of``."""
+    return (hashed >> _REST) * limits.KEY_LANES // BUCKETS
+
+
+def export_revision(lane: int, place: Any) -> Any:
+    """Of an export at this place, or of several: keys of several lanes may export one id, and the revisions of a lane
+    are no other lane's."""
+    return place * limits.KEY_LANES + 1 + lane
+
+
+def place_of(revision: int) -> tuple[str, int]:
+    """Lane and place of an export, by its revision."""
+    place, lane = divmod(revision - 1, limits.KEY_LANES)
+    return f"lane{lane}", place
+
+
+def export_name(revision: int) -> str:
+    """What ``documents`` calls an export: one id may be exported again and again."""
+    lane, place = place_of(revision)
+    return f"{lane}/{place}"
+
+
+_REST: Final = 40
+
+
+PUBLISHED: Final = "ferryman.published"
+"""Application id of the tables: number of the last wave whose results one has."""
+
+
+def file_stats(buckets: tuple[int, int], waves: tuple[int, int]) -> dict[str, Any]:
+    """Delta statistics of a file of states, or of contributions: which buckets and waves it may have."""
+    (first, last), (least, greatest) = buckets, waves
+    return {"minValues": {"bucket": first, "wave": least}, "maxValues": {"bucket": last, "wave": greatest}}
 
 
 def lane_of(bucket: int) -> str:

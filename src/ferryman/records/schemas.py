@@ -77,6 +77,7 @@ OUTBOX: Final = pa.schema(
         pa.field("due", pa.int64()),
         pa.field("since", pa.int64()),
         pa.field("transient", pa.int64()),
+        pa.field("key_hash", pa.int64()),
         pa.field("fields", pa.binary()),
         pa.field("raw", pa.binary()),
         pa.field("provenance", pa.string()),
@@ -84,8 +85,9 @@ OUTBOX: Final = pa.schema(
 )
 """One row a committed delivery that has not left. Sequence = ``first_sequence`` + ``row``. ``attempt``: attempts made.
 ``due``: µs since 1970, 0 = now; null: held for review (dead, rejected, in doubt). ``since``: its first
-transient error, µs since 1970; ``transient``: how many attempts ended so; null: none did. ``fields`` is JSON,
-``provenance`` too: of what comes from a log, where it came from."""
+transient error, µs since 1970; ``transient``: how many attempts ended so; null: none did. ``key_hash``: of what a keyed
+node exports, its key, see ``keyed.key_hash``; null: of everything else. ``fields`` is JSON, ``provenance`` too: of what
+comes from a log, where it came from."""
 
 OUTBOX_PARTITION: Final = ["wave", "destination", "first_sequence"]
 

@@ -137,6 +137,7 @@ class Bundles:
         except (OSError, ValueError, FerrymanError) as e:
             why = message_of(e)
             self._say(f"{request.id}: {why}")
+            request.set_token({**request.token, "status": "Failed"})
             request.fail(why)
         finally:
             request.unlock()
@@ -172,7 +173,8 @@ class Bundles:
         return None
 
     def _assemble(self, request: Assembly) -> None:
-        token = request.token
+        token = {**request.token, "delivery-node": socket.gethostname(), "status": "Processing"}
+        request.set_token(token)
         path = self._work.bundle(self._size, request.id)
         temporary = path.with_suffix(".part")
         with zipfile.ZipFile(temporary, "w", zipfile.ZIP_STORED, allowZip64=True) as bundle:  # 2
@@ -184,8 +186,7 @@ class Bundles:
         crash.point("access.bundled")
         until = dt.datetime.now(dt.UTC).timestamp() + KEPT_S
         ready = {"url": inventory.url_of(path), "bytes": path.stat().st_size, "expires": time_text(until)}
-        where = {"delivery-node": socket.gethostname(), "status": "Completed"}
-        request.set_token({**token, **ready, **where})  # 3
+        request.set_token({**token, **ready, "status": "Completed"})  # 3
         request.success(f"{path.stat().st_size} bytes")
         self._say(f"{request.id}: {path}")
 

@@ -7,13 +7,14 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from ferryman import crash
 from ferryman.account.results import DocumentResult, FailedDelivery, document_results
 from ferryman.errors import UsageError, plain_text
 from ferryman.intake import Job, JobState, LockLost, NodeInvalid, Queue, StateError
 from ferryman.plan import Plan, SourceNode
+from ferryman.service.minted import Minted
 from ferryman.sources import Jobs, Listed
 from ferryman.sources.jobs import collection_of, local_id_of, piece_of
 from ferryman.state.commands import queue_retry
@@ -76,6 +77,7 @@ class Processing:
         self._queue, self._run, self._state = queue, run, state
         self._say, self._stop, self._wave_jobs, self._clock = say, stop, wave_jobs, clock
         self._sources = jobs_sources(state.plan)
+        self._minted = Minted(state.plan)
         self._held: dict[str, Job] = {}
         self._seen: set[str] = set()
         """Held jobs of which it is known whether their files have failed before."""
@@ -216,7 +218,7 @@ class Processing:
         for job_id, by_source in expected.items():
             outcome = _outcome(by_source, found)
             if outcome is not None:
-                self._move(self._held[job_id], outcome)
+                self._end(self._held[job_id], outcome, by_source)
             elif not _is_known(by_source, found):
                 self._listed.discard(job_id)
                 self._scan_at = self._clock() + LOST_AGAIN_S
@@ -226,7 +228,16 @@ class Processing:
         wanted = list(documents)
         return document_results(self._state.root, self._state.plan, source, wanted) if wanted else {}
 
-    def _move(self, job: Job, failures: list[str]) -> None:
+    def _end(self, job: Job, failures: list[str], by_source: Expected) -> None:
+        """Move it on, with the identifiers that were minted for it."""
+        documents = [(source, document) for source, each in by_source.items() for document in each]
+        try:
+            found = None if failures else self._minted.identifiers(job, documents)
+        except (ValueError, NodeInvalid) as e:
+            failures, found = [plain_text(e)], None
+        self._move(job, failures, found)
+
+    def _move(self, job: Job, failures: list[str], identifiers: dict[str, Any] | None = None) -> None:
         crash.point("job.judged")
         try:
             if failures:
@@ -234,7 +245,7 @@ class Processing:
                 self._say(f"{job.id}: failed in Processing: {why}")
                 job.fail(why, unlock=True)
             else:
-                job.success("delivered", unlock=True)
+                job.processed("delivered", identifiers, unlock=True)
         except NodeInvalid as e:
             self._queue.pass_over(job.id, f"{job.id}: {e}")
         except (LockLost, StateError) as e:

@@ -23,6 +23,7 @@ from ferryman.service.batches import Batches, SlowBatches, Waits, is_made
 from ferryman.service.bundles import Bundles
 from ferryman.service.errors import Stopping
 from ferryman.service.isolation import Isolation
+from ferryman.service.minted import Minted
 from ferryman.service.processing import Processing, jobs_sources
 from ferryman.service.reporting import Reporting
 from ferryman.service.serving import Serving
@@ -84,6 +85,7 @@ def serve(
         StateDamaged, EngineError, …: the plan's state or Spark failed; jobs stay where they are.
     """
     jobs_sources(plan)
+    Minted(plan, serving.work)
     stop = stop or threading.Event()
     observer = observer or Silent()
     consumers = Consumers(queue, serving, stop, observer.message)

@@ -15,11 +15,13 @@ from ferryman.sources.log import Entry, Log, Piece
 from ferryman.sources.memory import Memory
 
 if TYPE_CHECKING:
+    from ferryman.sources.changes import Changes
     from ferryman.sources.jobs import Jobs
     from ferryman.sources.queue import Queue
     from ferryman.sources.sql import Sql
 
 __all__ = [
+    "Changes",
     "Csv",
     "DataFrame",
     "Doubt",
@@ -37,7 +39,7 @@ __all__ = [
     "Sql",
 ]
 
-_HEAVY: Final = {"Jobs": "jobs", "Queue": "queue", "Sql": "sql"}
+_HEAVY: Final = {"Changes": "changes", "Jobs": "jobs", "Queue": "queue", "Sql": "sql"}
 """On demand, from these modules: SQLAlchemy takes longer to load than all of Ferryman, and few plans read a queue."""
 
 

@@ -114,6 +114,11 @@ class Source:
         """Where it reads, for people: an absolute path or a URL, without secrets; None if there is no such place."""
         return None
 
+    def local_paths(self) -> tuple[str, ...]:
+        """Absolute paths of what it reads on the machine's own file system. On a cluster each executor is asked for
+        them before the run begins: all must see what the driver sees."""
+        return ()
+
     def reads(self) -> str | None:
         """The ``target()`` of a destination whose deliveries it reads; None: it reads nothing that a destination
         writes. By it a ``Flow`` knows which plan comes after which."""

@@ -49,6 +49,9 @@ class CombinedLog(Log):
     def place(self) -> str | None:
         return ", ".join(place for log in self.inputs.values() if (place := log.place()))
 
+    def local_paths(self) -> tuple[str, ...]:
+        return tuple(path for log in self.inputs.values() for path in log.local_paths())
+
     def identities(self) -> dict[str, str]:
         return {name: log.identity() for name, log in self.inputs.items()}
 

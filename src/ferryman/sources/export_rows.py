@@ -9,14 +9,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ferryman.records.events import table_of
-from ferryman.records.keyed import EXPORTS_FILE, lanes
+from ferryman.records.keyed import EXPORTS_FILE, export_revision, key_hash, lanes
 from ferryman.sources.log import Piece
 from ferryman.sources.log_rows import ROWS
 from ferryman.storage.groups import RowGroups
 
 
 def rows_of(piece: Piece) -> Iterator[pa.Table]:
-    """The exports of a piece in the columns of ``ROWS``; also ``revision``, and ``deletes``: is it a deletion?
+    """The exports of a piece in the columns of ``ROWS``; also ``revision``, ``deletes`` (is it a deletion?), and
+    ``key_hash``.
 
     Raises:
         StateDamaged: the file is missing, or not what was written.
@@ -30,9 +31,9 @@ def rows_of(piece: Piece) -> Iterator[pa.Table]:
 
 
 def _in_order(rows: pa.Table, place: int, lane: int) -> pa.Table:
-    """Keys of several lanes may export one id: the revisions of a lane are no other lane's."""
     places = pa.array(np.arange(place, place + rows.num_rows), pa.int64())
     columns = {name: rows[name] for name in ("fields", "raw", "version")}
     table = table_of(ROWS, rows.num_rows, place=places, id=rows["document"], **columns)
-    table = table.append_column("revision", pc.add(pc.multiply(places, len(lanes())), 1 + lane))
-    return table.append_column("deletes", pc.equal(rows["operation"], "delete"))
+    table = table.append_column("revision", pa.array(export_revision(lane, np.asarray(places))))
+    table = table.append_column("deletes", pc.equal(rows["operation"], "delete"))
+    return table.append_column("key_hash", pa.array(map(key_hash, rows["key"].to_pylist()), pa.int64()))

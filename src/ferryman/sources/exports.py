@@ -28,6 +28,8 @@ class Exports(Log):
         folder: of the table; None: there is no state yet.
     """
 
+    repeats_ids = True
+
     def __init__(self) -> None:
         super().__init__()
         self.folder: Path | None = None

@@ -38,6 +38,15 @@ _BATCH: Final = 4096
 _BATCH_BYTES: Final = 16 * limits.MIB
 
 
+def feed_name(plan: str, node: str) -> str:
+    """By which name a ``Flow`` knows the changes of a keyed node's state; see ``Source.reads``.
+
+    Args:
+        plan: with its version.
+    """
+    return f"state:{plan}/{node}"
+
+
 class Piece(NamedTuple):
     """Entries of ``start`` ≤ place < ``end``."""
 
@@ -94,6 +103,11 @@ class Log(Source):
     shares_places = False
     """May several entries have one place, as the changes of one version? Then they are processed together: a position
     is never between them."""
+
+    repeats_ids = False
+    """May several entries have one id, each a newer version of the same, and may some be deletions of it? ``rows``
+    then has two more columns: ``revision`` (higher with each version of an id) and ``deletes``. They go on in their
+    order."""
 
     def __init__(self, *, prefix: str = "", ordered: bool = True, on_error: OnError = "stop") -> None:
         super().__init__(prefix=prefix)

@@ -72,6 +72,9 @@ class Queue(Log):
     def place(self) -> str | None:
         return str(self.root / self.name)
 
+    def local_paths(self) -> tuple[str, ...]:
+        return (str(self.root / self.name),)
+
     def reads(self) -> str | None:
         return (self.root / self.name).as_uri()
 

@@ -85,6 +85,9 @@ class FileSource(Source):
     def place(self) -> str | None:
         return self.root
 
+    def local_paths(self) -> tuple[str, ...]:
+        return () if _URL.match(self.root) else (self.root,)
+
     def not_installed(self) -> str:
         return self._tree.not_installed()
 

@@ -40,6 +40,8 @@ class DocumentsEffect(enum.Enum):
     """The failures at steps are due now, from attempt zero."""
     FORCED = enum.auto()
     """A new revision, changed or not."""
+    GIVEN_UP = enum.auto()
+    """The failures at steps are forgotten."""
     UNVERIFIED = enum.auto()
     """Their fingerprints are forgotten: they are processed if their content has changed."""
 
@@ -75,6 +77,13 @@ VERBS: Final = {
     "dirty": Verb(_STORED, Status.DIRTY, OutboxEffect.UNTOUCHED, DocumentsEffect.UNVERIFIED, whole_documents=True),
     "resolve --as delivered": Verb(
         _IN_DOUBT, Status.INDEXED, OutboxEffect.REMOVED, DocumentsEffect.UNTOUCHED, closes_claims=True
+    ),
+    "resolve --as dropped": Verb(
+        frozenset({Status.DEAD, Status.ERROR_DOC, Status.INDEXING}),
+        Status.DROPPED,
+        OutboxEffect.REMOVED,
+        DocumentsEffect.GIVEN_UP,
+        closes_claims=True,
     ),
     # The row of a failed delivery stays in the outbox: a retry may want it again.
     "resolve --as failed": Verb(

@@ -16,14 +16,22 @@ from ferryman import crash
 from ferryman.errors import StateDamaged
 from ferryman.plan import Plan, keyed_nodes
 from ferryman.plan.structure import Structure
-from ferryman.records.keyed import CONTRIBUTIONS, EXPORTS, EXPORTS_PARTITION, KEY_STATE, bucket_of, lanes, place_id
+from ferryman.records.change_readers import FORGOTTEN
+from ferryman.records.keyed import (
+    CONTRIBUTIONS,
+    EXPORTS,
+    EXPORTS_PARTITION,
+    KEY_STATE,
+    PUBLISHED,
+    bucket_of,
+    lanes,
+    place_id,
+)
 from ferryman.sources.exports import Exports
 from ferryman.storage.handles import DataFile
 from ferryman.storage.parquet import Part
 from ferryman.storage.tables import Table
 
-PUBLISHED: Final = "ferryman.published"
-"""Application id: number of the last wave whose results this table has."""
 MERGED: Final = "ferryman.merged"
 """Application id: rows of the state when all of its files were merged last."""
 
@@ -43,7 +51,7 @@ class KeyedTables(NamedTuple):
         """Read all as they are now; a reader may come before they are made."""
         if not self.contributions.log.marks.is_dir():
             return
-        self.state.load([application, PUBLISHED, MERGED])
+        self.state.load([application, PUBLISHED, MERGED, FORGOTTEN])
         self.exports.load([application, PUBLISHED, *map(place_id, lanes())])
         self.contributions.load([application, PUBLISHED, MERGED])
 

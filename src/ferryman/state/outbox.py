@@ -9,19 +9,21 @@ from typing import Any, Final, Self
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ferryman.records.keyed import lane_number
 from ferryman.records.schemas import OUTBOX_FILE
 from ferryman.storage.groups import RowGroups
 from ferryman.storage.handles import DataFile
 from ferryman.storage.parquet import Part, PartWriter
 
-_TOLD: Final = ("due", "origin")
+_TOLD: Final = ("due", "origin", "key_hash")
 """Columns of which a file's statistics say the least and the greatest value."""
 
 
 class OutboxWriter:
     """An outbox file in the making.
 
-    Its statistics say what a wave must know without opening it: when its rows are due, and of which origins they are.
+    Its statistics say what a wave must know without opening it: when its rows are due, of which origins they are, and
+    of which keys, if they are exports.
 
     Args:
         epoch: of the driver, see ``storage.parquet.PartWriter``.
@@ -35,7 +37,7 @@ class OutboxWriter:
         self._folder = folder
         self._epoch = epoch
         self._file: PartWriter | None = None
-        self._waiting_for_review = 0
+        self._waiting_for_review = self._without_key = 0
         self._least: dict[str, Any] = {}
         self._greatest: dict[str, Any] = {}
         self.rows = 0
@@ -51,6 +53,7 @@ class OutboxWriter:
         self.rows += table.num_rows
         self.size += table.nbytes
         self._waiting_for_review += table["due"].null_count
+        self._without_key += table["key_hash"].null_count
         for name in _TOLD:
             least, greatest = pc.min_max(table[name]).as_py().values()
             if least is not None:
@@ -74,7 +77,7 @@ class OutboxWriter:
         if self._file is None:
             return None
         stats = {
-            "nullCount": {"due": self._waiting_for_review},
+            "nullCount": {"due": self._waiting_for_review, "key_hash": self._without_key},
             "minValues": self._least,
             "maxValues": self._greatest,
         }
@@ -123,3 +126,19 @@ def first_sequence(file: DataFile) -> int:
 def pending_rows(file: DataFile) -> int:
     """Rows of an outbox file that are still to be sent (the others are held for review)."""
     return file.rows - int(file.stats.get("nullCount", {}).get("due", 0))
+
+
+def has_exports(file: DataFile) -> bool:
+    """Has an outbox file rows of what a keyed node exports?"""
+    return "key_hash" in file.stats.get("minValues", {})
+
+
+def has_others(file: DataFile) -> bool:
+    """Has it other rows?"""
+    return not has_exports(file) or bool(file.stats["nullCount"].get("key_hash", 0))
+
+
+def lane_numbers(file: DataFile) -> range:
+    """Of a file with exports: the lanes in which their keys may be."""
+    least, greatest = (lane_number(int(file.stats[kind]["key_hash"])) for kind in ("minValues", "maxValues"))
+    return range(least, greatest + 1)

@@ -14,7 +14,7 @@ import msgspec
 
 from ferryman import crash, limits
 from ferryman.errors import EngineError, PlanChanged, StateDamaged, StateForeign, StateLost
-from ferryman.plan import Changes, NodeRecord, Plan, changes, structure
+from ferryman.plan import Differences, NodeRecord, Plan, changes, structure
 from ferryman.plan.structure import Structure
 from ferryman.records import schemas
 from ferryman.state.identity import IDENTITY, folder_name, identity_of, new_identity
@@ -164,7 +164,7 @@ class State:
         self.load()
         return True
 
-    def follow(self, *, accept_changes: bool = False) -> Changes:
+    def follow(self, *, accept_changes: bool = False) -> Differences:
         """Remember the plan as it is now; what has changed since the last time.
 
         Raises:

@@ -34,6 +34,10 @@ class InProcess:
     def slots(self) -> int:
         return self._slots
 
+    @property
+    def on_one_machine(self) -> bool:
+        return True
+
     def run(self, task: Callable[[Item], Answer], items: Sequence[Item]) -> list[Answer]:
         """See ``Runner.run``."""
         return [self._one(cloudpickle.dumps((task, item))) for item in items]

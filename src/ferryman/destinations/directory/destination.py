@@ -93,6 +93,9 @@ class Directory(Destination):
     def target(self) -> str:
         return self.directory.as_uri()
 
+    def local_paths(self) -> tuple[str, ...]:
+        return (str(self.directory),)
+
     def check(self) -> None:
         """Make the folder and its index, and clean up after killed writers.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Final, get_args
 
@@ -147,6 +148,12 @@ class Sql(Destination):
 
     def target(self) -> str:
         return f"{self._dialect.place(self._url)}#{self.table}"
+
+    def local_paths(self) -> tuple[str, ...]:
+        """Of SQLite the folder of its file."""
+        if self._url.get_backend_name() != "sqlite" or not self._url.database:
+            return ()
+        return (os.path.dirname(self._url.database),)
 
     def check(self) -> None:
         """Make database (SQLite), tables and index, if they are not there; any number of drivers may do so at once.

@@ -7,9 +7,13 @@ import socket
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Final
+
+import numpy as np
 
 from ferryman.destinations.base import Destination
 from ferryman.engine.deliver.callers import Hung, ThreadCaller
+from ferryman.engine.deliver.key_heads import KeyHeads, lanes_together
 from ferryman.engine.deliver.lane import Lane, LaneReport, Pass
 from ferryman.engine.deliver.precedence import SendOrder, order_of
 from ferryman.engine.deliver.turn import OutboxFile
@@ -17,9 +21,8 @@ from ferryman.engine.keyed.phase import KeyUpdates
 from ferryman.engine.runner.base import PickledPlan, Runner
 from ferryman.engine.trouble import Troubles
 from ferryman.errors import EngineError, PermanentError, WorkerDied, message_of
-from ferryman.plan import DestinationNode, KeyedNode, ends, keyed_nodes
-from ferryman.records.due import wait_of_file_s
-from ferryman.state.outbox import first_sequence, pending_rows, split_family
+from ferryman.plan import DestinationNode, KeyedNode, errors_node
+from ferryman.state.outbox import first_sequence, has_exports, has_others, pending_rows, split_family
 from ferryman.state.state import State
 from ferryman.storage.handles import DataFile
 
@@ -34,9 +37,7 @@ class Dispatcher:
         self._pace_s = pace_s
         self._nodes = {n.name: n for n in state.plan.nodes if isinstance(n, DestinationNode)}
         self._updates = KeyUpdates(state, shipped, runner, trouble)
-        below = ends(state.plan.nodes)
-        self._repeated = {e.destination for n in keyed_nodes(state.plan.nodes) for e in below[n.exports.entry]}
-        """A wave may have an id several times for these: a key exports it again and again."""
+        self._heads = KeyHeads(state, ended_holds=errors_node(state.plan.nodes) is None)
         self._deadly: set[str] = set()
         """Destinations over which a worker died, or which hung, in their last pass."""
         self.trouble = trouble
@@ -91,6 +92,12 @@ class Dispatcher:
         for name, trouble in self.trouble.items():
             remedy = "fix it and run again" if trouble.permanent else "run again when it is back"
             yield f"destination {name}: {trouble.why}. Its documents are kept: {remedy}."
+        for name in self._nodes:
+            if behind := self._heads.behind(name):
+                yield (
+                    f"destination {name}: {behind} exports wait for earlier ones of their keys, which failed, were "
+                    "rejected, or are in doubt: `ferryman deliveries` names them; retry or resolve those."
+                )
         unknown: Counter[str] = Counter()
         for file in self._state.outbox.files.values():
             if (name := file.partition["destination"]) not in self._nodes and pending_rows(file):
@@ -103,6 +110,10 @@ class Dispatcher:
     def wait_s(self, destination: str) -> float | None:
         """Seconds until a pass may ask this destination; None: never in this run."""
         return self.trouble.wait_s(destination) if destination in self._nodes else None
+
+    def wait_of_file_s(self, file: DataFile, now_us: int) -> float | None:
+        """Seconds until a row of an outbox file can be sent; None: all wait for others."""
+        return self._heads.wait_s(file, now_us)
 
     def highest_sequence(self, destination: str) -> int | None:
         """The highest sequence that this destination holds; None: it cannot tell, or not now."""
@@ -121,12 +132,11 @@ class Dispatcher:
 
     def _due(self, now_us: int) -> dict[str, list[DataFile]]:
         """Destination -> files with rows that are due, oldest first."""
-        longest_s = self._state.plan.longest_backoff_s
         found: dict[str, list[DataFile]] = {}
         for file in sorted(self._state.outbox.files.values(), key=first_sequence):
-            if pending_rows(file):
+            if pending_rows(file) or has_exports(file):  # what is held for review may hold others
                 found.setdefault(file.partition["destination"], []).append(file)
-        return {d: files for d, files in found.items() if any(wait_of_file_s(f, now_us, longest_s) == 0 for f in files)}
+        return {d: files for d, files in found.items() if any(self.wait_of_file_s(f, now_us) == 0 for f in files)}
 
     def _well(self, node: DestinationNode) -> bool:
         """Ask the destination, unless it is known to be in trouble."""
@@ -148,14 +158,13 @@ class Dispatcher:
     def _lanes(
         self, number: int, now_us: int, node: DestinationNode, files: list[DataFile], *, alone: bool
     ) -> list[Lane]:
-        fresh = node.name not in self._repeated and all(
-            int(f.partition["wave"]) == number for f in files
-        )  # a wave has each document once, by each route
-        order = {} if fresh else self._order(files)
-        first = {key for key, each in order.items() if len(each.first)}
-        longest_s = self._state.plan.longest_backoff_s
-        due = [f for f in files if wait_of_file_s(f, now_us, longest_s) == 0 or first_sequence(f) in first]
-        together = _together(due)
+        due, others = {f.path for f in files if self.wait_of_file_s(f, now_us) == 0}, list(filter(has_others, files))
+        fresh = all(int(f.partition["wave"]) == number for f in others)  # a wave has each document once, by each route
+        order = {} if fresh else self._order(others)
+        due |= {f.path for f in others if len(order.get(first_sequence(f), _NOTHING).first)}
+        exports = lanes_together(list(filter(has_exports, files)))
+        together = [each for each in exports if any(f.path in due for f in each)]
+        together += _together([f for f in files if f.path in due and not has_exports(f)])
         width = self._width(node, alone=alone)
         dealt: list[list[OutboxFile]] = [[] for _ in range(min(width, len(together)))]
         for each in together:
@@ -197,6 +206,9 @@ class Dispatcher:
             self.trouble.begin(destination, bad.trouble, permanent=bad.permanent, at_least_s=outlast_s)
         elif reports:
             self.trouble.end(destination)
+
+
+_NOTHING: Final = SendOrder(np.array([]), np.array([]))
 
 
 def _together(files: Sequence[DataFile]) -> list[list[DataFile]]:

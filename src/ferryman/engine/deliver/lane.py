@@ -15,7 +15,7 @@ from ferryman.engine.deliver.sending import FileDelivery
 from ferryman.engine.deliver.turn import LaneStop, OutboxFile, Turn
 from ferryman.engine.runner.base import PickledPlan
 from ferryman.errors import PermanentError, describe
-from ferryman.plan import DestinationNode
+from ferryman.plan import DestinationNode, errors_node
 from ferryman.state.identity import id_of
 from ferryman.state.journal import Journal
 
@@ -79,6 +79,7 @@ class Pass:
             pace_s=self.pace_s,
             isolated=lane.isolated,
             live=self.live,
+            ended_holds=errors_node(plan.nodes) is None,
         )
         context = DestinationContext(
             plan.name, plan.version, node.name, self.number, node.policy.guarantee, id_of(Path(self.root))

@@ -26,7 +26,7 @@ def row_result(row: int, before: Tries, outcome: Outcome, policy: Policy, now_us
     kind, why = outcome.kind, plain_text(outcome.why)
     if kind == "stale":
         return RowResult(row, Status.INDEXED, "stale: the destination has something newer", attempt, None)
-    if outcome.universal:
+    if outcome.universal or kind == "held":
         return RowResult(row, UNTOUCHED, why, before.attempt, None)  # no attempt is spent
     if kind == "killed":
         return RowResult(row, Status.ERROR_DOC, why, attempt, None)

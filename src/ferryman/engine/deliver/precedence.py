@@ -1,7 +1,8 @@
 """Deliver, in the driver: of several pending rows of one document the oldest goes first, the others are held.
 
 A newer revision waits for every row of an older one. Within a revision (a retry may add to it) a row waits for those of
-the same route that were committed before it; copies by different routes have no order among each other.
+the same route that were committed before it; copies by different routes have no order among each other. What keyed
+nodes have exported goes by another order, see ``key_heads``.
 """
 
 from __future__ import annotations
@@ -68,11 +69,11 @@ def order_of(
 
 def _read(db: duckdb.DuckDBPyConnection, files: Mapping[int, Path], share: int, shares: int) -> Iterator[_Pending]:
     for key, path in files.items():
-        table = read_part(path, ["row", "source", "document", "route", "revision", "due"])
+        table = read_part(path, ["row", "source", "document", "route", "revision", "due", "key_hash"])
         db.register("rows", table.set_column(0, "row", table["row"].cast(pa.int64())))
         columns = db.execute(f"""
             SELECT "row", hash(source, document) AS document, hash(route) AS route, revision FROM rows
-            WHERE due IS NOT NULL AND hash(source, document) % {shares} = {share}
+            WHERE due IS NOT NULL AND key_hash IS NULL AND hash(source, document) % {shares} = {share}
         """).fetchnumpy()
         row, document, route, revision = (np.asarray(columns[c]) for c in ("row", "document", "route", "revision"))
         yield _Pending(np.full(len(row), key), row, document, route, revision, row + key)

@@ -13,8 +13,9 @@ What is done with a chunk, and what a kill between two of the numbers leaves beh
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from typing import Any, Final
+from collections.abc import Iterator, Sequence
+from itertools import repeat
+from typing import Any, Final, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -23,6 +24,7 @@ import pyarrow.compute as pc
 from ferryman import crash, limits
 from ferryman.destinations.base import Delivery, Outcome
 from ferryman.engine.deliver.callers import Hung, Killed, universal
+from ferryman.engine.deliver.key_order import KeyOrder
 from ferryman.engine.deliver.outcomes import Tries, row_result
 from ferryman.engine.deliver.turn import LaneStop, OutboxFile, Turn
 from ferryman.errors import PermanentError, TransientError, describe, plain_text
@@ -36,6 +38,8 @@ from ferryman.records.statuses import Status
 from ferryman.storage.files import fsync_folder
 from ferryman.storage.groups import RowGroups, values
 from ferryman.storage.parquet import read_part, write_part
+
+_T = TypeVar("_T")
 
 _SENT: Final = (
     "document",
@@ -51,6 +55,7 @@ _SENT: Final = (
     "route",
     "attempt",
     "provenance",
+    "key_hash",
 )
 """Columns that a delivery is made of, in the order of its own fields."""
 
@@ -90,7 +95,8 @@ class FileDelivery:
             self._write_part()
 
     def _eligible(self, table: pa.Table) -> tuple[np.ndarray[Any, Any], pa.Table]:
-        """Rows that are due and not held behind an older one of their document, and where in the file they are."""
+        """Rows that are due and not held behind an older one of their document or key, and where in the file they
+        are."""
         now_us = self.turn.now_us
         latest = latest_us(now_us, self.policy.longest_backoff_s)
         due = pc.or_(pc.less_equal(table["due"], now_us), pc.greater(table["due"], latest))
@@ -98,12 +104,30 @@ class FileDelivery:
         if (order := self.file.order) is not None:
             first, held = (pc.is_in(table["row"], value_set=pa.array(rows, table["row"].type)) for rows in order)
             mask = pc.and_not(pc.or_(mask, first), held)
-        places = np.flatnonzero(np.asarray(mask))
-        return places, table if len(places) == table.num_rows else table.filter(mask).combine_chunks()
+        self.keys = KeyOrder(self.turn.held, table, np.asarray(mask))
+        places = np.flatnonzero(self.keys.eligible)
+        return places, table if len(places) == table.num_rows else table.take(pa.array(places)).combine_chunks()
 
     def _done(self) -> set[Rows]:
         """Rows that an earlier attempt of this task has seen through."""
-        return self.turn.journal.answered(self.turn.number, self.file.key)
+        journal, number = self.turn.journal, self.turn.number
+        done = journal.answered(number, self.file.key)
+        if done and self.keys.has_exports:
+            for result in [*journal.results(number), *journal.notes(number, done.__contains__)]:
+                if result.key == self.file.key:
+                    self.keys.learn(self.rows, self._said(result))
+        return done
+
+    def _said(self, result: Result) -> Iterator[RowResult]:
+        """What was noted of single rows of exports."""
+        if result.ledger_part is None:
+            yield from result.rows
+            return
+        events = read_part(self.turn.root / "ledger" / result.ledger_part.path, ["delivery_hash", "status"])
+        told = dict(zip(*(column.to_pylist() for column in events.columns), strict=True))
+        for row, digest in zip(self.rows.tolist(), self.table["delivery_hash"].to_pylist(), strict=True):
+            if digest in told:
+                yield RowResult(row, told[digest], "", 0, None)
 
     def _chunks(self) -> Iterator[tuple[int, int]]:
         """Cut at ``batch`` rows or ``batch_bytes``, whichever is first; the content comes in on the way.
@@ -121,6 +145,8 @@ class FileDelivery:
                 sizes = np.concatenate([sizes, _sizes(group)])
             ends = np.cumsum(sizes[: self.policy.batch])
             rows = max(1, int(np.searchsorted(ends, self.policy.batch_bytes, side="right")))
+            if not self.turn.node.destination.holds_keys:
+                rows = self.keys.end_of(start, start + rows) - start
             self.content, held, sizes = held.slice(0, rows), held.slice(rows), sizes[rows:]
             yield start, start + rows
             start += rows
@@ -134,13 +160,17 @@ class FileDelivery:
         turn = self.turn
         if not turn.may_send():
             raise LaneStop  # claim nothing that would not be sent
-        if not turn.journal.claim(turn.number, rows, self._meant(rows, start, end)):  # 1
+        waiting = self.keys.waiting(start, end)
+        if len(waiting) == end - start:
+            return
+        if not turn.journal.claim(turn.number, rows, self._meant(rows, start, end, waiting)):  # 1
             turn.met.append(rows)
+            self.keys.hold(start, end)
             return
         crash.point("deliver.claimed")
         if not turn.journal.open_for(turn.number):  # 2
             raise LaneStop
-        chunk = self._deliveries(start, end)
+        chunk = _without(self._deliveries(start, end), waiting)
         stop: LaneStop | None = None
         try:
             outcomes = self._write(chunk)  # 3
@@ -150,7 +180,7 @@ class FileDelivery:
             stop = LaneStop(describe(e), isinstance(e, PermanentError)) if universal(e) else None
             outcomes = [Outcome("unknown", describe(e))] * len(chunk)
         crash.point("deliver.sent")
-        self._note(rows, start, end, outcomes)  # 4
+        self._note(rows, start, end, self._with(waiting, outcomes, start, end))  # 4
         stop = stop or _universal(outcomes) or turn.all_alike(outcomes)
         if stop is not None:
             raise stop
@@ -160,16 +190,20 @@ class FileDelivery:
     def _send(self, rows: Rows, start: int, end: int) -> None:
         if not self.turn.may_send():  # 2
             raise LaneStop
-        chunk = self._deliveries(start, end)
+        waiting = self.keys.waiting(start, end)
+        if len(waiting) == end - start:
+            return
+        chunk = _without(self._deliveries(start, end), waiting)
         try:
             outcomes = self._write_or_split(chunk)  # 3
         except Hung as e:
             raise LaneStop(f"write: {e}", hung=True) from e
         crash.point("deliver.sent")
+        every = self._with(waiting, outcomes, start, end)
         if self.turn.exactly:
-            self.pending.append((start, end, self._noted(start, end, outcomes)))
+            self.pending.append((start, end, self._noted(start, end, every)))
         else:
-            self._note(rows, start, end, outcomes)  # 4
+            self._note(rows, start, end, every)  # 4
         if (stop := _universal(outcomes) or self.turn.all_alike(outcomes)) is not None:
             raise stop
         self._write_part_in_time()
@@ -202,6 +236,14 @@ class FileDelivery:
         return outcomes
 
     # -- both --------------------------------------------------------------------------------------
+
+    def _with(self, waiting: list[int], outcomes: list[Outcome] | None, start: int, end: int) -> list[Outcome] | None:
+        """The outcomes of all rows of a chunk, also of those that were left out; what did not arrive holds its key."""
+        if waiting:
+            said, left_out = iter(outcomes or repeat(Outcome.ok())), set(waiting)
+            outcomes = [Outcome.held() if at in left_out else next(said) for at in range(end - start)]
+        self.keys.note(start, outcomes)
+        return outcomes
 
     def _write(self, chunk: list[Delivery]) -> list[Outcome] | None:
         """Call the destination. None: all ok. What it left out is unknown."""
@@ -256,9 +298,11 @@ class FileDelivery:
         rows = self.rows[start:end][np.asarray(deletes)]
         return sum(row not in stay for row in rows.tolist())
 
-    def _meant(self, rows: Rows, start: int, end: int) -> list[int] | None:
-        """The rows of a range that are eligible; None if all are."""
-        return None if rows.end - rows.first == end - start else self.rows[start:end].tolist()
+    def _meant(self, rows: Rows, start: int, end: int, left_out: Sequence[int] = ()) -> list[int] | None:
+        """The rows of a range that are eligible, but for some, counted from its start; None if all are."""
+        if rows.end - rows.first == end - start and not left_out:
+            return None
+        return _without(self.rows[start:end].tolist(), left_out)
 
     def _write_part_in_time(self) -> None:
         """5. in isolation mode after each chunk, for the next may end this process."""
@@ -296,6 +340,11 @@ class FileDelivery:
         result = self._result(rows, start, end, noted, part)
         self.turn.journal.publish(self.turn.number, result)
         crash.point("deliver.result")
+
+
+def _without(items: list[_T], places: Sequence[int]) -> list[_T]:
+    left_out = set(places)
+    return [each for at, each in enumerate(items) if at not in left_out] if left_out else items
 
 
 def _sizes(content: pa.Table) -> np.ndarray[Any, Any]:

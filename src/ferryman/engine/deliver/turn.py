@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from ferryman import limits
 from ferryman.destinations.base import Guarantee, Outcome
 from ferryman.engine.deliver.callers import Caller, ProcessCaller, ThreadCaller
+from ferryman.engine.deliver.key_order import HeldKeys
 from ferryman.engine.deliver.precedence import SendOrder
 from ferryman.engine.live import Live
 from ferryman.errors import plain_text
@@ -48,6 +49,7 @@ class Turn:
         exactly: it is exactly-once: what is sent again has no effect.
         until: monotonic time; what has not begun by then stays pending.
         met: chunks that somebody else has claimed.
+        held: keys of which an export has not arrived.
     """
 
     def __init__(
@@ -61,6 +63,7 @@ class Turn:
         pace_s: float,
         isolated: bool = False,
         live: str = "",
+        ended_holds: bool = True,
     ) -> None:
         self.live = Live(live)
         self.root = root
@@ -74,6 +77,7 @@ class Turn:
         self.isolated = isolated
         self.until = time.monotonic() + pace_s
         self.met: list[Rows] = []
+        self.held = HeldKeys(ended_holds=ended_holds)
         self._alike: tuple[str, int, int] = ("", 0, 0)
         """Of the last chunks: what was said of all their rows, how many chunks, how many rows."""
         self._sender: Caller = ProcessCaller(node.destination) if isolated else ThreadCaller(node.name)

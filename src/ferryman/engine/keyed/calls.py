@@ -9,11 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
-import msgspec
-
 from ferryman.document import Document, decode_fields
 from ferryman.engine.deliver.outcomes import Tries
-from ferryman.engine.keyed.exported import returned
+from ferryman.engine.keyed.callers import UpdateCaller
 from ferryman.engine.keyed.output import Output
 from ferryman.engine.keyed.runs import KeyTask
 from ferryman.engine.keyed.tries import result_of
@@ -23,8 +21,6 @@ from ferryman.plan import KeyedNode
 from ferryman.records.key_values import KeyRow
 from ferryman.records.row_results import UNTOUCHED, RowResult
 from ferryman.records.statuses import Status
-
-_decode = msgspec.json.decode
 
 _UNEXPLAINED: Final = (ErrorKind.UNFORESEEN, ErrorKind.CONNECTION)
 """Errors that may be the node's own."""
@@ -85,8 +81,9 @@ class KeyCalls:
         results: of the rows of the table at hand: None, or what was noted; see ``Output.events``.
     """
 
-    def __init__(self, node: KeyedNode, output: Output, now_us: int) -> None:
+    def __init__(self, node: KeyedNode, output: Output, caller: UpdateCaller, now_us: int) -> None:
         self._node = node
+        self._caller = caller
         self._output = output
         self._now_us = now_us
         self._traces = Traces()
@@ -148,9 +145,7 @@ class KeyCalls:
             return
         assert self._key is not None
         try:
-            state = None if self._value is None else _decode(self._value)
-            given = self._node.update(self._key, state, [row.as_document() for row in rows])
-            value, exports = returned(self._key, given)
+            value, exports = self._caller.call(self._key, self._value, [row.as_document() for row in rows])
         except Dropped as e:
             self._drop(rows, plain_text(e) or f"dropped by {self._node.name}")
         except BaseException as e:

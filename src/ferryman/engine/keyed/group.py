@@ -15,7 +15,7 @@ from ferryman import crash
 from ferryman.engine.keyed.keying import Keying
 from ferryman.engine.keyed.runs import ORDER, write_run
 from ferryman.engine.runner.base import PickledPlan
-from ferryman.plan import KeyedNode, sources_of
+from ferryman.plan import KeyedNode
 from ferryman.records.keyed import BUCKETS
 from ferryman.state.outbox import row_groups
 
@@ -54,12 +54,14 @@ class Grouping:
     """So many, of equal width."""
     contributions: tuple[str, ...] = ()
     """Files of what keys were given of documents that may change."""
+    files: int = 1
+    """So many outbox files are read."""
 
     def __call__(self, file: GroupFile) -> list[SortedRun]:
         plan = self.shipped.plan()
         node = next(n for n in plan.nodes if n.name == self.node)
         assert isinstance(node, KeyedNode)
-        keying = Keying(node, sources_of(plan.nodes), self.contributions, Path(self.folder))
+        keying = Keying(node, plan, self.contributions, Path(self.folder))
         tables = [keying.keyed(rows, file.first, file.held) for rows in row_groups(Path(self.outbox) / file.path)]
         found = [run for run in self._runs(pa.concat_tables(tables)) if run.rows]
         crash.point("update.grouped")
@@ -72,7 +74,7 @@ class Grouping:
             mine = rows.slice(first, end - first)
             path = Path(self.folder) / f"{number}-{uuid.uuid4().hex}.arrow"
             if mine.num_rows:
-                write_run(path, mine)
+                write_run(path, mine, self.files)
             yield SortedRun(number, str(path), mine.num_rows, mine.nbytes)
 
 

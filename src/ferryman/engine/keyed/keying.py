@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from ferryman.document import Document, decode_fields
 from ferryman.engine.keyed.runs import RUN, KeyTask
 from ferryman.errors import describe, unless_interrupt
-from ferryman.plan import KeyedNode, SourceNode
+from ferryman.plan import KeyedNode, Plan, errors_node, sources_of
 from ferryman.records.contributions import Contribution, contributions_of
 from ferryman.records.events import table_of
 from ferryman.records.keyed import bucket_of
@@ -49,18 +49,17 @@ class Keying:
     """Of the documents of one node.
 
     Args:
-        sources: of the plan, in their order.
         contributions: files of what keys were given before.
         folder: for what does not fit into memory.
     """
 
-    def __init__(
-        self, node: KeyedNode, sources: Sequence[SourceNode], contributions: Sequence[str], folder: Path
-    ) -> None:
+    def __init__(self, node: KeyedNode, plan: Plan, contributions: Sequence[str], folder: Path) -> None:
+        sources = sources_of(plan.nodes)
         self._node = node
         self._numbers = {source.name: number for number, source in enumerate(sources)}
         self._logs = {each.name: each.source for each in sources if isinstance(each.source, Log)}
-        self._holding = [name for name, log in self._logs.items() if log.ordered and log.on_error == "stop"]
+        stops = errors_node(plan.nodes) is None
+        self._holding = [name for name, log in self._logs.items() if stops and log.ordered and log.on_error == "stop"]
         """Where a document that failed for good holds the later ones of its key."""
         self._contributions = contributions
         self._folder = folder

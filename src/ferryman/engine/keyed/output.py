@@ -13,7 +13,7 @@ from ferryman import limits
 from ferryman.engine.keyed.exported import Export
 from ferryman.records.events import sent_events, table_of
 from ferryman.records.key_results import UpdateResult
-from ferryman.records.keyed import CONTRIBUTIONS, EXPORTS_FILE, KEY_STATE, bucket_stats, lane_of
+from ferryman.records.keyed import CONTRIBUTIONS, EXPORTS_FILE, KEY_STATE, file_stats, lane_of
 from ferryman.records.row_results import UNTOUCHED, RowResult
 from ferryman.records.schemas import LEDGER
 from ferryman.records.statuses import Status
@@ -25,12 +25,28 @@ _ROWS: Final = 16_384
 _DONE: Final = (Status.INDEXED, Status.DROPPED)
 
 
-class _Table:
-    """A data file in the making, row by row."""
+def dealt(rows: Sequence[Sequence[Any]], column: int) -> list[Sequence[Any]]:
+    """The first row of each value of the column, then the second of each, and so on: a destination takes one export of
+    a key at a time, and neighbours that are of other keys go together."""
+    turns: Counter[Any] = Counter()
+    numbers = []
+    for row in rows:
+        turns[row[column]] += 1
+        numbers.append(turns[row[column]])
+    return [rows[at] for at in sorted(range(len(rows)), key=numbers.__getitem__)]
 
-    def __init__(self, folder: Path, schema: pa.Schema, epoch: int) -> None:
+
+class _Table:
+    """A data file in the making, row by row.
+
+    Args:
+        dealt_by: number of a column by which rows are ``dealt``; None: they stand as they come.
+    """
+
+    def __init__(self, folder: Path, schema: pa.Schema, epoch: int, dealt_by: int | None = None) -> None:
         self._open: Callable[[], PartWriter] = lambda: PartWriter(folder, schema, epoch=epoch)
         self._schema = schema
+        self._dealt_by = dealt_by
         self._file: PartWriter | None = None
         self._rows: list[Sequence[Any]] = []
         self._size = 0
@@ -61,6 +77,8 @@ class _Table:
 
     def _flush(self) -> None:
         if self._rows:
+            if self._dealt_by is not None:
+                self._rows = dealt(self._rows, self._dealt_by)
             columns = [*map(list, zip(*self._rows, strict=True))]
             self.write(table_of(self._schema, len(self._rows), **dict(zip(self._schema.names, columns, strict=True))))
         self._rows, self._size = [], 0
@@ -80,7 +98,7 @@ class Output:
         self._lane = lane_of(first_bucket)
         self._followed = followed
         self._state = _Table(root / "state" / node, KEY_STATE, epoch)
-        self._exports = _Table(root / "exports" / node, EXPORTS_FILE, epoch)
+        self._exports = _Table(root / "exports" / node, EXPORTS_FILE, epoch, EXPORTS_FILE.get_field_index("key"))
         self._ledger = _Table(root / "ledger", LEDGER, epoch)
         self._contributions = _Table(root / "contributions" / node, CONTRIBUTIONS, epoch)
         self._folders = {name: root / name / node for name in ("state", "exports", "contributions")}
@@ -98,12 +116,14 @@ class Output:
 
     def contribution(self, key: str, whose: tuple[str, str, str, int], fields: bytes | None, bucket: int) -> None:
         """What a key has now of a document (source, id, route, revision), as JSON; None: nothing."""
-        self._contributions.add((key, *whose, fields, self._wave, bucket), len(key) + len(fields or b""))
+        size = len(key) + sum(map(len, whose[:3])) + len(fields or b"")
+        self._contributions.add((key, *whose, fields, self._wave, bucket), size)
 
     def exports(self, exports: Sequence[Export]) -> None:
         """In their order; nobody carries on those of a node that nothing follows."""
         for each in exports if self._followed else ():
-            self._exports.add(each, len(each.fields or b"") + len(each.raw or b""))
+            size = len(each.key) + len(each.document) + len(each.fields or b"") + len(each.raw or b"")
+            self._exports.add(each, size)  # keys may be large, too
 
     def events(self, rows: pa.Table, results: Sequence[RowResult | None]) -> None:
         """What became of documents: of each of the rows of a run, None if it went into the state."""
@@ -122,7 +142,7 @@ class Output:
     def finish(self, number: int) -> UpdateResult:
         """Write what is left; everything is fsynced when this returns."""
         first, last = self._buckets or (0, 0)
-        state = self._state.finish(bucket_stats(first, last))
+        state = self._state.finish(file_stats((first, last), (self._wave, self._wave)))
         ledger, exports, contributions = (t.finish() for t in (self._ledger, self._exports, self._contributions))
         count = self._counts
         return UpdateResult(

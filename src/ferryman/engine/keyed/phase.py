@@ -8,25 +8,27 @@ Settle makes it known. What was not published has not happened: the documents ar
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 from ferryman import crash, limits
+from ferryman.engine.deliver.key_heads import rows_behind
 from ferryman.engine.deliver.precedence import order_of
 from ferryman.engine.keyed.group import GroupFile, Grouping, SortedRun, range_starts
 from ferryman.engine.keyed.update import KeyRange, KeyReport, Updating
-from ferryman.engine.runner.base import IsolatingRunner, PickledPlan, Runner
+from ferryman.engine.runner.base import IsolatingRunner, PickledPlan, Runner, run_isolating
 from ferryman.engine.trouble import Troubles
 from ferryman.errors import WorkerDied
-from ferryman.plan import KeyedNode, keyed_nodes
+from ferryman.plan import KeyedNode, errors_node, keyed_nodes
 from ferryman.plan.keyed import sources_above
 from ferryman.records.due import wait_of_file_s
 from ferryman.records.key_values import key_file
 from ferryman.records.keyed import BUCKETS
 from ferryman.sources import Log
 from ferryman.state.keyed import may_hold
-from ferryman.state.outbox import first_sequence, pending_rows
+from ferryman.state.outbox import first_sequence, has_exports, pending_rows
 from ferryman.state.state import State
 from ferryman.storage.handles import DataFile
 
@@ -37,7 +39,7 @@ class KeyUpdates:
     def __init__(self, state: State, shipped: PickledPlan, runner: Runner, trouble: Troubles) -> None:
         self._state = state
         self._shipped = shipped
-        self._runner = IsolatingRunner(runner)
+        self._plain, self._runner = runner, IsolatingRunner(runner)
         self._trouble = trouble
         self._nodes = keyed_nodes(state.plan.nodes)
 
@@ -59,11 +61,12 @@ class KeyUpdates:
         state, ranges = self._state, self._ranges(node, files)
         folder = state.scratch(f"update-{node.name}")
         given = tuple(map(str, state.keyed[node.name].contributions.paths())) if self._may_change(node) else ()
-        grouping = Grouping(self._shipped, node.name, str(state.outbox.folder), str(folder), ranges, given)
+        grouping = Grouping(self._shipped, node.name, str(state.outbox.folder), str(folder), ranges, given, len(files))
         updating = Updating(self._shipped, str(state.root), node.name, ranges, number, now_us, state.epoch)
         try:
             runs = self._runner.run(grouping, self._to_group(node, files, number))
-            return self._runner.run(updating, list(self._work(node, [run for each in runs for run in each], ranges)))
+            work = list(self._work(node, [run for each in runs for run in each], ranges))
+            return run_isolating(self._plain, updating, work, dataclasses.replace(updating, isolated=True))
         except WorkerDied as e:
             return [KeyReport(False, f"its worker died, as often as it was tried ({e})", permanent=True)]
         finally:
@@ -74,13 +77,18 @@ class KeyUpdates:
         return any(not isinstance(each.source, Log) for each in sources_above(node, self._state.plan.nodes))
 
     def _to_group(self, node: KeyedNode, files: Sequence[DataFile], number: int) -> list[GroupFile]:
-        """Of a document that may change, a newer row waits until the one before has ended."""
+        """Of a document that may change, a newer row waits until the one before has ended; what another keyed node has
+        exported waits for what was refused of its key there."""
         keys = {first_sequence(file): file.path for file in files}
         held: dict[int, list[int]] = {}
         if self._may_change(node) and not all(int(file.partition["wave"]) == number for file in files):
             paths = {key: self._state.outbox.folder / path for key, path in keys.items()}
             order = order_of(paths, sum(map(pending_rows, files)), self._state.staging)
             held = {key: each.held.tolist() for key, each in order.items()}
+        exports = [file for file in files if has_exports(file)] if errors_node(self._state.plan.nodes) is None else []
+        for path, rows in rows_behind(self._state.outbox.folder, exports).items():
+            key = first_sequence(next(file for file in exports if file.path == path))
+            held[key] = [*held.get(key, []), *rows]
         return [GroupFile(path, key, held.get(key, [])) for key, path in keys.items()]
 
     def _ranges(self, node: KeyedNode, files: Sequence[DataFile]) -> int:

@@ -54,9 +54,14 @@ class KeyTask(enum.StrEnum):
     """No key was given anything of it."""
 
 
-def write_run(path: Path, rows: pa.Table) -> None:
-    """Write rows that are in order."""
-    most = max(1, min(limits.KEY_RUN_ROWS, limits.KEY_RUN_BYTES * rows.num_rows // max(1, rows.nbytes)))
+def write_run(path: Path, rows: pa.Table, runs: int = 1) -> None:
+    """Write rows that are in order.
+
+    Args:
+        runs: so many are merged with this one: of all together ``KEY_MERGE_BYTES`` are in memory.
+    """
+    share = min(limits.KEY_RUN_BYTES, limits.KEY_MERGE_BYTES // max(1, runs))
+    most = max(1, min(limits.KEY_RUN_ROWS, share * rows.num_rows // max(1, rows.nbytes)))
     with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, RUN) as writer:
         writer.write_table(rows.combine_chunks(), max_chunksize=most)
 

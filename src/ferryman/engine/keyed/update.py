@@ -15,8 +15,9 @@ from typing import Any, Final, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ferryman import crash
+from ferryman import crash, limits
 from ferryman.engine.deliver.outcomes import Tries
+from ferryman.engine.keyed.callers import ChildCaller, DirectCaller, UpdateCaller
 from ferryman.engine.keyed.calls import KeyCalls, NodeTrouble, Row
 from ferryman.engine.keyed.group import range_starts
 from ferryman.engine.keyed.output import Output
@@ -24,7 +25,7 @@ from ferryman.engine.keyed.runs import merged
 from ferryman.engine.runner.base import PickledPlan
 from ferryman.plan import KeyedNode, successors
 from ferryman.records.due import latest_us
-from ferryman.records.key_values import KeyFile, KeyValues
+from ferryman.records.key_values import KeyFile, KeyRow, KeyValues
 from ferryman.state.journal import Journal
 from ferryman.storage.groups import values
 
@@ -57,6 +58,8 @@ class Updating:
     wave: int
     now_us: int
     epoch: int
+    isolated: bool = False
+    """A worker died over it: ``update`` is called in a child process."""
 
     def __call__(self, keys: KeyRange) -> KeyReport:
         plan = self.shipped.plan()
@@ -66,8 +69,10 @@ class Updating:
         followed = bool(successors(plan.nodes)[node.name])
         output = Output(Path(self.root), self.node, self.wave, self.epoch, first, followed=followed)
         known = KeyValues(keys.known)
+        caller: UpdateCaller = ChildCaller(node) if self.isolated else DirectCaller(node)
+        calls = KeyCalls(node, output, caller, self.now_us)
         try:
-            work = _RangeUpdate(node, output, known, self.now_us, latest_us(self.now_us, plan.longest_backoff_s))
+            work = _RangeUpdate(calls, output, known, self.now_us, latest_us(self.now_us, plan.longest_backoff_s))
             report = work.go(merged(keys.runs))
             result = output.finish(keys.number)
         except BaseException:
@@ -75,6 +80,7 @@ class Updating:
             raise
         finally:
             known.close()
+            caller.end()
         if result.sent or result.withdrawn:
             crash.point("update.staged")
             if not Journal(Path(self.root) / "journal").publish_update(self.wave, result):
@@ -93,17 +99,18 @@ _COLUMNS: Final = (
 class _RangeUpdate:
     """One task's work."""
 
-    def __init__(self, node: KeyedNode, output: Output, known: KeyValues, now_us: int, latest: int) -> None:
+    def __init__(self, calls: KeyCalls, output: Output, known: KeyValues, now_us: int, latest: int) -> None:
         self._output = output
         self._known = known
-        self._calls = KeyCalls(node, output, now_us)
+        self._calls = calls
+        self._states: dict[str, KeyRow] = {}
         self._now_us = now_us
         self._latest = latest
 
     def go(self, tables: Iterator[pa.Table]) -> KeyReport:
         trouble: NodeTrouble | None = None
-        for table in tables:
-            trouble = self._table(table.combine_chunks())
+        for table in self._parts(tables):
+            trouble = self._table(table)
             if trouble is not None:
                 break
         self._calls.close()
@@ -111,9 +118,17 @@ class _RangeUpdate:
             return KeyReport(True)
         return KeyReport(False, str(trouble), trouble.permanent)
 
+    def _parts(self, tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
+        """The same rows, as many at a time as are held as Python objects; the states of more are looked up at once."""
+        for table in tables:
+            whole = table.combine_chunks()
+            self._states = self._known_of(whole)
+            for at in range(0, whole.num_rows, limits.KEY_RUN_ROWS):
+                yield whole.slice(at, limits.KEY_RUN_ROWS)
+
     def _table(self, table: pa.Table) -> NodeTrouble | None:
         """Some rows in order; what keeps the rest from being tried."""
-        known, sequences = self._known_of(table), table["sequence"].to_pylist()
+        known, sequences = self._states, table["sequence"].to_pylist()
         self._calls.begin(sequences)
         trouble = None
         try:
@@ -130,7 +145,7 @@ class _RangeUpdate:
         self._output.events(table, self._calls.results)
         return trouble
 
-    def _known_of(self, table: pa.Table) -> dict[str, Any]:
+    def _known_of(self, table: pa.Table) -> dict[str, KeyRow]:
         buckets = table["bucket"]
         keys = pc.unique(table["key"])
         return self._known.of(keys, buckets[0].as_py(), buckets[table.num_rows - 1].as_py())

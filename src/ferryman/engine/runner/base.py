@@ -25,6 +25,11 @@ class Runner(Protocol):
         """How many tasks run at the same time."""
         ...
 
+    @property
+    def on_one_machine(self) -> bool:
+        """Do tasks run on the driver's machine, and see what it sees?"""
+        ...
+
     def run(self, task: Callable[[Item], Answer], items: Sequence[Item]) -> list[Answer]:
         """``task(item)`` for every item, answers in the items' order. Task, items and answers are pickled.
 
@@ -87,6 +92,10 @@ class IsolatingRunner:
     @property
     def slots(self) -> int:
         return self._runner.slots
+
+    @property
+    def on_one_machine(self) -> bool:
+        return self._runner.on_one_machine
 
     def run(self, task: Callable[[Item], Answer], items: Sequence[Item]) -> list[Answer]:
         """See ``Runner.run``."""

@@ -15,6 +15,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -24,6 +25,7 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
+from pyspark.sql.functions import spark_partition_id
 
 from ferryman.engine.runner.base import Answer, Item
 from ferryman.engine.runner.class_sharing import java_options
@@ -35,6 +37,13 @@ _INTERRUPTED = 130
 
 _OPTIONS = "spark.driver.extraJavaOptions"
 
+DEFAULT_MASTER = "local[*]"
+
+_THERE = "the Spark session is used that this program has already"
+
+_PARTED = 100_000
+"""Numbers in a range that has more of them than any Spark has cores."""
+
 _ANSWER = "number long, answer binary"
 
 
@@ -44,13 +53,21 @@ class SparkRunner:
     def __init__(self, spark: Any) -> None:
         self.spark = spark
 
-    @property
+    @functools.cached_property
     def slots(self) -> int:
         """Cores that Spark has for us, as far as it says."""
         try:
             return max(1, int(self.spark.sparkContext.defaultParallelism))
-        except (AttributeError, PySparkException):
-            return max(1, int(self.spark.conf.get("spark.default.parallelism", "2")))
+        except (AttributeError, PySparkException):  # Connect: it parts a range without a number of parts by its cores
+            return max(1, len(_rows(self.spark.range(_PARTED).select(spark_partition_id()).distinct())))
+
+    @property
+    def on_one_machine(self) -> bool:
+        """Is the driver the executor, too (``local[*]``)?"""
+        with contextlib.suppress(AttributeError, PySparkException):
+            master = str(self.spark.sparkContext.master)
+            return master.startswith("local") and not master.startswith("local-cluster")
+        return False  # Connect: the server is another process at least, perhaps of another user
 
     def run(self, task: Callable[[Item], Answer], items: Sequence[Item]) -> list[Answer]:
         """See ``Runner.run``."""
@@ -86,6 +103,19 @@ def running() -> SparkSession | None:
     return SparkSession.getActiveSession()
 
 
+def unlike(session: Any, master: str, conf: Mapping[str, str]) -> Iterator[str]:
+    """What of these settings a session that is there has otherwise, a sentence each: it is used as it is."""
+    with contextlib.suppress(AttributeError, PySparkException):
+        actual = str(session.sparkContext.master)
+        if master not in (DEFAULT_MASTER, actual):
+            yield f"master={master} has no effect: {_THERE}, on {actual}"
+
+    for key, value in conf.items():
+        with contextlib.suppress(PySparkException):
+            if session.conf.get(key, None) != value:
+                yield f"{key}={value} has no effect: {_THERE}"
+
+
 def start(master: str, conf: Mapping[str, str], name: str, *, queries: bool = True) -> SparkSession:
     """A session of our own. Workers run this very Python.
 
@@ -95,27 +125,28 @@ def start(master: str, conf: Mapping[str, str], name: str, *, queries: bool = Tr
     Raises:
         UsageError: Spark does not start with this master and configuration, or there is no Java for it.
     """
-    if not master.startswith("sc://") and "PYSPARK_GATEWAY_PORT" not in os.environ:  # there is a JVM already
+    remote = master.startswith("sc://")  # a server of Connect has its own settings for all that is set here
+    if remote and find_spec("grpc") is None:
+        raise UsageError(f"--master {master}: Spark Connect needs more packages: pip install 'ferryman[connect]'")
+    if not remote and "PYSPARK_GATEWAY_PORT" not in os.environ:  # there is a JVM already
         check_java()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    settings = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false"}
+    settings = {} if remote else {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false"}
     if master.startswith("local"):
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")  # no look-up of this machine's name, no warning about it
         settings |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
     settings |= conf
-    if not master.startswith("sc://"):
+    if not remote:
         settings |= {_OPTIONS: _java_options(conf.get(_OPTIONS, ""), master.startswith("local"), queries)}
     builder = SparkSession.builder.appName(name)
-    builder = builder.remote(master) if master.startswith("sc://") else builder.master(master)
+    builder = builder.remote(master) if remote else builder.master(master)
     for key, value in settings.items():
         builder = builder.config(key, value)
     try:
         with _unbroken(), _without_chatter():
             session = builder.getOrCreate()
     except Exception as e:
-        raise UsageError(
-            f"Spark did not start with --master {master}: {str(e).splitlines()[0] if str(e) else type(e).__name__}"
-        ) from e
+        raise UsageError(f"Spark did not start with --master {master}: {_reason(e)}") from e
     with contextlib.suppress(AttributeError, PySparkException):  # Connect has no context
         session.sparkContext.setLogLevel("ERROR")
     return session
@@ -222,13 +253,21 @@ def _answer(number: int, answer: Any) -> pa.RecordBatch:
 
 
 def _collect(frame: Any) -> list[tuple[int, Any]]:
+    return sorted(((row[0], pickle.loads(bytes(row[1]))) for row in _rows(frame)), key=lambda r: r[0])
+
+
+def _rows(frame: Any) -> list[Any]:
+    """
+    Raises:
+        WorkerDied, EngineError: see ``Runner.run``.
+    """
     try:
-        rows = frame.collect()
+        found: list[Any] = frame.collect()
     except Exception as e:
         if any(sign in str(e) for sign in _SIGNS_OF_DEATH):
             raise WorkerDied(f"Spark: {_A_DEATH}") from e
         raise EngineError(f"Spark: {_reason(e)}") from e
-    return sorted(((row[0], pickle.loads(bytes(row[1]))) for row in rows), key=lambda r: r[0])
+    return found
 
 
 _SIGNS_OF_DEATH = ("Python worker exited unexpectedly", "Python worker failed to connect", "ExecutorLostFailure")
@@ -236,15 +275,26 @@ _A_DEATH = "a Python worker died: it was killed from outside, ran out of memory,
 
 
 def _reason(error: Exception) -> str:
-    """The line of a Spark error that an operator can use: a Python worker's own last line, if there is one."""
-    text = str(error)
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    """The line of a Spark error that an operator can use: a Python worker's own last line, if there is one, else what
+    Java names as the cause."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     for line in reversed(lines):
         head = line.split(":", 1)[0]
         if (
             head.replace(".", "").replace("_", "").isalnum()
             and head.endswith(("Error", "Exception"))
-            and not head.startswith(("org.", "java."))
+            and not head.startswith(("org.", "java.", "py4j."))
         ):
-            return line
-    return lines[0] if lines else type(error).__name__
+            return f"{line}. {_NOT_THERE}" if _MISSING in line else line
+    causes = [line.removeprefix("Caused by:").strip() for line in lines if line.startswith("Caused by:")]
+    if causes:
+        return causes[-1]
+    said = [line for line in lines if not line.startswith("An error occurred while calling ")]
+    return said[0].removeprefix(": ") if said else type(error).__name__
+
+
+_MISSING = "No module named 'ferryman'"
+_NOT_THERE = (
+    "The Python of an executor has no Ferryman: install it there, name a Python that has it in PYSPARK_PYTHON, or send "
+    "one along with --conf spark.archives=…"
+)

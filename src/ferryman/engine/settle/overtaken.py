@@ -17,7 +17,8 @@ from ferryman.storage.query import connect
 
 _NEWER = """
     SELECT DISTINCT a."row" FROM again a JOIN {events} e ON a.source = e.source AND a.document = e.document
-    WHERE {where} AND (e.revision > a.revision OR (e.revision = a.revision AND e.route = a.route AND {later}))
+    WHERE a.key_hash IS NULL AND {where}
+        AND (e.revision > a.revision OR (e.revision = a.revision AND e.route = a.route AND {later}))
 """
 
 
@@ -25,7 +26,8 @@ def drop_overtaken(state: State, file: DataFile, noted: Sequence[RowResult]) -> 
     """What was noted late of rows of this outbox file; a row that would be sent again, but was overtaken, is dropped.
 
     Overtaken: a newer revision of its document, or of the same revision and route something later, was committed for
-    this destination, and may have been sent meanwhile: rows that are in doubt hold nothing.
+    this destination, and may have been sent meanwhile: rows that are in doubt hold nothing, but for exports, which hold
+    those of their key.
     """
     again = [n.row for n in noted if n.due is not None]
     if not again:
@@ -40,7 +42,7 @@ def _dropped(noted: RowResult) -> RowResult:
 
 
 def _overtaken(state: State, file: DataFile, rows: list[int]) -> set[int]:
-    names = ["row", "source", "document", "revision", "route", "operation"]
+    names = ["row", "source", "document", "revision", "route", "operation", "key_hash"]
     of_file = parquet.scan([state.outbox.folder / file.path], pa.schema([OUTBOX.field(n) for n in names]))
     again = of_file.to_table(filter=pc.field("row").isin(rows))
     destination = file.partition["destination"]

@@ -8,6 +8,7 @@ import pyarrow as pa
 
 from ferryman.engine.scan.reason import Reason
 from ferryman.records.family import FailedMember, decode_failures, decode_held
+from ferryman.records.keyed import export_name
 from ferryman.storage.groups import values
 
 KNOWN: Final = [
@@ -53,20 +54,22 @@ class Block:
         first_seen: no document of the block was known before.
         first_revision: of documents that are seen for the first time, where the rows do not say it.
         places: of entries of a log, else empty.
+        key_hashes: of what a keyed node exports, its key; else empty.
         provenances: where each came from, as JSON; None: nothing is known of any.
     """
 
     def __init__(self, table: pa.Table, first_revision: int = 1) -> None:
         self.table = table
         self.first_revision = first_revision
-        of_log, exported = "place" in table.column_names, "revision" in table.column_names
+        of_log, changed, exported = (name in table.column_names for name in ("place", "revision", "key_hash"))
         self.places: list[int] = table["place"].to_pylist() if of_log else []
         self.provenances: list[str | None] | None = table["provenance"].to_pylist() if of_log else None
         self._contents: tuple[list[bytes | None], list[bytes | None]] | None = None
         self._read: dict[int, tuple[bytes | None, str | None]] = {}
         self._dropped: list[str | None] = values(table["dropped"]) if of_log else []
-        self._revisions: list[int] = table["revision"].to_pylist() if exported else []
-        self._deletes: list[bool] = table["deletes"].to_pylist() if exported else []
+        self._revisions: list[int] = table["revision"].to_pylist() if changed else []
+        self.key_hashes: list[int] = table["key_hash"].to_pylist() if exported else []
+        self._deletes: list[bool] = table["deletes"].to_pylist() if changed else []
         self.ids: list[str] = table["id"].to_pylist()
         self.reasons: list[str] = table["reason"].to_pylist()
         self.refused: list[str | None] = values(table["refused"])
@@ -134,6 +137,10 @@ class Block:
         if self.first_seen and not self._revisions:
             return [self.first_revision] * len(rows)
         return [self.revision(i) for i in rows]
+
+    def name(self, i: int) -> str:
+        """What ``documents`` calls it."""
+        return export_name(self._revisions[i]) if self.key_hashes else self.ids[i]
 
     def deletes(self, i: int) -> bool:
         """Is it the export of a deletion?"""

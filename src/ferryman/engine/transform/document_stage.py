@@ -56,7 +56,7 @@ class DocumentStage:
         """What became of row ``i`` of the block: values of the columns of these names."""
         self.add(
             {
-                "document": block.ids[i],
+                "document": block.name(i),
                 "version": block.versions[i],
                 "revision": block.revision(i),
                 "fingerprint": block.fingerprints[i],

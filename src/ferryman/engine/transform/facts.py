@@ -11,9 +11,10 @@ from ferryman.engine.transform.event_stage import EventStage
 from ferryman.engine.transform.log_entries import LogEntries
 from ferryman.engine.transform.outbox_stage import DeliveryHashes, OutboxStage
 from ferryman.engine.transform.wishes import Wishes
-from ferryman.plan import DestinationNode, ExportsNode, Plan, ends, source_named
+from ferryman.plan import DestinationNode, Plan, ends, source_named
 from ferryman.records.family import FailedMember, parent_of
 from ferryman.records.statuses import Status
+from ferryman.sources import Log
 
 
 class StagedFacts:
@@ -26,10 +27,11 @@ class StagedFacts:
         self._nodes = {n.name: n for n in plan.nodes if isinstance(n, DestinationNode)}
         self._hashes = DeliveryHashes((plan.name, plan.version, source))
         node = source_named(plan.nodes, source)
-        exported = isinstance(node, ExportsNode)  # the exports of a key go on in their order
-        in_order = {name for name, each in self._nodes.items() if exported or each.destination.in_order}
-        self._ends = [(e.destination, "/".join(e.route)) for e in ends(plan.nodes)[node.entry]] if exported else []
-        self._outbox = OutboxStage(root, source, epoch, self._hashes, in_order, deletes_in_order=exported)
+        changed = isinstance(node.source, Log) and node.source.repeats_ids  # of an id, each goes on in its order
+        in_order = {name for name, each in self._nodes.items() if changed or each.destination.in_order}
+        self._source = source
+        self._ends = [(e.destination, "/".join(e.route)) for e in ends(plan.nodes)[node.entry]] if changed else []
+        self._outbox = OutboxStage(root, source, epoch, self._hashes, in_order, deletes_in_order=changed)
         self._documents = DocumentStage(root, source, wave, epoch)
         self._events = EventStage(root, source, wave, epoch)
         self._block: Block

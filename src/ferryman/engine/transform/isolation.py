@@ -103,6 +103,9 @@ class IsolatedReader:
         self._stager.begin(block)
         try:
             for i in range(len(block)):
+                if self._stager.waits(i):
+                    self._row += 1
+                    continue
                 told = self._ask(child, reader, i, health)
                 health = told.health
                 self._row += 1

@@ -15,7 +15,7 @@ from ferryman.engine.transform.block import Block
 from ferryman.engine.transform.ends import Met
 from ferryman.engine.transform.node_errors import ErrorKind, NodeError, classify_error
 from ferryman.errors import unless_interrupt
-from ferryman.plan import Plan, errors_node, source_named
+from ferryman.plan import ExportsNode, Plan, errors_node, source_named
 from ferryman.records.family import FailedMember, Owed
 from ferryman.sources.log import Log
 from ferryman.state.log_positions import Head, number_of
@@ -56,6 +56,7 @@ class LogEntries:
         blocked: the first that cannot be processed.
         read: how many there were.
         reached: where the log stands behind them, by partition.
+        held: keys of which an entry did not go through.
     """
 
     def __init__(self, plan: Plan, cut: LogSplit, *, once: bool = False) -> None:
@@ -66,6 +67,10 @@ class LogEntries:
         self.once = once
         self._keeps_provenance = plan.provenance
         self._stops = node.source.on_error == "stop" and errors_node(plan.nodes) is None
+        self.by_key = isinstance(node, ExportsNode)
+        """What cannot be processed holds only the later entries of its key."""
+        self._held = cut.held
+        self.held: set[int] = set()
         self.blocked: Blocked | None = None
         self.read = 0
         self.reached: dict[str, int] = {}
@@ -102,6 +107,19 @@ class LogEntries:
         self.read -= len(block) - i
         self._note(Blocked(block.places[i], block.ids[i], why, stop=False, held=(held,)))
 
+    def waits(self, block: Block, i: int) -> bool:
+        """Does the entry of row ``i`` wait for an earlier one of its key?"""
+        return self.by_key and ((key := block.key_hashes[i]) in self.held or key in self._held)
+
+    def hold(self, block: Block, i: int, *, ended: bool) -> None:
+        """The entry of row ``i`` does not go through: later ones of its key wait.
+
+        Args:
+            ended: it did not for good, and nothing of it is tried again.
+        """
+        if self.by_key and (self._stops or not ended):
+            self.held.add(block.key_hashes[i])
+
     def had(self, block: Block, i: int, owed: Owed) -> Owed:
         """What a delivery of the entry of row ``i`` has had, with its attempts before this wave."""
         head = self._cut.head
@@ -119,7 +137,7 @@ class LogEntries:
         due: int | None,
     ) -> bool:
         """Can the entry of row ``i`` not be processed now, for what went wrong with it?"""
-        if self.once:
+        if self.once or (self.by_key and not held):
             return False
         owed = [o for failure in failures for o in failure.owed]
         still = [o for o in owed if o.open]

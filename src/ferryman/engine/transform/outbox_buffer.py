@@ -69,6 +69,8 @@ class OutboxBuffer:
         content: dict[str, Any] = {"fields": self._fields, "raw": self._raws} if self._fields else {}
         if block.provenances is not None:
             content["provenance"] = picked(block.provenances, self.rows)
+        if block.key_hashes:
+            content["key_hash"] = picked(block.key_hashes, self.rows)
         return table_of(
             OUTBOX_FILE,
             n,

@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import enum
-import faulthandler
-import os
-import signal
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from types import FrameType
 from typing import Any, Final
 
 from ferryman.document import Document, called_by, content_version, decode_fields, encode_fields
@@ -22,8 +16,9 @@ from ferryman.engine.transform.block import Block
 from ferryman.engine.transform.contents import Contents
 from ferryman.engine.transform.ends import Stage
 from ferryman.engine.transform.health import NodeHealth
-from ferryman.engine.transform.node_errors import ErrorKind, NodeError, StepTimeout, classify_error
+from ferryman.engine.transform.node_errors import ErrorKind, NodeError, classify_error
 from ferryman.engine.transform.returned import few
+from ferryman.engine.transform.time_limit import can_interrupt, limited
 from ferryman.engine.transform.walk import Walk
 from ferryman.errors import BadDocument, unless_interrupt
 from ferryman.plan import Plan, StepNode, source_named
@@ -34,9 +29,6 @@ UNREAD: Final = "unread"
 
 _LEAST_S: Final = 0.001
 """A timer that is set to no time at all is not set."""
-
-_GRACE_S: Final = 2.0
-"""How long a call may go on after it was interrupted; then its process is ended."""
 
 
 class Taken(enum.Enum):
@@ -193,28 +185,15 @@ def guarded(step: StepNode) -> Callable[[Document], Any]:
     mode finds whose call it was. (Interrupting needs the worker's main thread.)
     """
     timeout_s = step.limit_s
-    if timeout_s is None or threading.current_thread() is not threading.main_thread():
+    if timeout_s is None or not can_interrupt():
         return step.fn
     fn, name = step.fn, step.name
 
-    def interrupt(_signal: int, _frame: FrameType | None) -> None:
-        raise StepTimeout(f"step {name} took longer than timeout={timeout_s:g} s")
-
-    @contextlib.contextmanager
-    def limited(limit_s: float) -> Iterator[None]:
-        before = signal.signal(signal.SIGALRM, interrupt)
-        faulthandler.dump_traceback_later(limit_s + _GRACE_S, exit=True, file=_nowhere())
-        signal.setitimer(signal.ITIMER_REAL, limit_s)
-        try:
-            yield
-        finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
-            faulthandler.cancel_dump_traceback_later()
-            signal.signal(signal.SIGALRM, before)
+    why = f"step {name} took longer than timeout={timeout_s:g} s"
 
     def timed(doc: Document) -> Any:
         began = time.monotonic()
-        with limited(timeout_s):
+        with limited(timeout_s, why):
             out = fn(doc)
         return going_on(out, time.monotonic() - began) if isinstance(out, Iterator) else out
 
@@ -222,20 +201,9 @@ def guarded(step: StepNode) -> Callable[[Document], Any]:
         all_ = False
         while not all_:
             began = time.monotonic()
-            with limited(max(timeout_s - taken_s, _LEAST_S)):
+            with limited(max(timeout_s - taken_s, _LEAST_S), why):
                 found, all_ = few(out)
             taken_s += time.monotonic() - began
             yield from found
 
     return timed
-
-
-def _nowhere() -> int:
-    """Where the traceback goes that nobody wants: what is stuck is named by the ledger."""
-    global _null  # noqa: PLW0603 - one open file a process
-    if _null is None:
-        _null = os.open(os.devnull, os.O_WRONLY)
-    return _null
-
-
-_null: int | None = None

@@ -39,6 +39,8 @@ class Staged(NamedTuple):
     """Of a log, that were read."""
     reached: dict[str, int] | None = None
     """Of a log: where it stands behind these entries, by partition."""
+    held: frozenset[int] = frozenset()
+    """Of what a keyed node exports: keys of which an export did not go through, that were not held before."""
     in_doubt: bool = False
     """It had begun before, may not begin again, and nobody knows how far it came; nothing is staged."""
 

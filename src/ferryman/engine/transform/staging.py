@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from ferryman import crash, limits
-from ferryman.document import Again, Document
+from ferryman.document import Again, Document, Operation
 from ferryman.engine.scan.reason import Reason
 from ferryman.engine.transform.block import Block
 from ferryman.engine.transform.document_stage import same_again
@@ -49,6 +49,8 @@ from ferryman.records.statuses import Status
 _End = tuple[str, str]
 
 _ONCE: Final = Limits(1, None)
+
+_BEHIND: Final = "waits for an earlier export of its key, which a step or router could not take"
 
 
 class Stager(StagedFacts):
@@ -124,7 +126,8 @@ class Stager(StagedFacts):
         files = (self._outbox.files, self._documents.files, self._events.files)
         staged = Staged(*files, self._counts, nodes, self._unseen)
         if (log := self._entries) is not None:
-            staged = staged._replace(blocked=log.blocked, entries=log.read, reached=log.reached)
+            held = frozenset(log.held)
+            staged = staged._replace(blocked=log.blocked, entries=log.read, reached=log.reached, held=held)
         return staged
 
     def _gather(self) -> None:
@@ -185,6 +188,8 @@ class Stager(StagedFacts):
         self._unchanged.begin(self._block, i)
         go()
         given = self._given
+        if self._entries is not None and (walk.met or walk.failures):
+            self._entries.hold(self._block, i, ended=not walk.met)
         if walk.met:
             found = Undecided(i, walk.met, walk.failures, walk.reached, walk.kept, given, retry)
             self._undecided[-1][1].append(found)
@@ -195,6 +200,19 @@ class Stager(StagedFacts):
             self._family(i, walk, given, retry)
         self._outbox.end_family(self._block)
 
+    def waits(self, i: int) -> bool:
+        """Does row ``i`` wait for an earlier export of its key? Then it is remembered, and said of its deliveries."""
+        if self._entries is None or not self._entries.waits(self._block, i):
+            return False
+        if self._block.known(i) is None:
+            self._i = i
+            for end in self._ends:
+                operation: Operation = "delete" if self._block.deletes(i) else "upsert"
+                self._event(self._relative(""), end, "", Status.ERROR, _BEHIND, 0, self._now_us, operation)
+            owed = [Owed(*end, 0) for end in self._ends]
+            self._remember(i, given="", due=self._now_us, failures=[FailedMember("", self._source, "", "", owed)])
+        return True
+
     def unread(self, i: int, fault: NodeError) -> None:
         """Row ``i`` could not be read."""
         self._undecided[-1][1].append(Unread(i, fault))
@@ -202,8 +220,10 @@ class Stager(StagedFacts):
     def gone(self, i: int) -> None:
         """It was deleted from its source: a delete of each member wherever it was given."""
         block, known = self._block, self._block.known(i)
-        if known is None:
+        if known is None or block.key_hashes:
             self._deleted_export(i)
+            if known is not None:
+                self._remember(i, given="")
             return
         block.versions[i], block.fingerprints[i] = known.version, ""
         self._supersede(i)
@@ -324,7 +344,7 @@ class Stager(StagedFacts):
             i, given=encode_published(made), due=due, failures=walk.failures, held=encode_held(held), again=again
         )
         if retry and held and known is not None:
-            self._documents.drop_last_if_same(self._block.ids[i], known)  # it waits on; nothing is new
+            self._documents.drop_last_if_same(self._block.name(i), known)  # it waits on; nothing is new
 
     def _due(self) -> int | None:
         """When this family's failures are tried again."""

@@ -105,7 +105,8 @@ class TaskProcessing:
         for i, (fields, raw) in enumerate(zip(*feed.contents(block), strict=True)):
             if self._on_the_way and self._stops_before(block, i):
                 break
-            taken, go = feed.take(block, i, fields, raw)
+            waits = stager.waits(i)
+            taken, go = (Taken.KNOWN, None) if waits else feed.take(block, i, fields, raw)
             feed.walk.row += 1
             live.add(1)
             if taken is Taken.KNOWN:

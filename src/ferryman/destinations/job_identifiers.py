@@ -1,0 +1,147 @@
+"""Identifiers that a plan mints, on their way back to the job of the document."""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, ClassVar, Final
+
+import msgspec
+
+from ferryman.destinations.base import Delivery, Destination, Effect, Facts, Outcome
+from ferryman.errors import Misconfigured, UsageError
+from ferryman.intake.nodes import mapped
+from ferryman.storage import files
+
+NAME_CHARS: Final = 1024
+"""Of an identifier."""
+
+LOCAL_IDS: Final = 100
+"""Of one document: they become part of a node of the queue, which is small."""
+
+
+class IdentifierNote(msgspec.Struct, frozen=True):
+    """What one document says of its job; empty if the document was deleted."""
+
+    sequence: int
+    primary_id: str = ""
+    local_id: tuple[str, ...] = ()
+
+
+class JobIdentifiers(Destination):
+    """Writes identifiers that a step has minted back to the document's job: `ferryman intake serve` adds them to the
+    job's ``identifiers`` when all of its documents are delivered, and they appear in reports.
+
+    A document's field ``primary_id`` is the job's primary id, ``local_id`` (text, or a list) becomes further local ids
+    of it. What the submitter gave is in these fields already, so a step mints only what is missing. All documents of a
+    job have to name the same primary id, and the submitter's if there is one; else the job fails, with the ids.
+
+    The same file in a later job is not a change, and runs through no step: the later job gets the same identifiers.
+
+    It works in a plan that ``ferryman intake serve`` runs, and is misconfigured in others. Notes are kept in the
+    working space, below ``identifiers/``, a small file a document.
+
+    Args:
+        primary_id, local_id: the names of the fields.
+    """
+
+    effect = Effect.IDEMPOTENT
+    compares_sequences = True
+    facts: ClassVar[Facts] = Facts(
+        stored="with the job: its primary id, and local ids added; a delete withdraws what was not given to a job yet",
+        limits=(f"an identifier has {NAME_CHARS} characters at most, a document {LOCAL_IDS} local ids",),
+        outcomes=(("an identifier that no lock can be named by, or too many", "permanent"),),
+    )
+
+    def __init__(self, *, primary_id: str = "primary_id", local_id: str = "local_id") -> None:
+        self.primary_id, self.local_id = primary_id, local_id
+        self._folder: str | None = None
+
+    def __repr__(self) -> str:
+        return "JobIdentifiers()"
+
+    def serve(self, work: Path) -> None:
+        """Keep notes in this working space: ``ferryman intake serve`` says so before the plan runs."""
+        self._folder = str(work.absolute() / "identifiers")
+
+    def local_paths(self) -> tuple[str, ...]:
+        return () if self._folder is None else (self._folder,)
+
+    def check(self) -> None:
+        files.make_folder(self._place, 0o700)
+
+    def write(self, chunk: list[Delivery]) -> list[Outcome]:
+        return [self._note(delivery) for delivery in chunk]
+
+    def noted(self, source: str, document: str) -> list[IdentifierNote]:
+        """What a document of this source, and what became of it on its ways, says of its job."""
+        folder = self._of(source, document)
+        if not folder.is_dir():
+            return []
+        return [note for path in sorted(folder.glob("*.json")) if (note := _read(path)) is not None]
+
+    @property
+    def _place(self) -> Path:
+        if self._folder is None:
+            raise Misconfigured(
+                "JobIdentifiers: only `ferryman intake serve` runs documents of jobs. Serve the queue with this plan."
+            )
+        return Path(self._folder)
+
+    def _of(self, source: str, document: str) -> Path:
+        name = _hash(source, document)
+        return self._place / name[:2] / name
+
+    def _note(self, delivery: Delivery) -> Outcome:
+        path = self._of(delivery.source, delivery.origin_id) / f"{_hash(delivery.id, *delivery.route)}.json"
+        there = _read(path)
+        if there is not None and there.sequence >= delivery.sequence:
+            return Outcome.ok() if there.sequence == delivery.sequence else Outcome.stale()
+        try:
+            note = self._found(delivery)
+        except UsageError as e:
+            return Outcome.permanent(f"{delivery.id}: {e}")
+        if there is None and not (note.primary_id or note.local_id):
+            return Outcome.ok()
+        files.make_folder(path.parent, 0o700)
+        files.replace(path, msgspec.json.encode(note))
+        return Outcome.ok()
+
+    def _found(self, delivery: Delivery) -> IdentifierNote:
+        if delivery.operation == "delete":
+            return IdentifierNote(delivery.sequence)
+        local = delivery.fields.get(self.local_id) or []
+        local = local if isinstance(local, list) else [local]
+        if len(local) > LOCAL_IDS:
+            raise UsageError(f"{self.local_id}: {len(local)} local ids, more than {LOCAL_IDS}")
+        primary = delivery.fields.get(self.primary_id)
+        return IdentifierNote(
+            delivery.sequence,
+            "" if primary in (None, "") else _checked(self.primary_id, primary),
+            tuple(_checked(self.local_id, one) for one in local),
+        )
+
+
+def _checked(field: str, value: Any) -> str:
+    """An identifier: a lock can have its name.
+
+    Raises:
+        UsageError: it is none.
+    """
+    if not isinstance(value, str) or not value:
+        raise UsageError(f"{field}: an identifier is text, not {value!r:.80}")
+    if len(value) > NAME_CHARS:
+        raise UsageError(f"{field}: {len(value)} characters, more than {NAME_CHARS}")
+    mapped(value)
+    return value
+
+
+def _hash(*parts: str) -> str:
+    return blake2b("\0".join(parts).encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+
+
+def _read(path: Path) -> IdentifierNote | None:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=IdentifierNote)
+    except (FileNotFoundError, NotADirectoryError):
+        return None

@@ -1,0 +1,58 @@
+"""Who reads the changes of a state, and how far: one sealed file for each reader, in ``changes/<node>/`` of the state.
+
+Deletions that a reader has not had are kept when the state's files are merged. Readers are other plans with other
+drivers: their files are outside the fence, and only say what has to be kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import quote
+
+from ferryman.errors import StateDamaged
+from ferryman.storage import files
+
+FOLDER: Final = "changes"
+FORGOTTEN: Final = "ferryman.forgotten"
+"""Application id: the last wave of which deletions have been dropped from the state's files."""
+
+
+def note(root: Path, node: str, reader: str, positions: Mapping[str, int]) -> None:
+    """This reader has had what lies before these places.
+
+    Args:
+        root: of the state.
+    """
+    path = _path(root, node, reader)
+    files.make_folder(path.parent)
+    files.replace(path, files.sealed({"reader": reader, "positions": dict(positions)}))
+
+
+def forget(root: Path, node: str, reader: str) -> None:
+    """Keep nothing for this reader any more."""
+    _path(root, node, reader).unlink(missing_ok=True)
+
+
+def needed_from(root: Path, node: str) -> int | None:
+    """The first wave whose deletions a reader may still need; None: nobody needs any.
+
+    A place of 0 needs none: whoever begins is given the keys that there are. A file that cannot be read keeps all.
+    """
+    folder = root / FOLDER / node
+    paths = [p for p in folder.iterdir() if p.suffix == ".json"] if folder.is_dir() else []
+    places = [place for path in paths for place in _places(path)]
+    return min(places, default=None)
+
+
+def _places(path: Path) -> list[int]:
+    try:
+        found: Any = files.unseal(path)
+        return [place for place in found["positions"].values() if place > 0]
+    except (StateDamaged, OSError):
+        return [1] if path.exists() else []
+
+
+def _path(root: Path, node: str, reader: str) -> Path:
+    return root / FOLDER / node / f"{quote(reader, safe='')}.json"

@@ -1,0 +1,89 @@
+"""A standalone Spark cluster on this machine: a master, and workers that may see other folders than we do."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+import urllib.request
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyspark
+
+from tests.servers.java import java
+from tests.servers.server import Server
+
+JARS = Path(pyspark.__file__).parent / "jars" / "*"
+
+
+class SparkMaster(Server):
+    """``spark://127.0.0.1:PORT``; its page tells which workers live."""
+
+    name = "spark-master"
+
+    @classmethod
+    def install(cls) -> Path:
+        java()
+        return JARS.parent
+
+    def layout(self) -> None:
+        self.page_port = self.another_port()
+
+    def command(self) -> list[str]:
+        told = ["--host", "127.0.0.1", "--port", str(self.port), "--webui-port", str(self.page_port)]
+        return [java(), "-Xmx512m", "-cp", str(JARS), "org.apache.spark.deploy.master.Master", *told]
+
+    def ready(self) -> bool:
+        return bool(self.about()["status"] == "ALIVE")
+
+    @property
+    def url(self) -> str:
+        return f"spark://127.0.0.1:{self.port}"
+
+    def about(self) -> Any:
+        """What its page says, as JSON."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.page_port}/json/", timeout=30) as answer:
+            return json.load(answer)
+
+
+class SparkWorker(Server):
+    """A worker with one core.
+
+    Args:
+        before: shell commands in a mount namespace of its own (only root may), such as ``mount -t tmpfs none /data``:
+            what they change nobody else sees. Without any it sees what we see.
+        python: of its processes.
+    """
+
+    name = "spark-worker"
+
+    def __init__(self, master: SparkMaster, before: Sequence[str] = (), python: str = sys.executable) -> None:
+        super().__init__()
+        self._master = master
+        self._before = before
+        self._python = python
+
+    @classmethod
+    def install(cls) -> Path:
+        return JARS.parent
+
+    def command(self) -> list[str]:
+        told = ["--host", "127.0.0.1", "--port", str(self.port), "--webui-port", "0", "--cores", "1", "--memory", "1g"]
+        main = [java(), "-Xmx256m", "-cp", str(JARS), "org.apache.spark.deploy.worker.Worker", *told]
+        main += ["--work-dir", str(self.folder), self._master.url]
+        if not self._before:
+            return main
+        return ["unshare", "--mount", "sh", "-ec", "; ".join([*self._before, f"exec {shlex.join(main)}"])]
+
+    def environment(self) -> dict[str, str]:
+        return {"PYSPARK_PYTHON": self._python, "SPARK_HOME": str(JARS.parents[1]), "SPARK_SCALA_VERSION": "2.13"}
+
+    def ready(self) -> bool:
+        workers = self._master.about()["workers"]
+        return any(each["port"] == self.port and each["state"] == "ALIVE" for each in workers)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
