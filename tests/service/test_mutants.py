@@ -43,3 +43,12 @@ def over(place: Place) -> bool:
     """Has everything an outcome?"""
     states = ("Pending", "Processing", "Reporting")
     return not any(place.queue.list_batches(state) for state in states)
+
+
+def test_payloads_that_are_not_text(intake: Place) -> None:
+    """They are submissions of something, which fails; not those whose jobs somebody else makes."""
+    values: tuple[object, ...] = ({}, [], 0, False)
+    batches = [intake.submit(**{name: value}) for name in ("manifest_url", "payload_url") for value in values]
+    intake.serve()
+    found = [intake.queue.load_batch(batch) for batch in batches]
+    assert [(batch.status, bool(batch.message)) for batch in found] == [("Failed", True)] * len(found)
