@@ -47,8 +47,7 @@ def test_killed_at_random(tmp_path: Path) -> None:
         for kill in range(KILLS):
             share = jobs * (kill + dice.random()) / (KILLS + 1)
             process = started(tmp_path, url)
-            until(lambda share=share: moved(tmp_path) >= share * len(ONCE))  # type: ignore[misc]
-            assert process.poll() is None, (tmp_path / "serve.log").read_text()
+            until(lambda share=share, process=process: has_come(tmp_path, share, process))  # type: ignore[misc]
             process.kill() if dice.random() < 0.5 else os.killpg(process.pid, signal.SIGKILL)
             process.wait()
             end_group(process.pid)
@@ -74,6 +73,12 @@ def end_group(group: int) -> None:
     """Spark's own processes outlive a kill for a moment."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(group, signal.SIGKILL)
+
+
+def has_come(folder: Path, jobs: float, process: subprocess.Popen[bytes]) -> bool:
+    """Have jobs moved as often as so many jobs do? The process goes on until it is killed."""
+    assert process.poll() is None, (folder / "serve.log").read_text()
+    return moved(folder) >= jobs * len(ONCE)
 
 
 def moved(folder: Path) -> int:
