@@ -156,7 +156,7 @@ class Plan(KeyedPlan):
             mutates: does it change the document?
             timeout: seconds a call may take; one that takes longer is interrupted, or its process is ended. None: 120 s
                 for ready-made steps that read formats, match patterns or ask servers, any time for all other functions.
-            brake: after errors of so many documents in a row, the step is left alone and its documents kept; or None.
+            brake: after errors of so many documents in a row, it is left alone, its documents are kept. None: never.
             patience: how long a document is tried again that meets transient errors: seconds, or "15m", "2h", "1d".
             attempts: so often at most, whatever the error; None: as the destination says.
             needs: what a machine must have to run it, by name, such as "gpu". It is called only on executors that say
