@@ -66,11 +66,11 @@ def plan_into(database: Path, *, version: int = 1) -> Plan:
 class Place:
     """A folder with a queue, files to submit, and a plan into ``index.db``."""
 
-    def __init__(self, folder: Path, session_timeout_s: float = 10.0) -> None:
+    def __init__(self, folder: Path, session_timeout_s: float = 10.0, url: str = "") -> None:
         self.folder = folder
         self.files = folder / "files"
         self.files.mkdir(exist_ok=True)
-        self.queue = Queue.open(f"sqlite:///{folder / 'queue.db'}", session_timeout_s=session_timeout_s)
+        self.queue = Queue.open(url or f"sqlite:///{folder / 'queue.db'}", session_timeout_s=session_timeout_s)
         self.plan = plan_into(folder / "index.db")
         may = Reach((str(folder),), ("127.0.0.1", "localhost"))
         self.serving = Serving(folder / "work", threads=2, once=True, reach=may)

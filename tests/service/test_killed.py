@@ -120,7 +120,7 @@ def carried(place: Place, zygote: Zygote, kills: tuple[str, ...], random_kills: 
 def assert_true(place: Place, batch_id: str, report: dict[str, list[dict[str, object]]]) -> None:
     """The report names exactly the bad objects, everything else is delivered exactly once."""
     batch = place.queue.load_batch(batch_id)
-    assert (batch.status, batch.message) == ("Failed", f"{len(BAD)} of {JOBS} jobs failed")
+    assert (batch.status, batch.message) == ("Failed", f"{len(BAD)} of {JOBS} jobs failed"), report["failed_jobs"]
     failed = {job["local_id"][0]: job["why"] for job in report["failed_jobs"]}  # type: ignore[index]
     assert failed.keys() == BAD.keys()
     for name, why in failed.items():

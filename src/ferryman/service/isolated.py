@@ -107,12 +107,15 @@ def main(descriptor: int) -> None:
     """Do the task that comes over this connection."""
     _end_with(os.getppid())
     with Connection(descriptor) as parent:
-        task: Task = parent.recv()
         try:
-            said: AskedValue | AskedError = AskedValue(task.run(partial(_ask, parent)))
-        except Exception as e:
-            said = AskedError(_portable(e))
-        parent.send(said)
+            task: Task = parent.recv()
+            try:
+                said: AskedValue | AskedError = AskedValue(task.run(partial(_ask, parent)))
+            except Exception as e:
+                said = AskedError(_portable(e))
+            parent.send(said)
+        except (EOFError, ConnectionError):
+            os._exit(1)  # nobody wants to know any more
 
 
 def _ask(parent: Connection, question: Question) -> Any:

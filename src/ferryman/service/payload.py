@@ -88,7 +88,7 @@ class Planned(NamedTuple):
 
 def has_payload(submission: Mapping[str, Any]) -> bool:
     """Is there something to make jobs of? (Who made jobs through the API has submitted nothing else.)"""
-    return bool(submission.get("payload_url") or submission.get("manifest_url"))
+    return any(submission.get(name) not in (None, "") for name in ("payload_url", "manifest_url"))
 
 
 def kind_of(submission: Mapping[str, Any]) -> PayloadKind:
