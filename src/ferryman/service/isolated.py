@@ -110,7 +110,7 @@ def main(descriptor: int) -> None:
         try:
             task: Task = parent.recv()
             try:
-                said: AskedValue | AskedError = AskedValue(task.run(partial(_ask, parent)))
+                said: AskedValue | AskedError = AskedValue(task.run(partial(_ask, parent, threading.Lock())))
             except Exception as e:
                 said = AskedError(_portable(e))
             parent.send(said)
@@ -118,9 +118,10 @@ def main(descriptor: int) -> None:
             os._exit(1)  # nobody wants to know any more
 
 
-def _ask(parent: Connection, question: Question) -> Any:
-    parent.send(question)
-    said: AskedValue | AskedError = parent.recv()
+def _ask(parent: Connection, turn: threading.Lock, question: Question) -> Any:
+    with turn:  # files are fetched by several threads
+        parent.send(question)
+        said: AskedValue | AskedError = parent.recv()
     if isinstance(said, AskedError):
         raise said.error
     return said.value
