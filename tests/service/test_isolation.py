@@ -19,6 +19,9 @@ from tests.service.child import CHILD
 from tests.service.place import Place
 from tests.support.zygote import Zygote
 
+FILES = 40
+"""Of one job: several threads fetch them, and ask for its lock."""
+
 GOOD = [f"good {n}" for n in range(6)]
 
 
@@ -115,14 +118,14 @@ def test_a_manifest_that_kills(place: Path) -> None:
 
 def test_every_stage_in_a_child(intake: Place) -> None:
     """A job that is isolated in every state is delivered as any other, with its originals and its size."""
-    intake.submit(payload_url=intake.put("a.txt", "words").as_uri(), local_id="a", primary_id="ark:/1/a")
-
+    rows = [intake.row(f"{n}.txt", "words", local_id="a", primary_id="ark:/1/a") for n in range(FILES)]
+    intake.submit(manifest_url=intake.manifest(rows))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(AtWork, "_begin", lambda self, id, word: False)
         intake.serve()
     (job,) = (intake.queue.load_job(one) for one in intake.queue.list_jobs())
-    assert (job.status, job.space_needed, job.store["files"]) == ("Completed", 5, 1)
-    assert intake.rows() == [("a/a.txt", "words")]
+    assert (job.status, job.space_needed, job.store["files"]) == ("Completed", 5 * FILES, FILES)
+    assert intake.rows() == sorted((f"a/{n}.txt", "words") for n in range(FILES))
     assert intake.queue.audit() == []
 
 

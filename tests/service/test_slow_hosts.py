@@ -49,7 +49,7 @@ def test_slow_payloads(intake: Place, path: str) -> None:
     with Dribble({f"{path}{n}": CONTENT for n in range(SLOW)}) as slow, served(intake):
         for n in range(SLOW):
             intake.submit(payload_url=slow.url(f"{path}{n}"), local_id=f"slow {n}", priority=1)
-        until(lambda: ("GET", f"{path}0") in slow.came)
+        until(lambda: any(method == "GET" for method, _ in slow.came))
         for n in range(4):
             intake.submit(payload_url=intake.put(f"{n}.txt", "good").as_uri(), local_id=f"good {n}")
         until(lambda: completed(intake) == 4)

@@ -118,9 +118,8 @@ def main(descriptor: int) -> None:
             os._exit(1)  # nobody wants to know any more
 
 
-def _ask(parent: Connection, alone: threading.Lock, question: Question) -> Any:
-    """The parent's answer. Files are fetched side by side, and each thread is to get its own answer."""
-    with alone:
+def _ask(parent: Connection, turn: threading.Lock, question: Question) -> Any:
+    with turn:  # files are fetched by several threads
         parent.send(question)
         said: AskedValue | AskedError = parent.recv()
     if isinstance(said, AskedError):
