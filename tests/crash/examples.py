@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
-import os
 from pathlib import Path
 from types import ModuleType
 
@@ -37,8 +37,7 @@ def load(name: str, root: Path) -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    os.chdir(root)
-    with relative_to(root):
+    with contextlib.chdir(root), relative_to(root):
         spec.loader.exec_module(module)
     return module
 

@@ -228,9 +228,9 @@ def test_a_call_that_hangs_is_interrupted(net: Network) -> None:
 @pytest.mark.rule("timeout.stuck")
 def test_a_call_that_hangs_in_c_loses_its_process(net: Network, monkeypatch: pytest.MonkeyPatch) -> None:
     """It cannot be interrupted: its process is ended, and it is found as one that kills."""
-    from ferryman.engine.transform import reader as feed
+    from ferryman.engine.transform import time_limit
 
-    monkeypatch.setattr(feed, "_GRACE_S", 0.2)
+    monkeypatch.setattr(time_limit, "_GRACE_S", 0.2)
 
     def stuck(doc: Document) -> Document:
         if doc.id == "d02":

@@ -142,6 +142,7 @@ def written(folder: Path, files: dict[int, list[Row]]) -> dict[int, Path]:
             "route": [r[1] for r in rows],
             "revision": pa.array([r[2] for r in rows], pa.int64()),
             "due": pa.array([r[3] for r in rows], pa.int64()),
+            "key_hash": pa.nulls(len(rows), pa.int64()),
         }
         found[key] = folder / write_part(folder, pa.table(columns), epoch=1).path
     return found
