@@ -154,7 +154,7 @@ HEALTH = [HealthCheck.too_slow, HealthCheck.data_too_large]
 EFFECTS = st.sampled_from([Effect.IDEMPOTENT, Effect.POTENT])
 
 
-@examples(max_examples=5, deadline=None, derandomize=True, suppress_health_check=HEALTH, database=None)
+@examples(max_examples=3, deadline=None, derandomize=True, suppress_health_check=HEALTH, database=None)
 @given(turns=TURNS, effect=EFFECTS)
 def test_in_the_end_all_is_where_it_belongs(turns: list[Turn], effect: Effect) -> None:
     """A few histories, always the same ones."""

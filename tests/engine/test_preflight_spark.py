@@ -15,7 +15,7 @@ from ferryman.plan.load import load_plan
 from tests.servers.spark_cluster import SparkMaster, SparkWorker
 from tests.support.trial import run_plan
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")
@@ -67,8 +67,8 @@ def ferryman(master: str, place: Path, *options: str) -> tuple[int, str]:
     ("folder", "what", "why"),
     [
         ("notes", "source files", "it is empty: is the share mounted?"),
-        pytest.param("out", "destination out", "it is another folder: is the share mounted?", marks=pytest.mark.slow),
-        pytest.param(".ferryman", "the state", "there is no such folder", marks=pytest.mark.slow),
+        ("out", "destination out", "it is another folder: is the share mounted?"),
+        (".ferryman", "the state", "there is no such folder"),
     ],
 )
 def test_a_worker_that_sees_another_folder_is_found_before_anything_is_read(
@@ -88,7 +88,6 @@ def test_a_worker_that_sees_another_folder_is_found_before_anything_is_read(
     assert not [path for path in left if path.name.startswith(".ferryman-preflight")]
 
 
-@pytest.mark.slow
 def test_workers_that_see_the_same_run_the_plan(master: SparkMaster, delivered: Path) -> None:
     """A new document is delivered, a removed one deleted."""
     (delivered / "notes" / "0.txt").unlink()
@@ -99,7 +98,6 @@ def test_workers_that_see_the_same_run_the_plan(master: SparkMaster, delivered: 
     assert (code, "1 delivered, 1 deleted" in said) == (0, True), said
 
 
-@pytest.mark.slow
 def test_a_worker_without_ferryman_says_so(master: SparkMaster, delivered: Path, tmp_path: Path) -> None:
     """And what to do."""
     bare = tmp_path / "bare"
@@ -113,7 +111,6 @@ def test_a_worker_without_ferryman_says_so(master: SparkMaster, delivered: Path,
     assert "PYSPARK_PYTHON" in done.stderr, done.stderr
 
 
-@pytest.mark.slow
 def test_a_master_that_is_away_says_so(delivered: Path) -> None:
     """The cause, not the call that met it."""
     code, said = ferryman("spark://127.0.0.1:1", delivered)

@@ -161,7 +161,7 @@ def tried(story: Story) -> None:
 HEALTH = [HealthCheck.too_slow, HealthCheck.data_too_large]
 
 
-@examples(max_examples=6, deadline=None, suppress_health_check=HEALTH, print_blob=True, database=None)
+@examples(max_examples=4, deadline=None, suppress_health_check=HEALTH, print_blob=True, database=None)
 @given(story=stories())
 def test_a_random_plan_comes_to_what_the_oracle_says(story: Story) -> None:
     """Some stories, others each time."""
