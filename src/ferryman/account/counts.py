@@ -17,10 +17,10 @@ import pyarrow as pa
 
 from ferryman import limits
 from ferryman.records.events import ORDINAL_COMMAND
-from ferryman.records.family import CONTENT
+from ferryman.records.family import had_sql
 from ferryman.records.statuses import TERMINAL, Status
 from ferryman.state.latest import DOCUMENT, HASHES, Columns, columns_of, every, last_of
-from ferryman.storage.query import quoted, quoted_list, stream
+from ferryman.storage.query import quoted_list, stream
 from ferryman.storage.spread import Marks, Spread, part_of, partitions_for
 
 _STATUSES: Final = list(Status)
@@ -201,7 +201,7 @@ class _Counting:
         flags = []
         for first in range(0, len(self._destinations), _BITS):
             bits = [
-                f"CASE WHEN {_had(name)} THEN {1 << bit} ELSE 0 END"
+                f"CASE WHEN {had_sql(name)} THEN {1 << bit} ELSE 0 END"
                 for bit, name in enumerate(self._destinations[first : first + _BITS])
             ]
             flags.append(f"{' + '.join(bits)}::BIGINT")
@@ -284,12 +284,6 @@ class _Counting:
                 wanted &= mine
                 wanted[at[destinations == number]] = False
                 self._missing += int(wanted.sum())
-
-
-def _had(destination: str) -> str:
-    """Was it given to this destination, with or without its content? As SQL."""
-    ends = (f',"{destination}"]', f',"{destination}","{CONTENT}')
-    return " OR ".join(f"contains(given, {quoted(end)})" for end in ends)
 
 
 def _found(hashes: Any, wanted: Any) -> tuple[Any, Any]:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import datetime as dt
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -17,12 +18,17 @@ import pyarrow as pa
 from ferryman import crash
 from ferryman.engine.commit.commit import commit_wave
 from ferryman.engine.settle.settle import in_process, settle
-from ferryman.plan import changed_sources, structure
+from ferryman.plan import Plan, changed_sources, keyed_nodes, structure
+from ferryman.plan.keyed import counted_once, sources_above
+from ferryman.plan.structure import Structure
 from ferryman.records.events import EVENT_OF_ROW, ORDINAL_COMMAND, table_of
+from ferryman.records.family import had_sql
 from ferryman.records.schemas import DOCUMENTS, LEDGER, OUTBOX_KEPT
 from ferryman.records.statuses import Status
+from ferryman.sources import Log
 from ferryman.state.latest import chosen_by_file, every, last_of
 from ferryman.state.layout import MIGRATION
+from ferryman.state.log_positions import LogPositions
 from ferryman.state.state import State
 from ferryman.storage import files
 from ferryman.storage.groups import RowGroups
@@ -41,11 +47,12 @@ def finish(state: State) -> str:
     older: Any = files.unseal(state.root / MIGRATION)
     why = f"plan version {state.plan.version} continues from version {older['from']}"
     number = state.wave + 1
-    gone = [name for name, node in before.items() if node.kind in ("destination", "tee") and name not in after]
+    gone = [name for name, node in before.items() if node.kind in _DELIVERED and name not in after]
     paths = [f.path for f in state.outbox.files.values() if f.partition["destination"] in gone]
     dropped = [_dropped(state, path, number, why) for path in paths]
     parts = [write_part(state.ledger.folder, table, epoch=state.epoch) for table in dropped if table.num_rows]
-    staged, restarted = _taken_up_again(state, changed_sources(before, after), number, why)
+    again = _to_take_up_again(state.plan, before, after)
+    staged, restarted = _taken_up_again(state, again, number, why)
     parts += restarted
     crash.point("version.staged")
     if parts or staged:
@@ -58,10 +65,56 @@ def finish(state: State) -> str:
     crash.point("version.adopted")
     rows = sum(t.num_rows for t in dropped)
     ended = f"; {rows} rows for {', '.join(gone)} were dropped because it no longer has them" if rows else ""
-    again = sum(part.rows for part in staged)
-    what = f"{again} documents are processed again because their path has changed or they"
+    many = sum(part.rows for part in staged)
+    what = f"{many} documents are processed again because their path has changed or they"
     one = "1 document is processed again because its path has changed or it"
-    return f"{why}: {one if again == 1 else what} had failed{ended}"
+    keys = "".join(f"; {each}" for each in _of_keys(state, before, after))
+    return f"{why}: {one if many == 1 else what} had failed{ended}{keys}"
+
+
+_DELIVERED: Final = ("destination", "tee", "keyed")
+"""Kinds of nodes for which there are rows in the outbox."""
+
+
+def _to_take_up_again(plan: Plan, before: Structure, after: Structure) -> str:
+    """Which documents are read again, as a condition on their rows in ``documents``.
+
+    All of the changed sources, and everywhere what had failed, for its deliveries have other hashes now. But of a log
+    no entry twice that a key has counted; and what a keyed node has exported goes its way once.
+    """
+    keyed = {name for structure in (before, after) for name, node in structure.items() if node.kind == "keyed"}
+    sources = changed_sources(before, after)
+    once = quoted_list(counted_once(plan.nodes) - keyed)
+    counted = " OR ".join(map(had_sql, sorted(keyed))) or "false"
+    return (
+        f"operation = 'upsert' AND source NOT IN (SELECT unnest({quoted_list(keyed)})) AND CASE "
+        f"WHEN source IN (SELECT unnest({once})) THEN failed IS NOT NULL AND NOT ({counted}) "
+        f"ELSE failed IS NOT NULL OR source IN (SELECT unnest({quoted_list(sources)})) END"
+    )
+
+
+def _of_keys(state: State, before: Structure, after: Structure) -> Iterator[str]:
+    """What keyed nodes have not got of logs, and what they go on with, a line each."""
+    for node in keyed_nodes(state.plan.nodes):
+        above = [s.name for s in sources_above(node, state.plan.nodes) if isinstance(s.source, Log)]
+        known = before.get(node.name)
+        new = [name for name in above if LogPositions(state, name).known and not _led_to(before, name, node.name)]
+        if new:
+            yield f"{node.name} counts what comes from now on in {', '.join(new)}, of which entries were read before"
+        if known is not None and known.code != after[node.name].code:
+            yield f"{node.name} has changed, and its states stay what they are: it changes them from now on"
+
+
+def _led_to(plan: Structure, source: str, node: str) -> bool:
+    """Did the entries of this source come to that node as they are, not through another keyed node?"""
+    above, seen = [*plan[node].after] if node in plan else [], set()
+    while above:
+        if (name := above.pop()) == source:
+            return True
+        if name in plan and name not in seen and plan[name].kind != "keyed":
+            above += plan[name].after
+        seen.add(name)
+    return False
 
 
 def _dropped(state: State, path: str, number: int, why: str) -> pa.Table:
@@ -82,13 +135,13 @@ def _dropped(state: State, path: str, number: int, why: str) -> pa.Table:
     )
 
 
-def _taken_up_again(state: State, sources: list[str], number: int, why: str) -> tuple[list[Part], list[Part]]:
+def _taken_up_again(state: State, which: str, number: int, why: str) -> tuple[list[Part], list[Part]]:
     """Files of ``documents`` rows that make the next scan read these documents as new revisions, and of their events.
 
-    All of the changed sources; and everywhere what had failed, for its deliveries have other hashes now.
+    Args:
+        which: a condition on the last row of a document, as SQL.
     """
-    changed = f"source IN (SELECT unnest({quoted_list(sources)}))" if sources else "false"
-    more = {"again": (f"operation = 'upsert' AND ({changed} OR failed IS NOT NULL)", pa.bool_())}
+    more = {"again": (f"({which}) IS TRUE", pa.bool_())}
     files = list(state.documents.files.values())
     paths = [state.documents.folder / file.path for file in files]
     wanted = [np.zeros(file.rows, bool) for file in files]

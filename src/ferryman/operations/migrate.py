@@ -23,9 +23,10 @@ from ferryman.engine import commands
 from ferryman.engine.intakes import recover_intake
 from ferryman.engine.settle.settle import in_process, settle
 from ferryman.errors import UsageError
-from ferryman.plan import Plan, keyed_nodes, logs_read
+from ferryman.operations import carried_keys
+from ferryman.plan import Plan, logs_read
 from ferryman.state.commands import waiting
-from ferryman.state.layout import MIGRATION, NOTIFIED
+from ferryman.state.layout import MIGRATED, MIGRATION, NOTIFIED
 from ferryman.state.log_positions import RANGES, LogPositions, reader_of
 from ferryman.state.state import SEQUENCE, SETTLED, WAVE, State
 from ferryman.storage import files
@@ -36,7 +37,8 @@ def migrate(root: Path, plan: Plan, from_version: int) -> None:
     """Make the state of a plan from the one of an older version; nothing if that was done before.
 
     Raises:
-        UsageError: there is no such state, it is not an older one, or this version has a state of its own.
+        UsageError: there is no such state, it is not an older one, this version has a state of its own, or a state by
+            key cannot be carried over.
         StateHeld, StateDamaged, StateForeign: of the older state, or what is in the new one's place is not a state.
     """
     older = Plan(plan.name, from_version)
@@ -52,16 +54,17 @@ def migrate(root: Path, plan: Plan, from_version: int) -> None:
     if not (older_root / "state.json").exists():
         raise UsageError(f"{older_root}: there is no state of version {from_version}. Give the version that ran here.")
     State(root, plan).refuse_foreign_folder()
-    if keyed_nodes(plan.nodes) or (older_root / "state").is_dir():
-        raise UsageError(f"--from-version {from_version}: a plan that keeps state by key cannot continue from another.")
     with State.take(older_root, older, successor=plan.version) as old:  # 1
         if (root / "state.json").exists():  # made by another who was faster
             return
         if old.wave > old.settled:
             settle(old, old.wave, in_process, plan)
         recover_intake(old, in_process, plan)
-        for command in waiting(old):
-            commands.apply(old, command)
+        begun = (old.root / MIGRATED).exists()
+        carried_keys.refuse_unfit(old, plan, begun=begun)
+        if not carried_keys.keyed_of(old.remembered()):  # else there is none, or it came when we had begun
+            for command in waiting(old):
+                commands.apply(old, command)
         old.check_ours()
         old.close_for(plan.version)  # 2
         crash.point("version.fenced")
@@ -81,7 +84,8 @@ def _build(old: State, new: State, from_version: int) -> None:
     readers = [
         reader_of(old, name) for name, node in old.remembered().items() if node.kind in ("source", "join", "alts")
     ]
-    new.create({"from": from_version, "readers": readers}, remembered=old.remembered())
+    more = {"from": from_version, "readers": readers, **carried_keys.remembered_of(old, new.plan)}
+    new.create(more, remembered=old.remembered())
     new.load()
     new.announce(after=old.epoch)  # the files that it gets are named after that one's epochs
     wave = old.wave
@@ -89,6 +93,7 @@ def _build(old: State, new: State, from_version: int) -> None:
     for table, source in ((new.ledger, old.ledger), (new.documents, old.documents)):
         _link(source.folder, table.folder, source.files)
         table.commit("version", adds=source.files.values(), transactions=numbers)
+    carried_keys.carry(old, new, _link)
     _link(old.outbox.folder, new.outbox.folder, old.outbox.files)
     sequence = max(old.next_sequence, new.next_sequence)
     transactions = {**numbers, WAVE: wave, SEQUENCE: sequence, **_positions(old, new.plan)}
@@ -102,7 +107,8 @@ def _build(old: State, new: State, from_version: int) -> None:
 def _positions(old: State, plan: Plan) -> dict[str, int]:
     """How far the older version has read the logs that this one has under the same names. The logs are not asked: one
     that is away is read on where it was, like the others."""
-    logs = [LogPositions(old, node.name) for node in logs_read(plan.nodes)]
+    names = {node.name for node in logs_read(plan.nodes)} | carried_keys.ever_keyed(old)
+    logs = [LogPositions(old, name) for name in sorted(names)]
     found = {key: number for log in logs for key, number in log.all_transactions().items()}
     return {**found, RANGES: ranges} if (ranges := old.outbox.number(RANGES)) else found
 

@@ -19,6 +19,21 @@ FORGOTTEN: Final = "ferryman.forgotten"
 """Application id: the last wave of which deletions have been dropped from the state's files."""
 
 
+def feed_of(root: Path, node: str) -> str:
+    """By which name a reader knows the changes of a node's state: no other state's has it, but that of a newer version
+    which goes on with it.
+
+    Args:
+        root: of the state, which is there.
+
+    Raises:
+        StateDamaged: its name cannot be read.
+    """
+    found: Any = files.unseal(root / "state.json")
+    carried: dict[str, str] = found.get("feeds", {})
+    return carried.get(node, f"{found.get('id', found['first_sequence'])}/{node}")
+
+
 def note(root: Path, node: str, reader: str, positions: Mapping[str, int]) -> None:
     """This reader has had what lies before these places.
 

@@ -24,8 +24,9 @@ class Contribution(NamedTuple):
     fields: bytes
 
 
-Whose = tuple[str, str, str]
-"""(source, document, route)."""
+Whose = tuple[str, str]
+"""(source, document): a document that may change comes to a node by one way only, another one in another version of the
+plan."""
 
 
 def contributions_of(files: Sequence[str], documents: pa.Table, folder: Path) -> dict[Whose, list[Contribution]]:
@@ -45,11 +46,11 @@ def contributions_of(files: Sequence[str], documents: pa.Table, folder: Path) ->
     with connect(folder) as db:
         db.register("wanted", documents)
         rows = db.execute(f"""
-            SELECT source, document, route, key, revision, fields FROM (
+            SELECT source, document, key, revision, fields FROM (
                 SELECT * FROM read_parquet({quoted_list(files)}) SEMI JOIN wanted USING (source, document)
-                QUALIFY row_number() OVER (PARTITION BY source, document, route, key ORDER BY wave DESC) = 1
+                QUALIFY row_number() OVER (PARTITION BY source, document, key ORDER BY wave DESC) = 1
             ) WHERE fields IS NOT NULL ORDER BY key
         """)
-        for source, document, route, *contribution in rows.fetchall():
-            found[source, document, route].append(Contribution(*contribution))
+        for source, document, *contribution in rows.fetchall():
+            found[source, document].append(Contribution(*contribution))
     return found

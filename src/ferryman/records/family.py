@@ -116,6 +116,12 @@ def content_of(fields: bytes, raw: bytes | None) -> str:
     return CONTENT + content_version(fields, raw)
 
 
+def had_sql(destination: str) -> str:
+    """SQL: was something of a document's family, a row of ``documents``, given to this destination?"""
+    ends = (f',"{destination}"]', f',"{destination}","{CONTENT}')
+    return "(" + " OR ".join(f"contains(given, {quoted(end)})" for end in ends) + ")"
+
+
 def encode_published(given: Iterable[Published]) -> str:
     """As text for ``documents``; "" for nothing. A large family's has several lines."""
     if isinstance(given, (list, tuple)) and len(given) <= _FEW:

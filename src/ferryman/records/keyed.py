@@ -35,8 +35,8 @@ CONTRIBUTIONS: Final = pa.schema(
         pa.field("bucket", pa.int64()),
     ]
 )
-"""What a key was given of documents that may change: of (``key``, ``source``, ``document``, ``route``) the row with the
-highest ``wave`` counts. ``fields``: JSON; null: the key has nothing of it any more."""
+"""What a key was given of documents that may change: of (``key``, ``source``, ``document``) the row with the highest
+``wave`` counts, whatever its ``route``. ``fields``: JSON; null: the key has nothing of it any more."""
 
 EXPORTS: Final = pa.schema(
     [

@@ -172,12 +172,9 @@ class Changes(Log):
         return (self._folder / "_delta_log").is_dir() and (self.root / "state.json").exists()
 
     def _identity(self) -> str:
-        from ferryman.storage.files import unseal
+        from ferryman.records.change_readers import feed_of
 
-        if not self._is_there():
-            return ""
-        found: Any = unseal(self.root / "state.json")
-        return f"{found.get('id', found['first_sequence'])}/{self.node}"
+        return feed_of(self.root, self.node) if self._is_there() else ""
 
     def _files(self) -> ChangedFiles:
         from ferryman.sources.change_rows import ChangedFiles

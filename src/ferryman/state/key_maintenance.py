@@ -58,7 +58,7 @@ class _Kind(NamedTuple):
 
 _KINDS: Final = {
     "state": _Kind(KEY_STATE, "bucket, key", "value"),
-    "contributions": _Kind(CONTRIBUTIONS, "bucket, key, source, document, route", "fields"),
+    "contributions": _Kind(CONTRIBUTIONS, "bucket, key, source, document", "fields"),
 }
 """By folder."""
 

@@ -30,7 +30,6 @@ class _OutboxRow(NamedTuple):
 
     source: str
     document: str
-    route: str
     operation: str
     fields: bytes | None
     raw: bytes | None
@@ -96,7 +95,7 @@ class Keying:
             self._contributions, rows.filter(changeable).select(["source", "document"]), self._folder
         )
         for each in map(_OutboxRow._make, zip(*(values(rows[name]) for name in _OutboxRow._fields), strict=True)):
-            had = mine.get((each.source, each.document, each.route), [])
+            had = mine.get((each.source, each.document), [])
             yield self._removed(had) if each.operation == "delete" else self._added(each, had)
 
     def _removed(self, had: Sequence[Contribution]) -> _Keyed:
