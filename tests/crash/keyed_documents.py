@@ -1,4 +1,5 @@
-"""The same for documents that change, move to another key, and vanish: their key has each of them once, as it is."""
+"""The same for documents that change, move to another key, and vanish: their key has each of them once, as it is. Also
+while a new version of the plan, with another step, continues from the older one."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ import msgspec
 
 from ferryman import Document, crash, limits
 from ferryman.engine.wave import Summary
+from ferryman.operations.migrate import migrate
 from ferryman.plan import Plan
 from ferryman.sources import Memory
 from ferryman.state.state import state_root
@@ -35,6 +37,8 @@ class Job(msgspec.Struct):
     arm: str = ""
     check: bool = False
     fork: bool = False
+    version: int = 1
+    """Of the plan; 2 continues from 1."""
 
 
 def work(job: Job) -> None:
@@ -44,18 +48,33 @@ def work(job: Job) -> None:
     root = Path(job.root)
     if job.arm:
         crash.arm(job.arm, str(root / "killed"))
-    plan = make_plan(root, job.stage)
+    plan = make_plan(root, job.stage, job.version)
+    if job.version > 1:
+        plan.freeze()
+        migrate(state_root(plan, root / "state"), plan, job.version - 1)
     summary = run(root, plan, fork=job.fork)
     if job.check:
-        check(root, plan, job.stage, summary)
+        check(root, plan, job, summary)
 
 
-def make_plan(root: Path, stage: int) -> Plan:
-    plan = Plan("keyed", version=1)
+def make_plan(root: Path, stage: int, version: int) -> Plan:
+    plan = Plan("keyed", version=version)
     documents: list[Any] = [{"id": id, "key": key, "n": n} for id, (key, n) in CORPORA[stage].items()]
-    sums = plan.source("docs", Memory(documents, max_deleted=1.0)).keyed("sums", balance, key="key")
+    step = plan.source("docs", Memory(documents, max_deleted=1.0)).step("step", (as_it_is, moved)[version - 1])
+    sums = step.keyed("sums", balance, key="key")
     sums.destination("sums_out", Shelf(root, "sums"), batch=3)
     return plan
+
+
+def as_it_is(doc: Document) -> Document:
+    return doc
+
+
+def moved(doc: Document) -> Document | None:
+    """Some have another key, some another number, and one is left out."""
+    doc["key"] = "even" if doc["n"] % 2 == 0 else doc["key"]
+    doc["n"] += 1
+    return None if doc.id == "b" else doc
 
 
 def balance(key: str, state: int | None, documents: list[Document]) -> tuple[int | None, Document]:
@@ -66,11 +85,13 @@ def balance(key: str, state: int | None, documents: list[Document]) -> tuple[int
     return new or None, Document(key, raw=json.dumps([key, old, new]).encode())
 
 
-def check(root: Path, plan: Plan, stage: int, summary: Summary) -> None:
+def check(root: Path, plan: Plan, job: Job, summary: Summary) -> None:
     """State and exports against a recount."""
     sums: Counter[str] = Counter()
-    for key, n in CORPORA[stage].values():
-        sums[key] += n
+    for id, (key, n) in CORPORA[job.stage].items():
+        doc = (as_it_is, moved)[job.version - 1](Document.of(id, {"key": key, "n": n}))
+        if doc is not None:
+            sums[doc["key"]] += doc["n"]
     assert (summary.exit, summary.pending) == (0, 0), summary
     where = state_root(plan, root / "state")
     invariants.check(where, plan, summary)

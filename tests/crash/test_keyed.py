@@ -44,24 +44,41 @@ COMMITS = ("commit.ready", "wave.marked", "settle.closed", "ledger.marked", "doc
 
 WORDS = [("words", p, s) for p in POINTS for s in range(len(STAGES)) if passes(p, s) and p not in CHANGES]
 DOCUMENTS = [("documents", p, s) for p in (*KEYED, *COMMITS) for s in (1, 2) if not p.startswith(FIRST)]
-CASES = [*WORDS, *DOCUMENTS]
+OVER = [p for p in POINTS if p.startswith(("version.", "plan.", "create.", "epoch.", "recover."))]
+"""Passed on the way to a new version, once or more."""
+VERSIONS = [("versions", p, 2) for p in (*OVER, *KEYED, *COMMITS)]
+CASES = [*WORDS, *DOCUMENTS, *dict.fromkeys(VERSIONS)]
 
 
 def is_short(plan: str, point: str, stage: int) -> bool:
     """Is the case run each time? The node's own points are, with one of the plans, and one in twelve of the others."""
     turn = list(POINTS).index(point)
     possible = [(each, s) for each, p, s in CASES if p == point]
+    if plan == "versions":
+        return turn % 9 == 0
     if point in KEYED:
         mine = ("words", "documents")[turn % 2]
         return (plan, stage) == next((case for case in possible if case[0] == mine), possible[0])
     return turn % 12 == 0 and (plan, stage) == possible[-1]
 
 
+CHILDREN = {
+    "words": "tests.crash.keyed",
+    "documents": "tests.crash.keyed_documents",
+    "versions": "tests.crash.keyed_documents",
+}
+
+
+def job(plan: str, stage: int) -> dict[str, int]:
+    """Of a run of a stage: the last one of ``versions`` is a new version's."""
+    return {"stage": stage, "version": 2} if (plan, stage) == ("versions", 2) else {"stage": stage}
+
+
 @pytest.fixture(scope="module")
 def keyed(folder: Path) -> Iterator[dict[str, Zygote]]:
     """By plan."""
     made = {}
-    for plan, child in (("words", "tests.crash.keyed"), ("documents", "tests.crash.keyed_documents")):
+    for plan, child in CHILDREN.items():
         (folder / plan).mkdir()
         made[plan] = Zygote(folder / plan, child)
     yield made
@@ -95,10 +112,10 @@ def test_killed_there_and_started_again(
     root = folder / f"{plan}-{point}-{stage}"
     shutil.copytree(prepared[plan, stage], root)
     executor = POINTS[point] == EXECUTOR
-    code, said = keyed[plan].run(root=str(root), stage=stage, arm=point, fork=executor)
+    code, said = keyed[plan].run(root=str(root), arm=point, fork=executor, **job(plan, stage))
     assert code == (0 if executor else -signal.SIGKILL), said
     assert (root / "killed").exists(), f"{point} was never reached"
-    code, said = keyed[plan].run(root=str(root), stage=stage, check=True)
+    code, said = keyed[plan].run(root=str(root), check=True, **job(plan, stage))
     assert code == 0, said
     shutil.rmtree(root)
 
@@ -110,16 +127,17 @@ def test_killed_again_and_again(
 ) -> None:
     """At random points, at their first or a later pass, also while it recovers from another kill."""
     chance = random.Random(seed)
-    plan, stage = chance.choice(["words", "documents"]), chance.choice([1, 2])
+    plan, stage = chance.choice(sorted(CHILDREN)), chance.choice([1, 2])
     root = folder / f"random-{seed}"
     shutil.copytree(prepared[plan, stage], root)
     points = [point for point in POINTS if not point.startswith((*ELSEWHERE, *FIRST))]
+    points += OVER if job(plan, stage).get("version") else []
     for _ in range(chance.randint(2, 5)):
         point = chance.choice(points)
         arm = f"{point}:{chance.choice([1, 1, 2, 3])}"
-        code, said = keyed[plan].run(root=str(root), stage=stage, arm=arm, fork=POINTS[point] == EXECUTOR)
+        code, said = keyed[plan].run(root=str(root), arm=arm, fork=POINTS[point] == EXECUTOR, **job(plan, stage))
         assert code in (0, -signal.SIGKILL), said
         (root / "killed").unlink(missing_ok=True)
-    code, said = keyed[plan].run(root=str(root), stage=stage, check=True)
+    code, said = keyed[plan].run(root=str(root), check=True, **job(plan, stage))
     assert code == 0, said
     shutil.rmtree(root)

@@ -126,7 +126,16 @@ def test_the_folders_are_those_of_a_state() -> None:
     assert sorted(named) == sorted(
         {
             *(folder.partition("/")[0] for folder in FOLDERS),
-            *("state.json", "plan.json", "migrated.json", "counted.json", "notified.json", "lock", READERS),
+            *(
+                "state.json",
+                "plan.json",
+                "migrated.json",
+                "counted.json",
+                "notified.json",
+                "passed.json",
+                "lock",
+                READERS,
+            ),
             "state/<name>",  # and exports/<name>
         }
     )

@@ -204,6 +204,43 @@ def test_an_entry_of_a_log_is_counted_once(place: Path) -> None:
     assert words.states() == {"a": 2, "b": 1}
 
 
+@pytest.mark.rule("keyed.another")
+def test_a_queue_that_was_made_again_is_not_counted_on_top(place: Path) -> None:
+    """At the start of a run, and in the middle of one; nothing of it is read. A plan of its own counts it anew."""
+    words = Words(place)
+    words.put("a", "b")
+    words.run()
+    waves = words.status()["waves"]
+    words.into.delete()
+    words.into = DurableQueue("in", place)
+    words.put("a")
+    for _ in range(2):
+        with pytest.raises(UsageError, match="counts would count its entries on top") as refused:
+            words.run()
+        assert refused.value.exit_code == 2
+    assert (words.states(), words.status()["waves"]) == ({"a": 1, "b": 1}, waves)
+    anew = Words(place)
+    anew.state = place / "anew"
+    assert anew.run().exit == 0
+    assert states(state_root(anew.plan, anew.state), "counts") == {"a": 1}
+
+
+@pytest.mark.rule("keyed.another")
+def test_a_queue_is_made_again_while_a_plan_runs(place: Path) -> None:
+    """The next look ends the run."""
+    words = Words(place)
+    words.put("a")
+
+    def meanwhile(_: float) -> None:
+        words.into.delete()
+        words.into = DurableQueue("in", place)
+        words.put("b")
+
+    with pytest.raises(UsageError, match="would count its entries on top"):
+        words.run(every=0.001, sleep=meanwhile)
+    assert words.states() == {"a": 1}
+
+
 @pytest.mark.rule("keyed.back")
 def test_a_node_that_was_taken_out_cannot_come_back_under_its_name(place: Path) -> None:
     """Its state has missed what came since: that is said, and nothing changed. Under another name it begins anew."""

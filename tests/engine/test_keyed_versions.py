@@ -198,8 +198,7 @@ POINTS = [name for name in crash.POINTS if name.startswith(("version.", "plan.",
 
 
 @pytest.mark.rule("keyed.version")
-@pytest.mark.parametrize("point", POINTS)
-@pytest.mark.parametrize("pass_", [1, 4])
+@pytest.mark.parametrize(("point", "pass_"), sampled([(p, n) for n in (1, 4) for p in POINTS], 7))
 def test_a_kill_on_the_way_over_changes_nothing(
     versions: Versions, point: str, pass_: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

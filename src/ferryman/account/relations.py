@@ -19,6 +19,8 @@ from ferryman.records.reasons import alike_sql, reason_sql
 from ferryman.records.schemas import DOCUMENTS, LEDGER, LEDGER_COLUMNS, OUTBOX, OUTBOX_CONTENT, OUTBOX_PARTITION, RANGE
 from ferryman.records.statuses import PENDING, SHOWN, Status, shown
 from ferryman.state.log_positions import RANGES, LogPositions
+from ferryman.state.passed import passed_over
+from ferryman.state.passed import reached as led_to
 from ferryman.state.state import SETTLED, WAVE, State
 from ferryman.storage import parquet
 from ferryman.storage.query import quoted_list, register
@@ -97,9 +99,9 @@ class View:
         of_documents = {name: names for name, names in reached.items() if name not in exported}
         found = count(self._tables(), of_documents, logs=list(self._logs))
         lost = any(
-            found.entries[name, destination] != log.read
+            found.entries[name, destination] != due
             for name, log in self._logs.items()
-            for destination in reached.get(name, ())
+            for destination, due in self._due_of(name, log.read, reached.get(name, ())).items()
         )
         destinations = {name: dict.fromkeys(COUNTS, 0) for names in reached.values() for name in names}
         if (errors := errors_node(plan.nodes)) is not None:
@@ -224,6 +226,13 @@ class View:
         )
 
     # -- inside ------------------------------------------------------------------------------------
+
+    def _due_of(self, log: str, read: int, destinations: Sequence[str]) -> dict[str, int]:
+        """Destination -> of how many entries of a log it must have a delivery: of those that were read since the plan
+        leads them there. One to which it will only lead them in the next run is left out."""
+        plan = self._state.remembered()
+        mine, led = passed_over(self._state.root, plan).get(log, {}), led_to(plan, log)
+        return {name: read - mine[name].missed if name in mine else read for name in destinations if name in led}
 
     def _keep_current(self, of: Filter, columns: Sequence[str]) -> None:
         """These columns, and ``ordinal``, of the deliveries that are asked for, as the table ``current``. In steps, of

@@ -21,8 +21,8 @@ from ferryman.engine.scan.log_looks import LogLook, entries_that_wait, look_at, 
 from ferryman.engine.transform.log_entries import Blocked
 from ferryman.engine.transform.staged import NOTHING, Staged
 from ferryman.errors import Misconfigured, StateLost, UsageError, message_of
-from ferryman.plan import ExportsNode, SourceNode, errors_node, logs_read
-from ferryman.plan.keyed import counted_once
+from ferryman.plan import ExportsNode, SourceNode, errors_node, keyed_nodes, logs_read
+from ferryman.plan.keyed import counted_once, sources_above
 from ferryman.records.due import now_us
 from ferryman.records.keyed import lanes, place_id
 from ferryman.sources.log import Log
@@ -191,6 +191,7 @@ class Logs:
     def _look_at(self, node: SourceNode) -> Listing:
         log, kept = self._logs[node.name], LogPositions(self._state, node.name)
         try:
+            self._refuse_another(node.name, kept)
             before = self._seen.get(node.name)
             seen = look_at(node.name, log, kept, self._tell, self._mover(node.name), before)
         except (UsageError, StateLost):
@@ -207,6 +208,35 @@ class Logs:
         if before is None:
             self._begin(node.name, seen, known=kept.known)
         return Listing(node, [ListedPart(node.name, "", 0, 0, seen.missing)] if seen.missing else [])
+
+    def refuse_others(self) -> None:
+        """Before anything is read: is each log of which entries were counted by key the one that it was?
+
+        Raises:
+            UsageError: one is another log now. Nothing was read.
+        """
+        for name in self._counted_once.intersection(self._logs) - self._held_back.keys():
+            try:
+                self._refuse_another(name, LogPositions(self._state, name))
+            except UsageError:
+                raise
+            except Exception:  # it cannot be asked now: whoever looks at it says so
+                continue
+
+    def _refuse_another(self, name: str, kept: LogPositions) -> None:
+        if name not in self._counted_once or name in self._held_back:
+            return
+        log = self._logs[name]
+        if replaced := kept.replaced(log.identities()):
+            places = ", ".join(str(log.place_of(each)) for each in replaced)
+            plan = self._state.plan.nodes
+            counting = [n.name for n in keyed_nodes(plan) if name in {s.name for s in sources_above(n, plan)}]
+            raise UsageError(
+                f"source {name}: {places} is not what was read before: it was deleted and made again, or the plan "
+                f"names another one now. {' and '.join(counting)} would count its entries on top of those of the one "
+                "before. Put that one back; or give the plan a higher version (without --from-version), which counts "
+                "from scratch. Nothing was read."
+            )
 
     def _mover(self, name: str) -> str:
         """By which name the log may know where an operator has moved us; "": nothing may be read a second time."""

@@ -29,6 +29,7 @@ from ferryman.sources import Log
 from ferryman.state.latest import chosen_by_file, every, last_of
 from ferryman.state.layout import MIGRATION
 from ferryman.state.log_positions import LogPositions
+from ferryman.state.passed import note_passed_over
 from ferryman.state.state import State
 from ferryman.storage import files
 from ferryman.storage.groups import RowGroups
@@ -59,6 +60,7 @@ def finish(state: State) -> str:
         commit_wave(state, number, documents=staged, ledger=parts, replaced=[(path, None) for path in paths])
         settle(state, number, in_process)
         state.retire(state.outbox, paths)
+    note_passed_over(state.root, before, after, state.outbox.log.transactions())
     state.remember(after)
     (state.root / MIGRATION).unlink()
     files.fsync_folder(state.root)

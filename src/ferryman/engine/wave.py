@@ -171,6 +171,7 @@ class Run:
         crash.point("recover.settled")
         if migration.is_pending(state):
             self._tell(migration.finish(state))
+        self._logs.refuse_others()
         if orphans := sweep(state):
             done.append(f"removed {orphans} staged files that no wave had committed")
         self._maintain()  # each start adds to the logs, also where no wave follows

@@ -129,13 +129,13 @@ def _unlike(old: State, plan: Plan, before: Structure, version: int) -> Iterator
             yield (
                 f"{node.name}: its update or key has changed since version {version}, and what the older one has made "
                 "of documents could not be taken back by the newer one. Give the node another name: then it counts "
-                "all documents anew. Or leave out --from-version."
+                "all documents from scratch. Or leave out --from-version."
             )
         if left := _left_behind(old, node.name, documents):
             yield (
                 f"{node.name}: has counted documents of {', '.join(left)}, of which this version would never hear "
-                "again: they would stay counted for ever. Give the node another name: then it counts all documents "
-                "anew. Or leave out --from-version."
+                "again: they would stay counted. Give the node another name: then it counts all documents "
+                "from scratch. Or leave out --from-version."
             )
 
 

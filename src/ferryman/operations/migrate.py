@@ -26,7 +26,7 @@ from ferryman.errors import UsageError
 from ferryman.operations import carried_keys
 from ferryman.plan import Plan, logs_read
 from ferryman.state.commands import waiting
-from ferryman.state.layout import MIGRATED, MIGRATION, NOTIFIED
+from ferryman.state.layout import MIGRATED, MIGRATION, NOTIFIED, PASSED
 from ferryman.state.log_positions import RANGES, LogPositions, reader_of
 from ferryman.state.state import SEQUENCE, SETTLED, WAVE, State
 from ferryman.storage import files
@@ -99,8 +99,9 @@ def _build(old: State, new: State, from_version: int) -> None:
     transactions = {**numbers, WAVE: wave, SEQUENCE: sequence, **_positions(old, new.plan)}
     new.outbox.commit("version", adds=old.outbox.files.values(), transactions=transactions)
     new.journal.close(wave)
-    if (notified := old.root / NOTIFIED).exists():  # the waves' numbers go on: nobody is told of the past again
-        files.replace(new.root / NOTIFIED, notified.read_bytes())
+    for name in (NOTIFIED, PASSED):  # the waves' numbers go on: nobody is told of the past again
+        if (noted := old.root / name).exists():
+            files.replace(new.root / name, noted.read_bytes())
     files.replace(new.root / MIGRATION, files.sealed({"from": from_version}))
 
 

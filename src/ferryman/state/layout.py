@@ -19,6 +19,9 @@ MIGRATION: Final = "migration.json"
 NOTIFIED: Final = "notified.json"
 """What each target of ``--notify`` was told."""
 
+PASSED: Final = "passed.json"
+"""What destinations have not had of logs; see ``state.passed``."""
+
 COUNTED: Final = "counted.json"
 """What ``status`` says of a large state; see ``counted``."""
 

@@ -18,6 +18,7 @@ from ferryman import limits
 from ferryman.records.schemas import DOCUMENTS
 from ferryman.sources.log import Log, Positions
 from ferryman.state.identity import id_of
+from ferryman.state.passed import READ
 from ferryman.state.state import State
 from ferryman.storage import parquet
 
@@ -79,7 +80,7 @@ class LogPositions:
     @property
     def read_key(self) -> str:
         """Application id of ``read``."""
-        return self._key("read")
+        return f"{READ}{self._name}"
 
     @property
     def replay(self) -> int:

@@ -20,7 +20,8 @@ from ferryman.records import schemas
 from ferryman.state.identity import IDENTITY, folder_name, identity_of, new_identity
 from ferryman.state.journal import Journal
 from ferryman.state.keyed import create_missing, keyed_tables, missing, there
-from ferryman.state.layout import FOLDERS, MIGRATED, MIGRATION, PLAN, READERS, strange
+from ferryman.state.layout import FOLDERS, MIGRATED, MIGRATION, PASSED, PLAN, READERS, strange
+from ferryman.state.passed import note_passed_over
 from ferryman.storage import files
 from ferryman.storage.handles import DataFile
 from ferryman.storage.lock import Lock, Readers
@@ -170,11 +171,13 @@ class State:
         Raises:
             PlanChanged: its structure has, and that was not accepted. Nothing was changed.
         """
-        found = changes(self.remembered(), structure(self.plan))
+        found = changes(before := self.remembered(), after := structure(self.plan))
         if found.structure and not accept_changes:
             raise PlanChanged(self.plan.name, self.plan.version, found.structure)
+        if found.structure:
+            note_passed_over(self.root, before, after, self.outbox.log.transactions())
         if any(found):
-            self.remember(structure(self.plan))
+            self.remember(after)
         return found
 
     def remembered(self) -> dict[str, NodeRecord]:
@@ -263,8 +266,8 @@ class State:
         """The sealed files: commands that wait, and the journal."""
         passes = self.journal.passes() if self.journal.folder.is_dir() else []
         folders = [self.commands, *(self.journal.folder / str(p) for p in passes)]
-        beside = [path for name in (MIGRATED, MIGRATION) if (path := self.root / name).exists()]
-        found = beside + [p for folder in folders if folder.is_dir() for p in folder.iterdir() if p.is_file()]
+        found = [path for name in (MIGRATED, MIGRATION, PASSED) if (path := self.root / name).exists()]
+        found += [p for folder in folders if folder.is_dir() for p in folder.iterdir() if p.is_file()]
         return sorted(p for p in found if not p.name.startswith(files.TEMPORARY))
 
     def damage(self) -> StateDamaged | None:
@@ -315,13 +318,11 @@ class State:
         files.replace(self.root / MIGRATED, files.sealed({"to": version}))
 
     def _refuse_if_migrated(self, successor: int | None) -> None:
-        path = self.root / MIGRATED
-        if not path.exists():
+        if not (path := self.root / MIGRATED).exists():
             return
-        moved: Any = files.unseal(path)
-        if moved["to"] != successor:
+        if (to := msgspec.convert(files.unseal(path), dict[str, int])["to"]) != successor:
             raise StateForeign(
-                f"{self.root}: version {moved['to']} of this plan continues from this state. Nothing was touched. "
+                f"{self.root}: version {to} of this plan continues from this state. Nothing was touched. "
                 "Run that version; status, deliveries and history of this one can still be read."
             )
 
@@ -333,8 +334,7 @@ class State:
         """Never make a state inside something else's folder: whatever is there must be a state in the making."""
         if not self.root.exists() or self.exists or any(t.log.marks.is_dir() for t in self.tables):
             return
-        found = list(itertools.islice(strange(self.root), 3))
-        if found:
+        if found := list(itertools.islice(strange(self.root), 3)):
             raise StateForeign(
                 f"{self.root} holds {', '.join(sorted(found))} and no state.json: it is not a Ferryman state. "
                 "Nothing was touched. Give another --state."
