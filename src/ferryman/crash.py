@@ -119,6 +119,11 @@ KEYED: Final[dict[str, str]] = {
 }
 """What plans pass besides that keep state by key: when their tables are made, in 4, and in 5."""
 
+RESET: Final[dict[str, str]] = {
+    "reset.staged": DRIVER,
+}
+"""What a run passes besides that empties states by key, before its first scan; the rest is a wave as any other."""
+
 ONCE: Final[dict[str, str]] = {
     "intake.logged": DRIVER,
     "intake.synced": DRIVER,
@@ -195,7 +200,7 @@ def arm(spec: str, seen_file: str | None = None, by: int = signal.SIGKILL) -> No
     the file is made at the kill, and where it exists the point stays silent. ``by`` SIGSTOP the process does not die,
     it stops there until somebody wakes it."""
     name, _, count = spec.partition(":")
-    known = [*POINTS, *KEYED, *ONCE, *INTAKE, *AT_WORK, *QUEUES]
+    known = [*POINTS, *KEYED, *RESET, *ONCE, *INTAKE, *AT_WORK, *QUEUES]
     if name not in known:
         raise KeyError(f"no crash point {name!r}; there are {', '.join(known)}")
     _armed[name] = (int(count or 1), seen_file, by)

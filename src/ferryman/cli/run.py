@@ -110,6 +110,16 @@ def run(
             help="Migrate the state of this older version of the plan.",
         ),
     ] = None,
+    reset_state: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--reset-state",
+            metavar="NODE",
+            show_default=False,
+            help="Empty the state of this keyed node and of those below it, and read the logs that feed them again. "
+            "Repeatable.",
+        ),
+    ] = None,
     max_pending: Annotated[
         str | None,
         typer.Option(
@@ -163,6 +173,7 @@ def run(
         "allow_deletes": _EVERYWHERE in (allow_deletes or ()) or allow_deletes or False,
         "accept_changes": accept_changes,
         "from_version": from_version,
+        "reset_state": tuple(reset_state or ()),
         "master": master,
         "preflight": preflight,
         "notify": notify_targets(notify),
@@ -265,6 +276,8 @@ def run_flow(flow: Flow, spec: str, state: Path | None, *, json: bool, verbose: 
     from ferryman.cli.status import states_of
     from ferryman.plan.load import plan_file, spec_of
 
+    if options.pop("reset_state"):
+        raise UsageError(f"--reset-state is for one plan of flow {flow.name}: run that plan alone with it first.")
     if options.pop("from_version") is not None:
         one = terminal.command("run", spec_of(spec, flow, flow.plans[0]), "--from-version", "N", state=state)
         raise UsageError(f"--from-version is for one plan of flow {flow.name}: migrate it first, as in {one}.")

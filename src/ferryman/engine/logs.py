@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import zip_longest
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
@@ -191,9 +192,9 @@ class Logs:
     def _look_at(self, node: SourceNode) -> Listing:
         log, kept = self._logs[node.name], LogPositions(self._state, node.name)
         try:
-            self._refuse_another(node.name, kept)
             before = self._seen.get(node.name)
-            seen = look_at(node.name, log, kept, self._tell, self._mover(node.name), before)
+            other = partial(self._refuse_another, node.name) if node.name in self._counted_once else None
+            seen = look_at(node.name, log, kept, self._tell, self._mover(node.name, kept), before, other)
         except (UsageError, StateLost):
             raise
         except Exception as e:
@@ -217,35 +218,43 @@ class Logs:
         """
         for name in self._counted_once.intersection(self._logs) - self._held_back.keys():
             try:
-                self._refuse_another(name, LogPositions(self._state, name))
+                self._logs[name].check()
+                if replaced := LogPositions(self._state, name).replaced(self._logs[name].identities()):
+                    self._refuse_another(name, replaced)
             except UsageError:
                 raise
             except Exception:  # it cannot be asked now: whoever looks at it says so
                 continue
 
-    def _refuse_another(self, name: str, kept: LogPositions) -> None:
-        if name not in self._counted_once or name in self._held_back:
-            return
-        log = self._logs[name]
-        if replaced := kept.replaced(log.identities()):
-            places = ", ".join(str(log.place_of(each)) for each in replaced)
-            plan = self._state.plan.nodes
-            counting = [n.name for n in keyed_nodes(plan) if name in {s.name for s in sources_above(n, plan)}]
-            raise UsageError(
-                f"source {name}: {places} is not what was read before: it was deleted and made again, or the plan "
-                f"names another one now. {' and '.join(counting)} would count its entries on top of those of the one "
-                "before. Put that one back; or give the plan a higher version (without --from-version), which counts "
-                "from scratch. Nothing was read."
-            )
+    def _refuse_another(self, name: str, replaced: Sequence[str]) -> NoReturn:
+        places = ", ".join(str(self._logs[name].place_of(each)) for each in replaced)
+        raise UsageError(
+            f"source {name}: {places} is not what was read before: it was deleted and made again, or the plan names "
+            f"another one now. {' and '.join(self._counting(name))} would count its entries on top of those of the one "
+            f"before. Put that one back; or run once with {self._resetting(name)}, which empties what it has fed; or "
+            "give the plan a higher version (without --from-version). Nothing was read."
+        )
 
-    def _mover(self, name: str) -> str:
+    def _counting(self, name: str) -> list[str]:
+        """Keyed nodes to which a log's entries come."""
+        plan = self._state.plan.nodes
+        return [n.name for n in keyed_nodes(plan) if name in {s.name for s in sources_above(n, plan)}]
+
+    def _resetting(self, name: str) -> str:
+        return " ".join(f"--reset-state {node}" for node in self._counting(name))
+
+    def _mover(self, name: str, kept: LogPositions) -> str:
         """By which name the log may know where an operator has moved us; "": nothing may be read a second time."""
         reader = reader_of(self._state, name)
         if name not in self._counted_once:
             return reader
-        if name not in self._seen and self._logs[name].moved(reader) is not None:
+        moved = None if name in self._seen else self._logs[name].moved(reader)
+        if moved is not None and kept.has_followed(moved.token):  # a kill came before it could be told
+            self._logs[name].note(reader, kept.every(), moved.token)
+        elif moved is not None:
             self._tell(
-                f"source {name}: was moved, and goes on where it was: a keyed node would count its entries twice"
+                f"source {name}: was moved, and goes on where it was: a keyed node would count its entries twice. To "
+                f"have it follow, run once with {self._resetting(name)}, which empties what it has fed"
             )
         return ""
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final
 
 from ferryman import crash, limits
@@ -30,6 +30,7 @@ from ferryman.engine.logs import Logs
 from ferryman.engine.nodes import Nodes
 from ferryman.engine.outcomes import describe_listing, describe_staged
 from ferryman.engine.pending import PendingWork
+from ferryman.engine.reset import reset_states
 from ferryman.engine.runner.base import IsolatingRunner, PickledPlan, Runner
 from ferryman.engine.scan.batches import WaveBatch
 from ferryman.engine.scan.detect import ChangeSet, detect_changes
@@ -72,6 +73,7 @@ class Run:
         notify: Sequence[NotifyTarget] = (),
         wave_bytes: int = limits.WAVE_BYTES,
         max_pending: int | None = None,
+        reset: Collection[str] = (),
         pace_s: float = limits.PACE_S,
         sleep: Callable[[float], None] = time.sleep,
         clock: Callable[[], float] = time.monotonic,
@@ -82,6 +84,7 @@ class Run:
         self._patient = IsolatingRunner(runner)
         self._observer = observer
         self._wait = wait
+        self._reset = reset
         self._allow_deletes = allow_deletes
         self._wave_bytes = wave_bytes
         self._sleep = sleep
@@ -171,6 +174,8 @@ class Run:
         crash.point("recover.settled")
         if migration.is_pending(state):
             self._tell(migration.finish(state))
+        if self._reset:
+            self._tell(reset_states(state, self._reset))
         self._logs.refuse_others()
         if orphans := sweep(state):
             done.append(f"removed {orphans} staged files that no wave had committed")

@@ -30,6 +30,7 @@ def run(
     allow_deletes: bool | Collection[str] = ...,
     accept_changes: bool = ...,
     from_version: int | None = ...,
+    reset_state: Collection[str] = ...,
     max_pending: int | None = ...,
     notify: Sequence[str] = ...,
     preflight: bool = ...,
@@ -50,6 +51,7 @@ def run(
     allow_deletes: bool | Collection[str] = ...,
     accept_changes: bool = ...,
     from_version: int | None = ...,
+    reset_state: Collection[str] = ...,
     max_pending: int | None = ...,
     notify: Sequence[str] = ...,
     preflight: bool = ...,
@@ -69,6 +71,7 @@ def run(
     allow_deletes: bool | Collection[str] = False,
     accept_changes: bool = False,
     from_version: int | None = None,
+    reset_state: Collection[str] = (),
     max_pending: int | None = None,
     notify: Sequence[str] = (),
     preflight: bool = True,
@@ -92,6 +95,8 @@ def run(
         accept_changes: go on under this version although the plan's structure has changed.
         from_version: continue from the state of this older version of the plan, if that was not done before. Not for a
             flow.
+        reset_state: before anything is read, empty the states of these keyed nodes and of those below them, and read
+            the logs that feed them again: from where they were moved, else from their beginning. Not for a flow.
         max_pending: bytes on the disk, 4 GiB if None. While more is pending in the outbox, no more documents are read;
             what is pending is sent.
         notify: who is notified of what goes wrong, beside those that the plan names: see ``Plan.notify``.
@@ -121,6 +126,8 @@ def run(
                 f"flow {plan.name}: from_version={from_version} is for one plan: run that plan alone with it first, "
                 "then the flow."
             )
+        if reset_state:
+            raise UsageError(f"flow {plan.name}: reset_state is for one plan: run that plan alone with it first.")
         with (
             take_plans(plan, state, accept_changes) as plans,
             driver.session_for(plan.name, plan.plans, spark, master, conf or {}, observer) as runner,
@@ -133,4 +140,4 @@ def run(
     with driver.drive(
         plan, state, spark, master, conf or {}, accept_changes, preflight=preflight, observer=observer
     ) as (taken, runner):
-        return Run(taken, runner, observer, **options).go(every)
+        return Run(taken, runner, observer, reset=reset_state, **options).go(every)

@@ -18,18 +18,17 @@ from ferryman.storage.parquet import read_part
 from ferryman.storage.query import connect, quoted_list
 
 
-def unfinished(state: State, nodes: Collection[str], plan: Structure) -> Iterator[str]:
+def unfinished(state: State, nodes: Collection[str], plan: Structure, *, ended: bool = False) -> Iterator[str]:
     """A line for each place at which something waits, or is held for review, at one of these nodes or below it.
-
-    What ``update`` has refused for good of a source's documents is not meant: it stays as it is, and can be retried.
 
     Args:
         plan: the structure of the plan that ran last.
+        ended: also what ``update`` has refused for good of a source's documents, which can be retried at any time.
 
     Raises:
         StateDamaged: a file is missing, or not what was written.
     """
-    yield from _inputs(state, nodes)
+    yield from _inputs(state, nodes, ended=ended)
     yield from _below(state, nodes)
     for name in sorted(nodes):
         if any(name in node.after for node in plan.values()) and (unread := _unread(state, name)):
@@ -41,29 +40,39 @@ def unfinished(state: State, nodes: Collection[str], plan: Structure) -> Iterato
 def counted_and_failed(state: State, logs: Collection[str], nodes: Collection[str]) -> Iterator[str]:
     """A line for each of these logs that has entries which a keyed node was given, and of which a step on another
     branch failed: read again, they would be counted twice."""
-    paths = state.documents.paths()
-    if not paths or not logs:
-        return
-    with connect(state.staging) as db:
-        db.register("documents", parquet.scan(paths, DOCUMENTS))
-        found = db.execute(f"""
-            SELECT source, count(*), min(document) FROM (
-                SELECT * FROM documents WHERE source IN (SELECT unnest({quoted_list(logs)}))
-                QUALIFY row_number() OVER (PARTITION BY source, document ORDER BY wave DESC) = 1
-            ) WHERE failed IS NOT NULL AND ({" OR ".join(map(had_sql, nodes)) or "false"})
-            GROUP BY source ORDER BY source
-        """).fetchall()
-    for source, number, example in found:
+    counted = " OR ".join(map(had_sql, nodes)) or "false"
+    for source, number, example in _failed(state, logs, counted):
         yield f"{source}: {number} entries were counted, and failed on another branch (one of them: {example})"
 
 
-def _inputs(state: State, nodes: Collection[str]) -> Iterator[str]:
+def failed_entries(state: State, logs: Collection[str]) -> Iterator[str]:
+    """A line for each of these logs that has entries which a step or router could not take, for now or for good."""
+    for source, number, example in _failed(state, logs, "true"):
+        yield f"{source}: {number} entries wait at a step or router, or failed there (one of them: {example})"
+
+
+def _failed(state: State, logs: Collection[str], where: str) -> list[tuple[str, int, str]]:
+    paths = state.documents.paths()
+    if not paths or not logs:
+        return []
+    with connect(state.staging) as db:
+        db.register("documents", parquet.scan(paths, DOCUMENTS))
+        return db.execute(f"""
+            SELECT source, count(*), min(document) FROM (
+                SELECT * FROM documents WHERE source IN (SELECT unnest({quoted_list(logs)}))
+                QUALIFY row_number() OVER (PARTITION BY source, document ORDER BY wave DESC) = 1
+            ) WHERE failed IS NOT NULL AND ({where}) GROUP BY source ORDER BY source
+        """).fetchall()
+
+
+def _inputs(state: State, nodes: Collection[str], *, ended: bool) -> Iterator[str]:
     waiting: Counter[str] = Counter()
     for file in state.outbox.files.values():
         if file.partition["destination"] in nodes:
-            waiting[file.partition["destination"]] += pending_rows(file)
+            waiting[file.partition["destination"]] += file.rows if ended else pending_rows(file)
     for name, number in sorted((+waiting).items()):
-        yield f"{name}: {number} documents are committed, and not counted yet"
+        refused = ", or held for review" if ended else ""
+        yield f"{name}: {number} documents are committed, and not counted yet{refused}"
 
 
 def _below(state: State, nodes: Collection[str]) -> Iterator[str]:

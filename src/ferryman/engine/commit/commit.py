@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
 from ferryman import crash
 from ferryman.engine.transform.staged import Staged
@@ -25,6 +25,7 @@ def commit_wave(
     ledger: Sequence[Part] = (),
     replaced: Sequence[tuple[str, DataFile | None]] = (),
     positions: Mapping[str, int] = NOWHERE,
+    keyed: Mapping[str, Any] = MappingProxyType({}),
 ) -> None:
     """Commit wave ``number``.
 
@@ -37,6 +38,7 @@ def commit_wave(
     Args:
         outbox: (destination, file) in the order of their rows.
         replaced: (path of a live outbox file, the file in its place or None): an operator command on waiting rows.
+        keyed: files that settle gives to keyed nodes, see ``settle.updates.files_of``.
         positions: transactions that say how far logs were read; see ``state.log_positions``.
 
     Raises:
@@ -59,7 +61,7 @@ def commit_wave(
         adds=adds,
         removes=[path for path, _ in replaced],
         transactions={WAVE: number, SEQUENCE: sequence, **positions},
-        info={"wave": number, "documents": list(documents), "ledger": list(ledger)},
+        info={"wave": number, "documents": list(documents), "ledger": list(ledger), "keyed": dict(keyed)},
     )
 
 

@@ -72,7 +72,13 @@ def entries_that_wait(logs: Collection[str], documents: Sequence[Path], folder: 
 
 
 def look_at(
-    name: str, log: Log, kept: LogPositions | None, tell: Tell, reader: str = "", before: LogLook | None = None
+    name: str,
+    log: Log,
+    kept: LogPositions | None,
+    tell: Tell,
+    reader: str = "",
+    before: LogLook | None = None,
+    refuse: Callable[[Sequence[str]], None] | None = None,
 ) -> LogLook:
     """What a source's log has, and how far its plan is.
 
@@ -80,6 +86,7 @@ def look_at(
         kept: None: the plan has no state yet.
         reader: by which name the log knows the plan; "": whoever looks has none.
         before: the last look, if this is another one; what that has said is not said again.
+        refuse: raises for those of its logs that are others now; None: they are read from their beginning.
 
     Raises:
         UsageError, Unavailable, Misconfigured: of the log.
@@ -91,6 +98,8 @@ def look_at(
     replay, read = (0, 0) if kept is None else (kept.replay, kept.read)
     positions = stands_at(kept, log, identities, begin, end)
     if kept is not None and (replaced := kept.replaced(identities)):
+        if refuse is not None:
+            refuse(replaced)
         for each in replaced:
             known = kept.of(identities, {each: log.partitions_of(each, end)})
             tell(f"source {name}: {log.place_of(each)} {_ANOTHER_AGAIN if known else _ANOTHER}")

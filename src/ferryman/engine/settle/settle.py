@@ -220,7 +220,8 @@ def _commit_ledger(state: State, wave: int, fold: Fold, run: RunTasks) -> None:
             leaving[item.path] += left
             deleted += taken_out
             touched[item.path] += part.rows
-    staged = [Part(*p) for p in state.outbox.log.find("wave", wave)["ledger"]]
+    commit = state.outbox.log.find("wave", wave)
+    staged = [Part(*p) for p in commit["ledger"]]
     failed = sum(n.status in (Status.DEAD, Status.ERROR_DOC) for item in repairs for n in item.noted)
     named = [*staged, *(part for each in parts.values() for part in each)]  # an update's is named by several files
     fsync_folder(state.ledger.folder)
@@ -240,7 +241,7 @@ def _commit_ledger(state: State, wave: int, fold: Fold, run: RunTasks) -> None:
             "sent": sum(touched.values()) + sum(each.withdrawn for each in fold.updates),
             "stale": _stale(fold, by_key),
             "dead": failed + sum(each.failed for each in fold.results) + sum(each.failed for each in fold.updates),
-            "keyed": files_of(fold.updates),
+            "keyed": {**files_of(fold.updates), **commit.get("keyed", {})},
         },
     )
 

@@ -1,0 +1,257 @@
+"""Emptying states by key, so that the logs that feed them can be read again: one wave of its own, at a run's start.
+
+Its commit names the files that say that no key has a state any more, and moves the logs' positions: both happen, or
+neither does. For each key that had a state a deletion is exported: what comes next does not contradict what was told.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ferryman import crash
+from ferryman.document import content_version
+from ferryman.engine.commit.commit import commit_wave
+from ferryman.engine.settle.settle import in_process, settle
+from ferryman.errors import Unavailable, UsageError, message_of
+from ferryman.plan import ExportsNode, KeyedNode, Node, SourceNode, keyed_nodes, successors
+from ferryman.plan.keyed import sources_above
+from ferryman.records.events import table_of
+from ferryman.records.keyed import CONTRIBUTIONS, EXPORTS_FILE, KEY_STATE, file_stats, lane_of, lanes
+from ferryman.sources import Log
+from ferryman.state.log_positions import LogPositions, reader_of
+from ferryman.state.state import State
+from ferryman.state.unfinished import failed_entries, unfinished
+from ferryman.storage.parquet import Part, PartWriter
+from ferryman.storage.query import connect, quoted_list, stream, verify
+from ferryman.storage.tables import Table
+
+
+class _Rewound(NamedTuple):
+    """A log that is read again.
+
+    Attributes:
+        numbers: application transactions that say so.
+        moved: the operator's move that it follows; "": it is read from its beginning.
+        another: it is another log than the one that was read before.
+    """
+
+    log: Log
+    positions: dict[str, int]
+    numbers: dict[str, int]
+    moved: str
+    another: bool
+
+
+def reset_states(state: State, names: Collection[str]) -> str:
+    """Empty the states of these keyed nodes and of those below them, and have the logs above read again: from where an
+    operator has moved them, else from their beginning. One at least must have been moved, or made again. What was done,
+    in one line.
+
+    Raises:
+        UsageError: that could not be right; nothing was done.
+        StateLost: another driver took over.
+    """
+    nodes = state.plan.nodes
+    chosen = _chosen(nodes, names)
+    sources = _refuse_unfit(nodes, chosen)
+    _refuse_unfinished(state, chosen, sources)
+    rewound = {node.name: _rewound(state, node) for node in sources}
+    _refuse_unmoved(rewound)
+    number, keys = state.wave + 1, 0
+    files: dict[str, Any] = {}
+    for name in sorted(chosen):
+        files[name], had = _emptied(state, name, number, followed=bool(successors(nodes)[name]))
+        keys += had
+    crash.point("reset.staged")
+    numbers = {key: number for each in rewound.values() for key, number in each.numbers.items()}
+    commit_wave(state, number, positions=numbers, keyed=files)
+    settle(state, number, in_process)
+    for name, each in rewound.items():
+        each.log.note(reader_of(state, name), each.positions, each.moved)
+    places = {name: ", ".join(f"{p} {at}" for p, at in each.positions.items()) for name, each in rewound.items()}
+    where = "; ".join(f"{name} at {place}" for name, place in places.items())
+    return f"{', '.join(sorted(chosen))}: {keys} states were removed; what fed them is read again: {where}"
+
+
+def _refuse_unfinished(state: State, chosen: Collection[str], sources: Sequence[SourceNode]) -> None:
+    listed = [node.name for node in sources]
+    found = [*unfinished(state, chosen, state.remembered(), ended=True), *failed_entries(state, listed)]
+    if found:
+        raise UsageError(
+            "--reset-state: something is not done with what it was given:\n  " + "\n  ".join(found) + "\nRun without "
+            "--reset-state first (also if a run with it was killed); retry what has failed, or give it up with "
+            "`ferryman resolve --as dropped`. Nothing was changed."
+        )
+
+
+def _refuse_unmoved(rewound: Mapping[str, _Rewound]) -> None:
+    """A second run with the option would empty once more what the first has counted."""
+    if not any(each.moved or each.another for each in rewound.values()):
+        raise UsageError(
+            f"--reset-state: none of {', '.join(rewound)} was moved since, so there is nothing to count again: "
+            "`ferryman queue rewind` moves a reader. If a run with --reset-state was killed, it was done: run without "
+            "it. Nothing was changed."
+        )
+
+
+def _chosen(nodes: Sequence[Node], names: Collection[str]) -> set[str]:
+    """These nodes, and all keyed nodes below them."""
+    keyed = {node.name: node for node in keyed_nodes(nodes)}
+    if unknown := sorted({*names} - keyed.keys()):
+        raise UsageError(
+            f"--reset-state: {', '.join(unknown)} is not a keyed node of this plan. It has: "
+            f"{', '.join(keyed) or 'none'}."
+        )
+    found, before = set(names), set[str]()
+    while found != before:
+        before = set(found)
+        found |= {node.name for node in keyed.values() if _fed_by(node, nodes) & found}
+    return found
+
+
+def _fed_by(node: KeyedNode, nodes: Sequence[Node]) -> set[str]:
+    """Keyed nodes of which the exports come to it."""
+    by_name = {each.name: each for each in nodes}
+    found, seen, waiting = set[str](), set[str](), [*node.after]
+    while waiting:
+        name = waiting.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        if isinstance(by_name[name], KeyedNode):
+            found.add(name)
+        else:
+            waiting += by_name[name].after
+    return found
+
+
+def _refuse_unfit(nodes: Sequence[Node], chosen: Collection[str]) -> list[SourceNode]:
+    """The logs that feed these nodes.
+
+    Raises:
+        UsageError: something else feeds them, or these feed another keyed node, too.
+    """
+    above: dict[str, SourceNode] = {}
+    for node in keyed_nodes(nodes):
+        mine = {each.name: each for each in sources_above(node, nodes) if not isinstance(each, ExportsNode)}
+        if node.name in chosen:
+            above |= mine
+            if others := sorted(_fed_by(node, nodes) - {*chosen}):
+                raise UsageError(
+                    f"--reset-state: {', '.join(others)} also feeds {node.name}, and would not be counted again: name "
+                    "it, too. Nothing was changed."
+                )
+    if changeable := [name for name, each in above.items() if not isinstance(each.source, Log)]:
+        raise UsageError(
+            f"--reset-state: documents of {', '.join(changeable)} come to {' or '.join(sorted(chosen))}, too, and "
+            "would have to be read again: give the plan a higher version instead, without --from-version. Nothing was "
+            "changed."
+        )
+    for node in keyed_nodes(nodes):
+        if node.name not in chosen and (shared := {s.name for s in sources_above(node, nodes)} & above.keys()):
+            raise UsageError(
+                f"--reset-state: {', '.join(sorted(shared))} also feeds {node.name}, which would count it twice: give "
+                f"--reset-state {node.name}, too. Nothing was changed."
+            )
+    return list(above.values())
+
+
+def _rewound(state: State, node: SourceNode) -> _Rewound:
+    log, kept = node.source, LogPositions(state, node.name)
+    assert isinstance(log, Log)
+    try:
+        log.check()
+        identities, positions = log.identities(), dict(log.begin())
+        moved = log.moved(reader_of(state, node.name))
+    except Unavailable as e:
+        raise UsageError(f"--reset-state: source {node.name}: {message_of(e)}. Nothing was changed.") from e
+    token = ""
+    if moved is not None and not kept.has_followed(moved.token):
+        positions |= moved.positions
+        token = moved.token
+    partitions = {name: log.partitions_of(name, positions) for name in identities}
+    numbers = kept.transactions(identities, partitions, positions, kept.read, kept.next_replay(), token)
+    return _Rewound(log, positions, numbers, token, bool(kept.replaced(identities)))
+
+
+# -- the files ---------------------------------------------------------------------------------------
+
+
+def _emptied(state: State, name: str, wave: int, *, followed: bool) -> tuple[dict[str, Any], int]:
+    """What the commit names of a node, see ``settle.updates.files_of``; and how many keys had a state."""
+    tables = state.keyed[name]
+    states, given = _Removed(tables.state, wave), _Removed(tables.contributions, wave)
+    exports = {lane: _Removed(tables.exports, wave) for lane in lanes()}
+    for batch in _gone(state, tables.state, KEY_STATE, "bucket, key", "value", wave):
+        states.write(batch)
+        for lane, rows in _deletions(batch) if followed else ():
+            exports[lane].write(rows)
+    for batch in _gone(state, tables.contributions, CONTRIBUTIONS, "bucket, key, source, document", "fields", wave):
+        given.write(batch)
+    parts = {"state": states.finish(), "contributions": given.finish()}
+    told = [(lane, part) for lane, rows in exports.items() for part in rows.finish()]
+    return {**parts, "exports": told}, states.rows
+
+
+class _Removed:
+    """A file that says what is not there any more, written as it comes."""
+
+    def __init__(self, table: Table, wave: int) -> None:
+        self._table = table
+        self._wave = wave
+        self._file: PartWriter | None = None
+        self._buckets: list[int] = []
+        self.rows = 0
+
+    def write(self, rows: pa.Table) -> None:
+        if self._file is None:
+            self._file = PartWriter(self._table.folder, rows.schema, epoch=self._table.epoch)
+        self._file.write(rows)
+        self.rows += rows.num_rows
+        if "bucket" in rows.column_names:
+            first, last = pc.min_max(rows["bucket"]).as_py().values()
+            self._buckets = [min([first, *self._buckets]), max([last, *self._buckets])]
+
+    def finish(self) -> list[Part]:
+        """The file; none, if nothing was written."""
+        if self._file is None:
+            return []
+        stats = None
+        if self._buckets:
+            stats = file_stats((self._buckets[0], self._buckets[1]), (self._wave, self._wave))
+        return [self._file.finish(stats)]
+
+
+def _gone(state: State, table: Table, schema: pa.Schema, whose: str, value: str, wave: int) -> Iterator[pa.Table]:
+    """The last rows that have a value, without it, as of this wave; in the order of the file."""
+    paths = table.paths()
+    if not paths:
+        return
+    verify(paths)
+    columns = ", ".join({value: f"NULL AS {value}", "wave": f"{wave} AS wave"}.get(n, n) for n in schema.names)
+    query = f"""
+        SELECT {columns} FROM (
+            SELECT * FROM read_parquet({quoted_list(map(str, paths))})
+            QUALIFY row_number() OVER (PARTITION BY {whose} ORDER BY wave DESC) = 1
+        ) last WHERE last.{value} IS NOT NULL ORDER BY {whose}
+    """
+    with connect(state.staging) as db:
+        for batch in stream(db, query, schema):
+            yield pa.Table.from_batches([batch])
+
+
+def _deletions(states: pa.Table) -> Iterator[tuple[str, pa.Table]]:
+    """(lane, rows): a deletion of each key, under the key as id; an empty one cannot be an id."""
+    by_lane: dict[str, list[str]] = defaultdict(list)
+    for key, bucket in zip(states["key"].to_pylist(), states["bucket"].to_pylist(), strict=True):
+        if key:
+            by_lane[lane_of(bucket)].append(key)
+    nothing = content_version(b"", None)
+    for lane, keys in by_lane.items():
+        columns = {"key": keys, "document": keys, "operation": "delete", "version": nothing}
+        yield lane, table_of(EXPORTS_FILE, len(keys), fields=None, raw=None, **columns)
