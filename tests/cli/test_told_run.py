@@ -63,6 +63,8 @@ def test_run_hands_its_options_on(fake: Fake, state: Path, capsys: pytest.Captur
             "--accept-changes",
             "--from-version",
             "1",
+            "--reset-state",
+            "counts",
             "--json",
         ]
     )
@@ -79,6 +81,7 @@ def test_run_hands_its_options_on(fake: Fake, state: Path, capsys: pytest.Captur
         "allow_deletes": True,
         "accept_changes": True,
         "from_version": 1,
+        "reset_state": ("counts",),
         "notify": [],
     }
     assert code == 0

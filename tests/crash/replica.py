@@ -1,12 +1,13 @@
 """The process that is killed in the tests of replicas: a plan that reads the changes of a state.
 
-The plan that keeps the state runs before it, and is not killed here. Each stage changes keys, removes some, and brings
-some back.
+The plan that keeps the state runs before it, and is not killed there. Each stage changes keys, removes some, and brings
+some back. Or both run at the same time, in two processes, and both are killed.
 """
 
 from __future__ import annotations
 
 import json
+import random
 from collections import Counter
 from pathlib import Path
 
@@ -42,6 +43,8 @@ class Job(msgspec.Struct):
     arm: str = ""
     check: bool = False
     fork: bool = False
+    alone: str = ""
+    """Only this plan runs, keeper or copy, whatever the other one does; the keeper's keys are random."""
 
 
 def work(job: Job) -> None:
@@ -51,6 +54,9 @@ def work(job: Job) -> None:
     limits.CHECKPOINT_COMMITS = 4  # type: ignore[misc]
     root = Path(job.root)
     keeper, copy = plans(root)
+    if job.alone:
+        beside(job, root, keeper if job.alone == "keeper" else copy)
+        return
     for part, keys in enumerate(STAGES[job.stage]):
         messages = [{"key": key, "out": bool(part)} for key in keys]
         if messages:
@@ -61,6 +67,19 @@ def work(job: Job) -> None:
     summary = run(root, copy, fork=job.fork)
     if job.check:
         check(root, keeper, copy, summary)
+
+
+def beside(job: Job, root: Path, plan: Plan) -> None:
+    """One of the two, while the other one runs."""
+    if job.alone == "keeper":
+        chance = random.Random(job.stage)
+        messages = [{"key": f"k{chance.randrange(12)}", "out": chance.random() < 0.4} for _ in range(20)]
+        DurableQueue("in", root).append(messages, key=f"at once {job.stage}")
+    if job.arm:
+        crash.arm(job.arm, str(root / f"killed {job.alone}"))
+    summary = run(root, plan, fork=job.fork)
+    if job.check:
+        check(root, plans(root)[0], plan, summary)
 
 
 def plans(root: Path) -> tuple[Plan, Plan]:

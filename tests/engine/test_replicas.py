@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import shutil
@@ -19,7 +20,7 @@ from ferryman.queues import Queue as DurableQueue
 from ferryman.sources import Changes, Queue
 from ferryman.state.state import state_root
 from tests.support.keyed import Words
-from tests.support.trial import Watch, run_plan
+from tests.support.trial import Interrupted, Until, Watch, run_plan
 
 
 class Copy(Destination):
@@ -158,6 +159,40 @@ def test_a_reader_that_was_forgotten_is_told(place: Path, monkeypatch: pytest.Mo
     watch = Watch()
     assert replica.run(observer=watch).exit == 4
     assert any("deletions up to wave" in m and "another version" in m for m in watch.messages), watch.messages
+
+
+@pytest.mark.rule("changes.merged")
+def test_a_reader_that_was_killed_before_it_said_where_it_stands(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has had the keys, and nobody knows: the deletions that come are kept all the same."""
+    monkeypatch.setattr(limits, "COMPACT_FILES", 2)
+    monkeypatch.setattr(limits, "OUTDATED_SHARE", 0.1)
+    replica = Replica(place)
+    replica.put("a", "b", "c")
+    with monkeypatch.context() as patched:
+        patched.setattr(Changes, "note", lambda *_: None)
+        assert replica.run().delivered == 3
+    replica.put("a", out=True)
+    for turn in range(3):
+        replica.put("b", f"d{turn}")
+    assert replica.run().deleted == 1
+    assert replica.copy.values() == replica.words.states()
+
+
+@pytest.mark.rule("changes.merged")
+def test_who_begins_needs_nothing_that_was_dropped_before(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the first read takes many waves, each from where the one before came to."""
+    monkeypatch.setattr(limits, "COMPACT_FILES", 2)
+    monkeypatch.setattr(limits, "OUTDATED_SHARE", 0.1)
+    monkeypatch.setattr(limits, "TASK_DOCUMENTS", 1)
+    replica = Replica(place)
+    for turn in range(4):
+        replica.put("a", f"b{turn}", f"c{turn}")
+        replica.put("a", f"b{turn}", out=True)
+    for turn in range(6):
+        with contextlib.suppress(Interrupted):
+            replica.run(wave_bytes=1, observer=Until(turn + 1, "deliver"), checked=False)
+    assert replica.run(wave_bytes=1).exit == 0
+    assert replica.copy.values() == replica.words.states()
 
 
 @pytest.mark.rule("changes.again")

@@ -192,7 +192,8 @@ class Logs:
     def _look_at(self, node: SourceNode) -> Listing:
         log, kept = self._logs[node.name], LogPositions(self._state, node.name)
         try:
-            before = self._seen.get(node.name)
+            if (before := self._seen.get(node.name)) is None and not kept.known:
+                log.announce(reader_of(self._state, node.name))
             other = partial(self._refuse_another, node.name) if node.name in self._counted_once else None
             seen = look_at(node.name, log, kept, self._tell, self._mover(node.name, kept), before, other)
         except (UsageError, StateLost):

@@ -34,15 +34,31 @@ def feed_of(root: Path, node: str) -> str:
     return carried.get(node, f"{found.get('id', found['first_sequence'])}/{node}")
 
 
-def note(root: Path, node: str, reader: str, positions: Mapping[str, int]) -> None:
+def note(root: Path, node: str, reader: str, positions: Mapping[str, int], dropped: int | None = None) -> None:
     """This reader has had what lies before these places.
 
     Args:
         root: of the state.
+        dropped: it begins, and this is the last wave of which deletions were dropped before; None: it has said so.
     """
     path = _path(root, node, reader)
     files.make_folder(path.parent)
-    files.replace(path, files.sealed({"reader": reader, "positions": dict(positions)}))
+    before = dropped_before(root, node, reader) if dropped is None else dropped
+    files.replace(path, files.sealed({"reader": reader, "positions": dict(positions), "dropped": before}))
+
+
+def dropped_before(root: Path, node: str, reader: str) -> int:
+    """The last wave of which deletions had been dropped when this reader began; 0: none, or nothing is known of it."""
+    try:
+        found: Any = files.unseal(_path(root, node, reader))
+    except (StateDamaged, OSError):
+        return 0
+    return int(found.get("dropped", 0))
+
+
+def is_known(root: Path, node: str, reader: str) -> bool:
+    """Has this reader said where it stands?"""
+    return _path(root, node, reader).exists()
 
 
 def forget(root: Path, node: str, reader: str) -> None:
@@ -53,7 +69,7 @@ def forget(root: Path, node: str, reader: str) -> None:
 def needed_from(root: Path, node: str) -> int | None:
     """The first wave whose deletions a reader may still need; None: nobody needs any.
 
-    A place of 0 needs none: whoever begins is given the keys that there are. A file that cannot be read keeps all.
+    A file that cannot be read keeps all.
     """
     folder = root / FOLDER / node
     paths = [p for p in folder.iterdir() if p.suffix == ".json"] if folder.is_dir() else []
@@ -64,7 +80,7 @@ def needed_from(root: Path, node: str) -> int | None:
 def _places(path: Path) -> list[int]:
     try:
         found: Any = files.unseal(path)
-        return [place for place in found["positions"].values() if place > 0]
+        return [max(1, place) for place in found["positions"].values()]
     except (StateDamaged, OSError):
         return [1] if path.exists() else []
 

@@ -66,6 +66,7 @@ class Changes(Log):
             raise UsageError(f"{node!r} is not a keyed node of plan {plan.name}. It has: {', '.join(known) or 'none'}.")
         self.node = node
         self.plan_key = str(plan.key)
+        self._reader = ""
         self.root = Path(places.absolute(".ferryman" if state is None else state)) / self.plan_key
 
     def place(self) -> str | None:
@@ -151,11 +152,22 @@ class Changes(Log):
             raise BadDocument(f"{listed.id}: the key has no state in {self.node} any more")
         return Document(listed.id, key=found.key, value=found.value, sequence=found.sequence)
 
+    def announce(self, reader: str) -> None:
+        """Whoever begins needs the deletions from its first look on, also if it is killed before it can say where it
+        stands: until then all are kept. Those that were dropped before, it does not need."""
+        from ferryman.records import change_readers
+
+        with self._explained():
+            if self._is_there() and not change_readers.is_known(self.root, self.node, reader):
+                change_readers.note(self.root, self.node, reader, {"": 1})
+                change_readers.note(self.root, self.node, reader, {"": 1}, self._files().forgotten)
+        self._reader = reader
+
     def note(self, reader: str, positions: Positions, moved: str = "") -> None:
         from ferryman.records import change_readers
 
         if self._is_there():
-            change_readers.note(self.root, self.node, reader, positions)
+            change_readers.note(self.root, self.node, reader, {p: max(1, at) for p, at in positions.items()})
 
     def forget(self, reader: str) -> None:
         from ferryman.records import change_readers
@@ -190,8 +202,10 @@ class Changes(Log):
             yield
 
     def _check_kept(self, forgotten: int, start: Positions, end: Positions) -> None:
+        from ferryman.records import change_readers
+
         lost = [p for p, last in end.items() if 0 < start.get(p, last) <= min(forgotten, last - 1)]
-        if lost:
+        if lost and forgotten > change_readers.dropped_before(self.root, self.node, self._reader):
             raise Misconfigured(
                 f"{self._folder}: deletions up to wave {forgotten} are not kept any more, and this plan has read up to "
                 f"wave {min(start[p] for p in lost) - 1}: what was deleted between would stay at its destinations. "

@@ -10,6 +10,7 @@ compared, and what has gone through leaves no row behind.
     pieces(start, end, limit)   driver: work for the executors, in order
     read_piece(piece)           worker: the entries of a piece, in order
     read(listed)                worker, for a retry: one entry again
+    announce(reader)            driver, before the first look of who has had nothing yet
     note(reader, positions)     driver, after a commit: where the plan stands
     forget(reader)              driver: an older version of the plan does not read it any more
 
@@ -237,6 +238,10 @@ class Log(Source):
         """Where an operator wants a reader to go on, instead of where it stands; None: nowhere else. The engine follows
         each move once."""
         return None
+
+    def announce(self, reader: str) -> None:
+        """This reader has had nothing yet, and is about to look at the log: what it may come to need is not removed
+        from now on. Called before ``end``; it may be called again."""
 
     def note(self, reader: str, positions: Positions, moved: str = "") -> None:
         """All before these positions has been processed, durably: a log that removes what its readers have read may
