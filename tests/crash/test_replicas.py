@@ -69,7 +69,7 @@ def beside(folder: Path) -> Iterator[Zygote]:
 
 
 @pytest.mark.rule("changes.kill")
-@pytest.mark.parametrize("seed", sampled(range(16), 8))
+@pytest.mark.parametrize("seed", sampled(range(16), 16))
 def test_both_run_at_once_and_both_are_killed(zygote: Zygote, beside: Zygote, folder: Path, seed: int) -> None:
     """The state changes, is merged and loses deletions while it is read; in the end the copy is what the state is."""
     chance = random.Random(seed)
