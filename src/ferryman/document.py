@@ -141,7 +141,8 @@ class Document(MutableMapping[str, Any]):
             why: the ledger says it.
 
         Raises:
-            PermanentError: ``after`` is not a duration.
+            PermanentError: ``after`` is not a duration. In a run also if the document is an entry of a log that a keyed
+                node counts, or what a keyed node exports: it would be counted, or told, twice.
         """
         after_s = _seconds(after)
         if after_s is None:

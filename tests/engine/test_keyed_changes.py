@@ -204,6 +204,29 @@ def test_an_entry_of_a_log_is_counted_once(place: Path) -> None:
     assert words.states() == {"a": 2, "b": 1}
 
 
+@pytest.mark.rule("keyed.again")
+def test_an_entry_that_asks_to_be_read_again_is_rejected(place: Path) -> None:
+    """It would be counted twice. So would what is exported be told twice."""
+
+    def ask(doc: Document) -> Document:
+        if doc.get("word") == "b" or doc.get("new") == 2:
+            doc.again("1h")
+        return doc
+
+    into = DurableQueue("in", place)
+    into.append([{"word": word} for word in "abca"])
+    plan = Plan("asks", version=1)
+    counts = plan.source("in", Queue("in", place)).step("ask", ask).keyed("counts", count, key="word")
+    counts.step("ask-below", ask).destination("out", IntoQueue("out", place))
+    plan.errors(IntoQueue("errors", place))
+    assert run_plan(plan, place / "state").exit == 0
+    assert states(place / "state" / "asks-v1", "counts") == {"a": 2, "c": 1}
+    assert [message.body["key"] for message in DurableQueue("out", place).read()] == ["c"]
+    errors = [message.body for message in DurableQueue("errors", place).read()]
+    assert sorted(error["where"] for error in errors) == ["ask", "ask-below"]
+    assert all("not read again" in error["cause"] for error in errors)
+
+
 @pytest.mark.rule("keyed.another")
 def test_a_queue_that_was_made_again_is_not_counted_on_top(place: Path) -> None:
     """At the start of a run, and in the middle of one; nothing of it is read. A plan of its own counts it anew."""
