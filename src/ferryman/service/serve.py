@@ -29,6 +29,7 @@ from ferryman.service.reporting import Reporting
 from ferryman.service.serving import Serving
 from ferryman.service.slow import SLOTS, SlowHosts, SlowLane
 from ferryman.service.stages import JobStage, Provisioning
+from ferryman.service.together import Finisher
 from ferryman.service.worker import LOST_PAUSE_S, POLL_S, Loop, SlowWorker, Worker
 from ferryman.service.workspace import Workspace, is_done
 
@@ -178,7 +179,11 @@ class Consumers:
         ]
         self._swept_at = -SWEEP_S
         lanes = {state: SlowLane() for state in (JobState.PENDING, JobState.DOWNLOADING)}
-        how: dict[str, Any] = {"at_work": self._at_work, "isolation": isolation}
+        finisher = Finisher()
+        self._loops.append(
+            Loop("finisher", stop, finisher.turn, self.say, wait=finisher.wait, release=finisher.release)
+        )
+        how: dict[str, Any] = {"at_work": self._at_work, "isolation": isolation, "finisher": finisher, "stop": stop}
         for station in serving.stages(queue, work, fetcher, callback, stop, self.say):
             for _ in range(1 if isinstance(station, Provisioning) else serving.threads):
                 self._add(station, Worker(queue, station, self.say, lane=lanes.get(station.state), **how))
@@ -273,11 +278,18 @@ class _StopBetweenWaves(Forwarding):
 
 @contextmanager
 def on_spark(
-    plan: Plan, state: Path | None, master: str, conf: Mapping[str, str], accept_changes: bool = False
+    plan: Plan,
+    state: Path | None,
+    master: str,
+    conf: Mapping[str, str],
+    accept_changes: bool = False,
+    *,
+    preflight: bool = True,
 ) -> Iterator[tuple[State, Runner]]:
     """The driver of a plan's state, on a Spark session of its own."""
     from ferryman.engine.driver import drive
 
     told = {f"spark.executorEnv.{ENVIRONMENT}": os.environ[ENVIRONMENT]} if ENVIRONMENT in os.environ else {}
-    with drive(plan, state, None, master, {**told, **conf}, accept_changes, observer=Silent()) as driver:
+    settings = {**told, **conf}
+    with drive(plan, state, None, master, settings, accept_changes, preflight=preflight, observer=Silent()) as driver:
         yield driver
