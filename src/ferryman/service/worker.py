@@ -130,7 +130,7 @@ class Worker:
         isolation: Isolation,
         finisher: Finisher,
         stop: threading.Event,
-        lane: SlowLane | None = None,
+        lane: SlowLane[Job] | None = None,
     ) -> None:
         self._lane, self._finisher, self._stop = lane, finisher, stop
         self._queue, self._station, self._say, self._clock = queue, station, say, clock
@@ -272,7 +272,7 @@ class Worker:
 class SlowWorker(Worker):
     """Takes the jobs that another one met a slow host with. Its station waits for slow hosts."""
 
-    def __init__(self, *given: Any, takes: SlowLane, **named: Any) -> None:
+    def __init__(self, *given: Any, takes: SlowLane[Job], **named: Any) -> None:
         super().__init__(*given, **named)
         self._takes = takes
 
@@ -283,5 +283,5 @@ class SlowWorker(Worker):
     def _next(self) -> Job | None:
         return self._takes.take()
 
-    def _looks(self) -> int:
-        return 1  # no watch tells of what is handed over
+    def wait(self, timeout_s: float) -> None:
+        self._stop.wait(timeout_s)  # no watch tells of what is handed over
