@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections import defaultdict
 from pathlib import Path
@@ -36,13 +37,34 @@ RETIRED_IN_TEXTS = {
 """Not in messages and docstrings. ``owed`` alone is a column of the ledger."""
 
 
+@functools.cache
+def syntax() -> list[tuple[Path, ast.AST]]:
+    """All nodes of the package's modules that have a name or a text."""
+    return [
+        (path, node)
+        for path in (ROOT / "src").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.ClassDef | ast.Constant)
+    ]
+
+
+@functools.cache
+def texts() -> list[tuple[Path, list[str]]]:
+    """All files with words that people read, as lines."""
+    return [
+        (path, path.read_text("utf-8").splitlines())
+        for folder in ("src", "docs", "bench", "scripts", "README.md")
+        for path in ([ROOT / folder] if folder.endswith(".md") else (ROOT / folder).rglob("*"))
+        if path.suffix in (".py", ".md", ".toml")
+    ]
+
+
 def test_a_class_name_stands_once() -> None:
     """Ports aside: a reader who looks for a class finds one."""
     places = defaultdict(list)
-    for path in (ROOT / "src").rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-            if isinstance(node, ast.ClassDef):
-                places[node.name].append(f"{path.relative_to(ROOT)}:{node.lineno}")
+    for path, node in syntax():
+        if isinstance(node, ast.ClassDef):
+            places[node.name].append(f"{path.relative_to(ROOT)}:{node.lineno}")
     assert {name: where for name, where in places.items() if len(where) > 1 and name not in PORTS} == {}
 
 
@@ -51,10 +73,8 @@ def test_retired_words_are_not_used(word: str) -> None:
     """Neither in code nor in docs; of old names only the changelog may speak."""
     found = [
         f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
-        for folder in ("src", "docs", "bench", "scripts", "README.md")
-        for path in ([ROOT / folder] if folder.endswith(".md") else (ROOT / folder).rglob("*"))
-        if path.suffix in (".py", ".md", ".toml")
-        for number, line in enumerate(path.read_text("utf-8").splitlines(), 1)
+        for path, lines in texts()
+        for number, line in enumerate(lines, 1)
         if re.search(word, line)
     ]
     assert found == [], f"say {RETIRED[word]}"
@@ -65,8 +85,7 @@ def test_retired_phrases_are_not_in_texts(words: str) -> None:
     """String literals of the package: what the program says, and what the reference pages quote."""
     found = [
         f"{path.relative_to(ROOT)}:{node.lineno}: {match[0]}"
-        for path in (ROOT / "src").rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        for path, node in syntax()
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
         for match in re.finditer(words, node.value, re.IGNORECASE)
     ]

@@ -32,7 +32,6 @@ CASES = [(p, g, t) for p in POINTS for g in scenario.GUARANTEES for t in ARMED_A
 
 
 IN_CI = {
-    ("transform.staged", "exactly-once", 4),
     ("deliver.sent", "at-most-once", 2),
 }
 

@@ -33,7 +33,7 @@ def applies(point: str, stage: int) -> bool:
 
 CASES = [(point, stage) for point in WHO for stage in once.STAGES if applies(point, stage)]
 
-SHORT = ("once.", "transform.", "commit.ready", "wave.logged")
+SHORT = ("once.", "transform.staged", "wave.logged")
 """Points that are tried each time, beside those of the intake; `make prove` runs all."""
 
 

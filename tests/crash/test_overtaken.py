@@ -37,10 +37,8 @@ FREE = (*UNBORN, "command.done", "counted.", "notify.")
 IN_CI = (
     ("epoch.logged", END),
     *(("transform.staged", END), ("transform.done", "deliver.sent"), ("commit.ready", END)),
-    *(("wave.logged", "sweep.table"), ("wave.marked", END), ("deliver.sent", "settle.closed")),
-    *((IN_WRITE, END), ("deliver.noted", "transform.staged"), ("deliver.result", END)),
-    *(("deliver.claimed", "deliver.sent"), ("scan.judged", "transform.staged"), ("settle.closed", END)),
-    *(("ledger.marked", END), ("settle.trimmed", "epoch.table"), ("outbox.logged", END)),
+    *(("wave.logged", "sweep.table"), ("deliver.sent", "settle.closed"), (IN_WRITE, END)),
+    *(("deliver.claimed", "deliver.sent"), ("settle.closed", END), ("settle.trimmed", "epoch.table")),
 )
 """(where the first sleeps, where the second is when it wakes)."""
 

@@ -45,7 +45,7 @@ def applies(point: str, stage: int) -> bool:
 
 CASES = [(p, line, stage) for p in WHO for line in LINES for stage in STAGES if applies(p, stage)]
 
-SHORT = ("transform.staged", "wave.", "settle.", "outbox.", "append.", "tailer.", "command.staged")
+SHORT = ("transform.staged", "wave.logged", "settle.closed", "outbox.logged", "append.", "tailer.", "command.staged")
 """Points tried each time, each in one case; `make prove` runs all."""
 
 SAME = ("wave.synced", "outbox.synced", "outbox.marked", "settle.trimmed")

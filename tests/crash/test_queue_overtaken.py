@@ -40,8 +40,6 @@ CASES = [
 SHORT = {
     ("append.logged", END, "alts", 2),
     ("transform.done", END, "join", 1),
-    ("wave.marked", END, "pipe", 2),
-    ("outbox.logged", END, "pipe", 1),
 }
 
 

@@ -68,7 +68,7 @@ def test_what_cannot_combine_is_refused(place: Path, combiner: Any, value: Any) 
 def test_a_tree_of_counts_equals_a_recount(place: Path) -> None:
     """After each round, with counts that come back to nothing: each key is in its index exactly once."""
     plan, into, recount = tree(place), DurableQueue("in", place), Recount(14)
-    for _ in range(4):
+    for _ in range(2):
         into.append(recount.entries(60))
         assert run_plan(plan, place / "state").exit == 0
         recount.check(place)

@@ -18,6 +18,8 @@ __all__ = ["place"]
 STORES = ("memory", "sqlite", pytest.param("zookeeper", marks=pytest.mark.server))
 SESSION_S = 4.0
 """A dead consumer's locks are free after this time: short, so that a test need not wait long."""
+PATIENT_S = 60.0
+"""Of the test's own handles: on a loaded machine a server may answer late, and no session may end over it."""
 
 Opening = Callable[[], Queue]
 
@@ -43,7 +45,7 @@ def opening(url: str) -> Iterator[Opening]:
     opened: list[Queue] = []
 
     def one_more() -> Queue:
-        opened.append(Queue.open(url, session_timeout_s=SESSION_S, clock=lambda: NOW_S))
+        opened.append(Queue.open(url, session_timeout_s=PATIENT_S, clock=lambda: NOW_S))
         return opened[-1]
 
     yield one_more

@@ -16,7 +16,7 @@ CONSUMERS = 8
 
 
 @pytest.mark.rule("intake.once")
-@pytest.mark.parametrize("jobs", sampled([500, 2000], 2))
+@pytest.mark.parametrize("jobs", sampled([200, 2000], 2))
 def test_eight_consumers_acquire_many_jobs(url: str, queue: Queue, opening: Opening, jobs: int) -> None:
     """Nobody one twice, none lost, each the most urgent first, then the oldest."""
     batch = queue.load_batch(started(queue, jobs=0))
@@ -73,12 +73,13 @@ def test_batches_and_jobs_are_made_by_many_at_once(opening: Opening) -> None:
 
 def test_one_queue_is_used_by_many_threads(queue: Queue) -> None:
     """A consumer has threads for each state; they share a handle."""
-    started(queue, jobs=60)
+    jobs = 30
+    started(queue, jobs=jobs)
     order = ["Pending", "Estimating", "Provisioning", "Downloading", "Processing", "Storing", "Recording", "Notify"]
 
     def serve(state: str) -> None:
         done = 0
-        while done < 60:
+        while done < jobs:
             watch = queue.watch_jobs(state)
             job = queue.acquire_job(state)
             if job is None:
@@ -93,7 +94,7 @@ def test_one_queue_is_used_by_many_threads(queue: Queue) -> None:
 
     with ThreadPoolExecutor(len(order)) as pool:
         list(pool.map(serve, order))
-    assert len(queue.list_jobs("Completed")) == 60
+    assert len(queue.list_jobs("Completed")) == jobs
     assert queue.audit() == []
     assert not [path for path in layout(queue) if path.endswith("/lock")]
 

@@ -134,6 +134,12 @@ class Server:
         return self._process is not None and self._process.poll() is None
 
     @property
+    def pid(self) -> int:
+        """Of the process that was started."""
+        assert self._process, f"{self.name} is not running"
+        return self._process.pid
+
+    @property
     def log(self) -> Path:
         """What it printed."""
         return self.folder / f"{self.name}.log"

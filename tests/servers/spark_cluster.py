@@ -61,7 +61,7 @@ class SparkWorker(Server):
 
     def __init__(self, master: SparkMaster, before: Sequence[str] = (), python: str = sys.executable) -> None:
         super().__init__()
-        self._master = master
+        self.master = master
         self._before = before
         self._python = python
 
@@ -72,7 +72,7 @@ class SparkWorker(Server):
     def command(self) -> list[str]:
         told = ["--host", "127.0.0.1", "--port", str(self.port), "--webui-port", "0", "--cores", "1", "--memory", "1g"]
         main = [java(), "-Xmx256m", "-cp", str(JARS), "org.apache.spark.deploy.worker.Worker", *told]
-        main += ["--work-dir", str(self.folder), self._master.url]
+        main += ["--work-dir", str(self.folder), self.master.url]
         if not self._before:
             return main
         return ["unshare", "--mount", "sh", "-ec", "; ".join([*self._before, f"exec {shlex.join(main)}"])]
@@ -81,7 +81,7 @@ class SparkWorker(Server):
         return {"PYSPARK_PYTHON": self._python, "SPARK_HOME": str(JARS.parents[1]), "SPARK_SCALA_VERSION": "2.13"}
 
     def ready(self) -> bool:
-        workers = self._master.about()["workers"]
+        workers = self.master.about()["workers"]
         return any(each["port"] == self.port and each["state"] == "ALIVE" for each in workers)
 
     @property

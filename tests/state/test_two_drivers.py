@@ -19,6 +19,7 @@ from ferryman.state.state import State
 from ferryman.storage.lock import Lock
 from tests.support import no_lock
 from tests.support.recorder import Recorder, Store
+from tests.support.tiers import sampled
 from tests.support.trial import Interrupted, Trial, Until, Watch
 
 PHASES = ["scan", "transform", "commit", "deliver", "settle"]
@@ -70,8 +71,10 @@ def test_the_second_is_refused_while_the_first_runs(trial: Trial, phase: str) ->
     assert watch.happened
 
 
-@pytest.mark.parametrize("guarantee", ["exactly-once", "at-least-once", "at-most-once"])
-@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize(
+    ("phase", "guarantee"),
+    sampled([(p, g) for g in ("exactly-once", "at-least-once", "at-most-once") for p in PHASES], 4),
+)
 def test_without_a_lock_the_first_one_stops_at_its_next_commit(
     place: Path, unlocked: None, phase: str, guarantee: str
 ) -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import atexit
 import fcntl
+import functools
 import os
 import re
+import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -137,17 +141,25 @@ class QuickShell(Shell):
     """Its ``ferryman`` starts nothing and runs tasks in forked processes: see tests/support/quick_ferryman.py."""
 
     def __init__(self, folder: Path, replaced: dict[str, str] | None = None) -> None:
-        server = folder / "server"
-        serve = f"from tests.support.quick_ferryman import serve; serve({str(server)!r})"
-        self._server = subprocess.Popen([sys.executable, "-c", serve], cwd=ROOT)
         replaced = {"starting Spark\n": "", **(replaced or {})}
-        super().__init__(folder, replaced, f'-SE "{quick_ferryman.__file__}" "{server}"')
-        until(server.exists)
+        super().__init__(folder, replaced, f'-SE "{quick_ferryman.__file__}" "{_server()}"')
 
-    def __exit__(self, *_: object) -> None:
-        super().__exit__()
-        self._server.kill()
-        self._server.wait()
+
+@functools.cache
+def _server() -> Path:
+    """One for all pages of this process: it loads for two seconds."""
+    folder = Path(tempfile.mkdtemp(prefix="ferryman-pages-"))
+    serve = f"from tests.support.quick_ferryman import serve; serve({str(folder / 'server')!r})"
+    server = subprocess.Popen([sys.executable, "-c", serve], cwd=ROOT)
+
+    def stop() -> None:
+        server.kill()
+        server.wait()
+        shutil.rmtree(folder)
+
+    atexit.register(stop)
+    until((folder / "server").exists)
+    return folder / "server"
 
 
 def until(condition: Callable[[], bool]) -> None:
