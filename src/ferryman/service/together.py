@@ -43,19 +43,16 @@ def sync(written: Sequence[Unsynced]) -> list[OSError | None]:
         except OSError as e:
             return [e for _ in written]
         return [None for _ in written]
-    done: set[Path] = set()
-    return [_sync_alone(one, done) for one in written]
+    errors: dict[Path, OSError | None] = {}
+    for one in written:  # names after contents
+        errors.update({path: _error_of(files.fsync_file, path) for path in one.files})
+    errors.update({folder: _error_of(files.fsync_folder, folder) for folder in dict.fromkeys(folders)})
+    return [next((found for path in (*one.files, *one.folders) if (found := errors[path])), None) for one in written]
 
 
-def _sync_alone(one: Unsynced, done: set[Path]) -> OSError | None:
-    """``done``: what was synced already, for another one."""
+def _error_of(synced: Callable[[Path], None], path: Path) -> OSError | None:
     try:
-        for path in one.files:
-            files.fsync_file(path)
-        for folder in one.folders:
-            if folder not in done:
-                files.fsync_folder(folder)
-                done.add(folder)
+        synced(path)
     except OSError as e:
         return e
     return None

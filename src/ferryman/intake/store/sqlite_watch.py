@@ -10,7 +10,7 @@ from weakref import WeakSet, ref
 
 from ferryman.errors import FerrymanError
 
-POLL_S: Final = 0.05
+POLL_S: Final = 0.1
 """How often it asks while there are watches: this costs microseconds."""
 
 State = tuple[int, int] | None
