@@ -17,6 +17,7 @@ from ferryman.engine.preflight.facts import PROOF, DriverView, proved
 from ferryman.engine.preflight.seen import Differs, differences
 from ferryman.errors import EngineError, UsageError
 from ferryman.plan import Plan
+from ferryman.service import on_spark
 from ferryman.sources import Files
 from ferryman.sources import JsonLines as Lines
 from ferryman.testing.inprocess import InProcess
@@ -110,6 +111,17 @@ def test_a_run_does_not_begin_on_executors_that_differ(
     assert not [*(place / "out").iterdir()]
     assert not [*place.rglob(f"{PROOF}*")]
     assert ferryman.run(plan, state=place, preflight=False).delivered == 1
+
+
+def test_serve_begins_all_the_same_without_it(plan: Plan, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`ferryman intake serve --no-preflight`, as a run."""
+    running(Elsewhere(another_version), monkeypatch)
+
+    with pytest.raises(UsageError, match="--no-preflight"), on_spark(plan, place, "local", {}):
+        pass
+
+    with on_spark(plan, place, "local", {}, preflight=False) as (state, _):
+        assert state.plan is plan
 
 
 @pytest.mark.rule("cluster.preflight")

@@ -26,6 +26,10 @@ class Dribble:
             def do_GET(self) -> None:
                 self._answer(dribble.contents[self.path])
 
+            def do_POST(self) -> None:
+                self.rfile.read(int(self.headers["content-length"]))
+                self._answer(dribble.contents[self.path])
+
             def _answer(self, content: bytes) -> None:
                 dribble.came.append((self.command, self.path))
                 size = len(dribble.contents[self.path])

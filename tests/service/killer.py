@@ -20,7 +20,7 @@ KILLS, ONCE = "KILLS", "KILLS-ONCE"
 
 def install() -> None:
     """From now on such a file ends this process."""
-    for name in ("file", "content"):
+    for name in ("arrived", "content"):
         setattr(fetch.Fetcher, name, _ending(getattr(fetch.Fetcher, name)))
 
 

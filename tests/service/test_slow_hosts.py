@@ -15,6 +15,7 @@ from ferryman.service.fetch import Fetcher
 from ferryman.service.slow import SlowHost, SlowHosts
 from tests.service.dribble import Dribble
 from tests.service.place import Place, until
+from tests.service.receiver import Receiver
 
 SLOW = 6
 """Jobs of the slow host: more than all threads of a state."""
@@ -75,6 +76,30 @@ def test_slow_manifests(intake: Place, kind: str) -> None:
         until(lambda: completed(intake) == 1)
         slow.faster.set()
         until(lambda: len(intake.queue.list_batches("Failed")) == SLOW)  # a server's manifest may name no file
+
+
+@pytest.mark.rule("intake.slow")
+def test_slow_receivers(intake: Place) -> None:
+    """Of jobs, and of reports: more of them than threads. The jobs and the report of others are not delayed by them."""
+    with Dribble({"/headers/told": CONTENT}) as slow, served(intake):
+        for n in range(SLOW):
+            intake.submit(
+                payload_url=intake.put(f"slow {n}.txt", "a").as_uri(),
+                local_id=f"slow {n}",
+                response_url=slow.url("/headers/told"),
+                priority=1,
+            )
+        until(lambda: bool(slow.came))
+        with Receiver() as prompt:
+            for n in range(4):
+                good = intake.put(f"{n}.txt", "good").as_uri()
+                intake.submit(payload_url=good, local_id=f"good {n}", response_url=prompt.url)
+            until(lambda: len(intake.queue.list_batches("Completed")) == 4)
+            assert completed(intake) == 4
+            assert not intake.queue.list_jobs("Failed"), "nobody's tries had come to their end"
+            assert len(prompt.told) == 8  # each job and each batch, once
+        slow.faster.set()
+        until(lambda: len(intake.queue.list_batches("Completed")) == 4 + SLOW)
 
 
 @pytest.mark.parametrize("path", ["/headers/a", "/content/a"])

@@ -59,10 +59,11 @@ class Acquirer:
                 continue
             try:
                 look = (PAUSED, COLLECTION_LOCKS) if state is JobState.PENDING else (PAUSED,)
-                found = job.acquire(state, Check(f"{folder}/{name}"), look=look)
+                found = job.acquire(state, Check(f"{folder}/{name}"), look=(*look, *job.json_paths))
                 if found is None:
                     continue
-                paused, *holds = found
+                job.keep(found[len(look) :])
+                paused, *holds = found[: len(look)]
                 self._paused = paused is not None
                 if self._paused:
                     job.unlock()

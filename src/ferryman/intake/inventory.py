@@ -33,10 +33,19 @@ class StoredFile(msgspec.Struct, frozen=True, omit_defaults=True):
     """What the submitter said of it."""
 
 
-def write(folder: Path, held: Iterable[StoredFile]) -> Path:
-    """Publish the list of a folder's files; another one is replaced. Returns its path."""
+def write(folder: Path, held: Iterable[StoredFile], *, synced: bool = True) -> Path:
+    """Publish the list of a folder's files; another one is replaced. Returns its path.
+
+    ``synced=False``: whole, but durable only when its caller has synced it.
+    """
     path = folder / NAME
-    files.replace(path, b"".join(msgspec.json.encode(each) + b"\n" for each in held))
+    data = b"".join(msgspec.json.encode(each) + b"\n" for each in held)
+    if synced:
+        files.replace(path, data)
+        return path
+    fresh = path.with_name(f".{NAME}.new")
+    fresh.write_bytes(data)
+    fresh.replace(path)
     return path
 
 

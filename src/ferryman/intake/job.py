@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Final
 
 from ferryman.errors import UsageError
@@ -27,6 +27,8 @@ class Job(Item):
         super().__init__(tree, id)
         self._batch_id = ""
         self._priority: int | None = None
+        self._kept: dict[str, StoredNode | None] = {}
+        """JSON nodes as they were read under the lock: nobody but its holder may change them."""
 
     @property
     def path(self) -> str:
@@ -237,9 +239,23 @@ class Job(Item):
         path = f"{self.path}/{name}"
         return whole_number(path, self._tree.get(path).data)
 
+    @property
+    def json_paths(self) -> list[str]:
+        """Its JSON nodes, in the order of ``JSON_NODES``."""
+        return [f"{self.path}/{name}" for name in JSON_NODES]
+
+    def keep(self, found: Sequence[StoredNode | None]) -> None:
+        """Its JSON nodes, as they were read under the lock: they are not read again while this object holds it."""
+        self._kept = dict(zip(JSON_NODES, found, strict=True))
+
+    def _lose(self) -> None:
+        self._kept = {}
+        super()._lose()
+
     def _json(self, name: str) -> dict[str, Any]:
         path = f"{self.path}/{name}"
-        found = self._tree.find(path)
+        kept = self._kept
+        found = kept[name] if self._hold is not None and name in kept else self._tree.find(path)
         return {} if found is None else decoded(path, found.data)
 
     def _set_json(self, name: str, values: Mapping[str, Any]) -> None:
@@ -249,6 +265,7 @@ class Job(Item):
         """What makes these the values of a node; {} removes it."""
         path = f"{self.path}/{name}"
         data = encoded(path, dict(values))
+        self._kept.pop(name, None)
         found = self._tree.find(path)
         if not values:
             return [Delete(path)] if found else []

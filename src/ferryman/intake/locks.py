@@ -11,6 +11,9 @@ from ferryman.intake.nodes import COLLECTION_LOCKS, LOCKS, QUEUE_LOCKS, mapped, 
 from ferryman.intake.store import Check, Conflict, Create, Delete, Op, SessionLost, Set
 from ferryman.intake.tree import NodeTree
 
+_OTHER = re.compile(r"~[0-9]+")
+"""What a node's name ends in that is not the first one of its name."""
+
 
 class LockKind(NamedTuple):
     """A kind of lock."""
@@ -42,6 +45,8 @@ class Locks:
 
     def __init__(self, tree: NodeTree) -> None:
         self._tree = tree
+        self._made: dict[tuple[str, str], str] = {}
+        """(kind, name) -> the node of a lock that was taken through this object, as far as it is known."""
 
     def lock(self, kind: str, name: str | None = None) -> bool:
         """Take a lock. False if it is taken, by whomever.
@@ -51,12 +56,12 @@ class Locks:
         """
         what = _kind(kind, name)
         session = None if what.stays else self._tree.store.session()
-        locked = False
+        locked, path = False, ""
 
         def plan() -> list[Op]:
-            nonlocal locked
+            nonlocal locked, path
             folder = self._tree.get(what.folder)
-            taken = self._taken(what, name)
+            taken = self._taken(what, name) if what.node or folder.children else {}
             locked = (name or "") not in taken.values() and "" not in taken.values()
             if not locked:
                 return []
@@ -72,6 +77,8 @@ class Locks:
             except SessionLost:
                 session = self._tree.store.session()  # it ended just now: in the next one
             else:
+                if locked and name:
+                    self._made[kind, name] = path
                 return locked
 
     def check(self, kind: str, name: str | None = None) -> bool:
@@ -90,16 +97,24 @@ class Locks:
             UsageError: there is no such kind, or it needs a name, or none.
         """
         what = _kind(kind, name)
+        known = self._made.pop((kind, name or ""), None)
+        if known is not None and self._removed(known, (name or "").encode()):
+            return
         for node, holds in self._taken(what, name).items():
-            if holds not in ("", name or ""):
-                continue
-            path = f"{what.folder}/{node}"
-            found = self._tree.find(path)
-            if found is None or (found.owner and not self._tree.store.alive(found.owner)):
-                continue
-            with suppress(Conflict, SessionLost):  # it went before
-                mine = Check(path, creation=found.creation)
-                self._tree.store.commit([mine, Delete(path)], session=found.owner or None)
+            if holds in ("", name or ""):
+                self._removed(f"{what.folder}/{node}")
+
+    def _removed(self, path: str, data: bytes | None = None) -> bool:
+        """Was there a lock that this session may remove? With ``data``: only if its node holds that."""
+        found = self._tree.find(path)
+        if found is None or (found.owner and not self._tree.store.alive(found.owner)):
+            return False
+        if data is not None and found.data != data:
+            return False
+        with suppress(Conflict, SessionLost):  # it went before
+            mine = Check(path, creation=found.creation)
+            self._tree.store.commit([mine, Delete(path)], session=found.owner or None)
+        return True
 
     def revoke(self, kind: str, name: str | None = None) -> bool:
         """Take a lock away, whosever it is. Was it locked?
@@ -140,8 +155,11 @@ class Locks:
         if what.node:
             found = self._tree.find(f"{what.folder}/{what.node}")
             return {} if found is None else {what.node: ""}
-        pattern = re.compile(re.escape(mapped(name or "")) + r"(~[0-9]+)?")
-        nodes = [node for node in self._tree.store.children(what.folder) if pattern.fullmatch(node)]
+        begins = mapped(name or "")
+        others = self._tree.store.children(what.folder, begins)
+        nodes = [node for node in others if node == begins or _OTHER.fullmatch(node[len(begins) :])]
+        if not nodes:
+            return {}
         read = self._tree.store.read([f"{what.folder}/{node}" for node in nodes])
         return {
             node: kept.data.decode("utf-8", "backslashreplace") for node, kept in zip(nodes, read, strict=True) if kept

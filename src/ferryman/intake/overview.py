@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Final
 
 from ferryman.errors import plain_text
@@ -11,7 +12,16 @@ from ferryman.intake.batch import Batch
 from ferryman.intake.errors import NodeInvalid
 from ferryman.intake.item import Item, StatusNode
 from ferryman.intake.job import Job, retries_in
-from ferryman.intake.nodes import BATCHES, batch_path, job_path, state_path, text_of, whole_number
+from ferryman.intake.nodes import (
+    BATCHES,
+    PRIORITY_NAMED_MAX,
+    batch_path,
+    job_of,
+    job_path,
+    state_path,
+    text_of,
+    whole_number,
+)
 from ferryman.intake.states import JobList, JobState
 from ferryman.intake.store import StoredNode
 from ferryman.intake.tree import NodeTree
@@ -55,16 +65,32 @@ def batch_rows(tree: NodeTree, ids: Sequence[str]) -> Iterator[dict[str, Any]]:
             yield _or_why(batch, lambda b=batch, s=status, f=folders: _batch_row(b, s, f))  # type: ignore[misc]
 
 
-def job_rows(tree: NodeTree, ids: Sequence[str]) -> Iterator[dict[str, Any]]:
+def priorities(tree: NodeTree, state: str) -> dict[str, int]:
+    """Job -> its priority, as a state's list names it; without those of which the name tells only that it is low."""
+    names = tree.store.children(state_path(state))
+    found = {job_of(name): name.partition("-")[0] for name in names}
+    return {job: int(said) for job, said in found.items() if said.isdecimal() and int(said) < PRIORITY_NAMED_MAX}
+
+
+def job_rows(
+    tree: NodeTree, ids: Sequence[str], known: Mapping[str, int] = MappingProxyType({})
+) -> Iterator[dict[str, Any]]:
     """A row a job: ``id``, ``batch``, ``status``, ``priority``, ``retry_count``, ``last_modified``, ``message``.
 
     One that is damaged has the status None, and the message says why.
+
+    Args:
+        known: priorities that need not be read.
     """
     for some in _chunks(ids):
-        found = _columns(tree, [[job_path(name, part) for name in some] for part in ("status", "bid", "priority")])
-        for name, status, bid, priority in zip(some, *found, strict=True):
+        others = [name for name in some if name not in known]
+        parts = (("status", some), ("bid", some), ("priority", others))
+        found = _columns(tree, [[job_path(name, part) for name in names] for part, names in parts])
+        read = dict(zip(others, found[2], strict=True))
+        for name, status, bid in zip(some, found[0], found[1], strict=True):
+            told = known.get(name, read.get(name))
             job = Job(tree, name)
-            yield _or_why(job, lambda j=job, s=status, b=bid, p=priority: _job_row(j, s, b, p))  # type: ignore[misc]
+            yield _or_why(job, lambda j=job, s=status, b=bid, p=told: _job_row(j, s, b, p))  # type: ignore[misc]
 
 
 def _batch_row(batch: Batch, status: StoredNode | None, folders: Sequence[StoredNode | None]) -> dict[str, Any]:
@@ -77,14 +103,16 @@ def _batch_row(batch: Batch, status: StoredNode | None, folders: Sequence[Stored
 
 
 def _job_row(
-    job: Job, status: StoredNode | None, bid: StoredNode | None, priority: StoredNode | None
+    job: Job, status: StoredNode | None, bid: StoredNode | None, priority: StoredNode | int | None
 ) -> dict[str, Any]:
     now = job.status_of(status)
+    if not isinstance(priority, int):
+        priority = whole_number(f"{job.path}/priority", _data(f"{job.path}/priority", priority))
     return {
         "id": job.id,
         "batch": text_of(f"{job.path}/bid", _data(f"{job.path}/bid", bid)),
         "status": str(now.state.value),
-        "priority": whole_number(f"{job.path}/priority", _data(f"{job.path}/priority", priority)),
+        "priority": priority,
         "retry_count": retries_in(now),
         **_last_word(now),
     }

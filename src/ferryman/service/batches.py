@@ -180,6 +180,9 @@ class Batches:
         }
         try:
             self._callback.tell(batch.submission, told)
+        except SlowHost:
+            self._waits.is_slow(batch.id)
+            return
         except (DeliveryError, Stopping) as e:
             self._say(f"{batch.id}: its submitter could not be notified: {e}")
         batch.set_status("Failed", str(error))

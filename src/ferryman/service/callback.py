@@ -13,12 +13,12 @@ import msgspec
 from ferryman import net
 from ferryman.destinations.webhook.signing import signature_headers, signing_key
 from ferryman.errors import PermanentError, TransientError
-from ferryman.limits import MIB
 from ferryman.net import shown
 from ferryman.reach import NOTHING_PRIVATE, Reach
 from ferryman.service import web
 from ferryman.service.errors import Corrupt
 from ferryman.service.manifest import checked_url
+from ferryman.service.slow import SlowHosts
 
 if TYPE_CHECKING:
     from urllib3 import PoolManager
@@ -35,6 +35,7 @@ class Callback:
     Args:
         stop: set it, and pauses end with ``Stopping``.
         reach: what URLs may lead to.
+        slow: a receiver that is slow is not waited for, but ``SlowHost``; None: it is.
         secret: signs what is posted, as webhooks are signed; ``${NAME}`` in it is filled in from the environment.
 
     Raises:
@@ -50,7 +51,11 @@ class Callback:
         tries: int = TRIES,
         pause_s: float = web.PAUSE_FIRST_S,
         timeout_s: float = TIMEOUT_S,
+        slow: SlowHosts | None = None,
     ) -> None:
+        self._slow = slow
+        if slow is not None:
+            timeout_s = min(timeout_s, slow.prompt_s)
         self._stop, self._reach = stop or threading.Event(), reach
         self._key = signing_key(secret, "--report-secret")
         self._tries, self._pause_s, self._timeout_s = tries, pause_s, timeout_s
@@ -61,6 +66,7 @@ class Callback:
         Raises:
             PermanentError: the URL is invalid, or its server refuses.
             TransientError: no good answer, as often as it was tried.
+            SlowHost: its server keeps us waiting, and is to be waited for apart.
             Stopping.
         """
         url = str(submitted.get("response_url") or "")
@@ -74,16 +80,20 @@ class Callback:
         return True
 
     def _post(self, url: str, body: bytes, id: str) -> None:
-        from urllib3.exceptions import HTTPError, LocationValueError
+        from urllib3 import exceptions as of
 
         signed = signature_headers(self._key, id, body) if self._key else {}
         kind = {"content-type": "application/json", **signed}
+        if self._slow is not None:
+            self._slow.refuse(url)
         try:
             with net.answer(self._pool, "POST", url, kind, self._timeout_s, body) as answer:
-                answer.read(MIB)  # what else it says matters to nobody
-        except LocationValueError:
+                pass  # what else it says matters to nobody, and may come a byte at a time
+        except of.LocationValueError:
             raise PermanentError(f"{shown(url)}: this is not a possible host name. Correct it.") from None
-        except HTTPError as e:
+        except of.HTTPError as e:
+            if self._slow is not None and isinstance(e, of.TimeoutError):
+                raise self._slow.add(url) from None
             raise TransientError(f"{shown(url)}: {type(e).__name__}, no answer") from None
         if 200 <= answer.status < 300:
             return

@@ -61,6 +61,22 @@ class Fetched(NamedTuple):
     sha256: str
 
 
+class Arrived(NamedTuple):
+    """A file that has come, whole and checked."""
+
+    found: Fetched
+    target: Path
+    part: Path | None
+    """Where it is: to be synced, then published. None: it was at its place before, durably."""
+
+    def publish(self) -> None:
+        """Put it at its place, which only what is durable may be at."""
+        if self.part is not None:
+            os.replace(self.part, self.target)
+            _forget(self.part)
+            crash.point("job.fetched")
+
+
 class Fetcher:
     """Fetches over http, https and from files; safe to use from many threads.
 
@@ -146,20 +162,23 @@ class Fetcher:
             OSError: the disk is full, or failed.
             Stopping.
         """
+        arrived = self.arrived(url, target, digest, size)
+        if arrived.part is not None:
+            files.fsync_file(arrived.part)
+            arrived.publish()
+            files.fsync_folder(target.parent)
+        return arrived.found
+
+    def arrived(self, url: str, target: Path, digest: str = "", size: int | None = None) -> Arrived:
+        """As ``file``, but what has come is neither synced nor at its place yet."""
         target.parent.mkdir(parents=True, exist_ok=True)
         if target.exists():
             try:
-                return checked(url, target, digest, size)
+                return Arrived(checked(url, target, digest, size), target, None)
             except Corrupt:
                 target.unlink()  # damaged since, or the submitter has another one by now
         part = target.with_name(f".{hashlib.sha256(target.name.encode()).hexdigest()[:24]}.part")
-        found = self._part(url, part, digest, size)
-        files.fsync_file(part)
-        os.replace(part, target)
-        files.fsync_folder(target.parent)
-        _forget(part)
-        crash.point("job.fetched")
-        return found
+        return Arrived(self._part(url, part, digest, size), target, part)
 
     def _part(self, url: str, part: Path, digest: str, size: int | None) -> Fetched:
         """Fetch it into a part, and check it. An old part that was continued may be at fault: once more without."""

@@ -18,6 +18,7 @@ from ferryman.errors import PermanentError, describe
 from ferryman.intake import Job, JobState, Queue
 from ferryman.service.payload import planned
 from ferryman.service.serving import Serving
+from ferryman.service.together import finish
 from ferryman.service.workspace import Workspace
 
 _DIE_WITH_PARENT: Final = 1  # PR_SET_PDEATHSIG of Linux
@@ -68,7 +69,9 @@ class StageTask:
         fetcher, callback = self.serving.fetcher(stop), self.serving.callback(stop)
         stages = self.serving.stages(queue, work, fetcher, callback, stop, lambda text: None)
         (stage,) = (one for one in stages if one.state is self.state)
-        return stage.work(cast("Job", _Asked(ask, "job")))
+        done = stage.work(cast("Job", _Asked(ask, "job")))
+        finish(done.steps)
+        return done._replace(steps=())
 
 
 @dataclass(frozen=True)

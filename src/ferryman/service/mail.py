@@ -190,8 +190,15 @@ class BatchReports:
     """All ways by which a batch's submitter is told: each once, also if another one has to be tried again."""
 
     def __init__(self, callback: Callback, mail: Mail | None) -> None:
+        self._mail = mail
         self._ways: list[Callback | Mail] = [callback, *([mail] if mail else [])]
         self._told: dict[str, set[int]] = {}
+
+    def by(self, callback: Callback) -> BatchReports:
+        """The same with another callback; each knows what the other has told."""
+        found = BatchReports(callback, self._mail)
+        found._told = self._told
+        return found
 
     def tell(self, submitted: Mapping[str, Any], what: Mapping[str, Any]) -> bool:
         """Tell by every way that the submission names. False: it names none.
@@ -199,6 +206,7 @@ class BatchReports:
         Raises:
             TransientError: by one of them it has to be tried again.
             PermanentError: one of them refuses.
+            SlowHost: as ``Callback.tell``; nothing was told yet by the others.
             Stopping.
         """
         id = str(what["id"])
@@ -218,7 +226,7 @@ class BatchReports:
                     told.add(number)  # it is refused for good; others may still have to be tried
         again = [e for e in errors if isinstance(e, TransientError)]
         if not again:
-            del self._told[id]
+            self._told.pop(id, None)
         for error in [*again, *errors]:
             raise error
         return ways

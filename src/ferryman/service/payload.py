@@ -27,7 +27,7 @@ from ferryman.service.manifest import (
     rows_of,
     whole,
 )
-from ferryman.service.workspace import Workspace, read_entries, write_entries
+from ferryman.service.workspace import Workspace, read_entries, write_lists
 from ferryman.storage import files
 
 
@@ -125,13 +125,13 @@ def planned(submission: Mapping[str, Any], batch_id: str, work: Workspace, fetch
         return
     folder = work.batch(batch_id) / "objects"
     objects = objects_of(_rows(submission, work.batch(batch_id) / "manifest", fetcher))
-    for number, one in enumerate(objects):
-        if kind is not PayloadKind.MANIFEST:
-            for row in one.rows:
-                yield _of_row(submission, kind, Object(f"line {row.line}", [row]))
-            continue
-        path = folder / f"{number:07d}.jsonl"
-        write_entries(path, [row.entry for row in one.rows])
+    if kind is not PayloadKind.MANIFEST:
+        for row in (row for one in objects for row in one.rows):
+            yield _of_row(submission, kind, Object(f"line {row.line}", [row]))
+        return
+    kept = [(one, folder / f"{number:07d}.jsonl") for number, one in enumerate(objects)]
+    write_lists({path: [row.entry for row in one.rows] for one, path in kept})
+    for one, path in kept:
         yield _of_lines(submission, one, path)
 
 
@@ -282,9 +282,14 @@ def listed(job: Job, work: Workspace, fetcher: Fetcher) -> list[ManifestEntry]:
     configuration = job.configuration
     edition = edition_of(configuration)
     found = work.entries(job.id, edition)
-    if found is None:
-        found = _written(configuration, work) or _entries(configuration, fetcher)
-        work.set_entries(job.id, found, edition)
+    if found is not None:
+        return found
+    written = _written(configuration, work)
+    if written is not None and (found := read_entries(written.read_bytes())):
+        work.link_entries(job.id, written, edition)
+        return found
+    found = _entries(configuration, fetcher)
+    work.set_entries(job.id, found, edition)
     return found
 
 
@@ -299,14 +304,14 @@ def is_container(job: Job) -> bool:
     return kind_of(job.configuration) is PayloadKind.CONTAINER
 
 
-def _written(configuration: Mapping[str, Any], work: Workspace) -> list[ManifestEntry] | None:
-    """What the batch consumer has laid into the working space; None: this job's submitter named its files elsewhere."""
+def _written(configuration: Mapping[str, Any], work: Workspace) -> Path | None:
+    """The list that the batch consumer has laid into the working space; None: its files are named elsewhere."""
     if OBJECT_LIST not in configuration:
         return None
     path = Path(unquote(urlsplit(str(configuration[OBJECT_LIST])).path))
     if not path.resolve().is_relative_to(work.batches.resolve()):
         raise Corrupt(f"{path}: is not a list of files that was made here.")
-    return read_entries(path.read_bytes())
+    return path
 
 
 def _entries(configuration: Mapping[str, Any], fetcher: Fetcher) -> list[ManifestEntry]:

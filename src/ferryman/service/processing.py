@@ -89,7 +89,7 @@ class Processing:
         """Jobs that a complete turn has listed: until something is due, there is nothing new to find out of them."""
         self._scan_at = 0.0
         for source in self._sources.values():
-            source.serve(queue, ())
+            source.serve(queue, {})
 
     @property
     def holds(self) -> bool:

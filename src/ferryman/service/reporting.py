@@ -13,6 +13,7 @@ from ferryman.service.batches import is_made
 from ferryman.service.callback import Callback
 from ferryman.service.mail import BatchReports
 from ferryman.service.payload import has_payload
+from ferryman.service.slow import SlowHost, SlowLane
 from ferryman.service.workspace import Workspace
 
 AGAIN_S: Final = 30.0
@@ -39,7 +40,10 @@ class Reporting:
         callback: Callback | BatchReports,
         say: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
+        *,
+        lane: SlowLane[Batch] | None = None,
     ) -> None:
+        self._lane = lane
         self._queue, self._work, self._callback = queue, work, callback
         self._say, self._clock = say, clock
         self._unsent: list[tuple[float, float, Batch]] = []
@@ -63,11 +67,14 @@ class Reporting:
                 del self._unsent[at]
                 self._report(waiting[2], waiting[1])
                 return True
-        batch = self._queue.acquire_batch_for_reporting(is_made)  # 1
+        batch = self._next()  # 1
         if batch is None:
             return False
         self._report(batch, now)
         return True
+
+    def _next(self) -> Batch | None:
+        return self._queue.acquire_batch_for_reporting(is_made)
 
     def release(self) -> None:
         """Give back what waits."""
@@ -92,6 +99,11 @@ class Reporting:
                         self._say(f"{batch.id}: its report was not sent: {e}. Next try in {AGAIN_S:g} s.")
                         return
                     why = f"; its report could not be sent: {e}"
+                except SlowHost:
+                    if self._lane is not None:
+                        keeps = True
+                        self._lane.give(batch)
+                    return
                 except DeliveryError as e:
                     why = f"; its report could not be sent: {e}"
             crash.point("batch.told")
@@ -130,3 +142,18 @@ class Reporting:
             return {"job": job_id, "jobID": job.configuration.get("jobID"), **job.identifiers}
         except NodeInvalid:
             return {"job": job_id}
+
+
+class SlowReporting(Reporting):
+    """Reports the batches whose receivers another one has found slow. Its callback waits for slow receivers."""
+
+    def __init__(self, *given: Any, takes: SlowLane[Batch]) -> None:
+        super().__init__(*given)
+        self._takes = takes
+
+    def _next(self) -> Batch | None:
+        return self._takes.take()
+
+    def release(self) -> None:
+        super().release()
+        self._takes.close()

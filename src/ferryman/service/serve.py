@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ferryman import limits
 from ferryman.errors import StateHeld
-from ferryman.intake import BatchState, JobState, NodeInvalid, Queue, QueueLost
+from ferryman.intake import Batch, BatchState, Job, JobState, NodeInvalid, Queue, QueueLost
 from ferryman.observe.progress import Forwarding, Observer, Silent
 from ferryman.plan import Plan
 from ferryman.reach import ENVIRONMENT, to_environment
@@ -25,11 +25,12 @@ from ferryman.service.errors import Stopping
 from ferryman.service.isolation import Isolation
 from ferryman.service.minted import Minted
 from ferryman.service.processing import Processing, jobs_sources
-from ferryman.service.reporting import Reporting
+from ferryman.service.reporting import Reporting, SlowReporting
 from ferryman.service.serving import Serving
 from ferryman.service.slow import SLOTS, SlowHosts, SlowLane
 from ferryman.service.stages import JobStage, Provisioning
-from ferryman.service.worker import LOST_PAUSE_S, POLL_S, Loop, SlowWorker, Worker
+from ferryman.service.together import Finisher
+from ferryman.service.worker import LOST_PAUSE_S, POLL_S, QUIET_LOOKS, Loop, SlowWorker, Worker
 from ferryman.service.workspace import Workspace, is_done
 
 if TYPE_CHECKING:
@@ -162,27 +163,37 @@ class Consumers:
         self._say = say
         self._work = work = Workspace(serving.work)
         slow = SlowHosts(serving.prompt_s)
-        fetcher, patient, callback = serving.fetcher(stop, slow), serving.fetcher(stop), serving.callback(stop)
+        fetcher, callback = serving.fetcher(stop, slow), serving.callback(stop, slow)
+        patient, patient_callback = serving.fetcher(stop), serving.callback(stop)
         self._at_work = AtWork(work.at_work, self.say)
         isolation = Isolation(queue, serving, stop)
         self._waits = Waits()
         waits: dict[str, Any] = {"waits": self._waits, "at_work": self._at_work, "isolation": isolation}
-        reports = serving.reports(stop)
+        patient_reports = serving.reports(stop)
+        reports = patient_reports.by(callback)
         self._batches = [Batches(queue, work, fetcher, reports, self.say, **waits) for _ in range(serving.threads)]
-        self._batches += [SlowBatches(queue, work, patient, reports, self.say, **waits) for _ in range(SLOTS)]
-        self._reporting = Reporting(queue, work, reports, self.say)
+        self._batches += [SlowBatches(queue, work, patient, patient_reports, self.say, **waits) for _ in range(SLOTS)]
+        slow_reports = SlowLane[Batch]()
+        self._reporting = [Reporting(queue, work, reports, self.say, lane=slow_reports)]
+        self._reporting += [
+            SlowReporting(queue, work, patient_reports, self.say, takes=slow_reports) for _ in range(SLOTS)
+        ]
         self._loops = [
-            *(Loop("batches", stop, each.turn, self.say, wait=self._batch_wait) for each in self._batches),
-            Loop("reports", stop, self._reporting.turn, self.say, release=self._reporting.release),
+            *(Loop("batches", stop, each.turn, self.say, wait=self._batch_wait(each)) for each in self._batches),
+            *(Loop("reports", stop, each.turn, self.say, release=each.release) for each in self._reporting),
             Loop("sweep", stop, self._sweep, self.say, wait=stop.wait),
         ]
         self._swept_at = -SWEEP_S
-        lanes = {state: SlowLane() for state in (JobState.PENDING, JobState.DOWNLOADING)}
-        how: dict[str, Any] = {"at_work": self._at_work, "isolation": isolation}
+        lanes = {state: SlowLane[Job]() for state in (JobState.PENDING, JobState.DOWNLOADING, JobState.NOTIFY)}
+        finisher = Finisher()
+        self._loops.append(
+            Loop("finisher", stop, finisher.turn, self.say, wait=finisher.wait, release=finisher.release)
+        )
+        how: dict[str, Any] = {"at_work": self._at_work, "isolation": isolation, "finisher": finisher, "stop": stop}
         for station in serving.stages(queue, work, fetcher, callback, stop, self.say):
             for _ in range(1 if isinstance(station, Provisioning) else serving.threads):
                 self._add(station, Worker(queue, station, self.say, lane=lanes.get(station.state), **how))
-        for station in serving.stages(queue, work, patient, callback, stop, self.say):
+        for station in serving.stages(queue, work, patient, patient_callback, stop, self.say):
             for _ in range(SLOTS if station.state in lanes else 0):
                 self._add(station, SlowWorker(queue, station, self.say, takes=lanes[station.state], **how))
         self._bundles = [Bundles(queue, work, size, self._stopping, self.say) for size in ("small", "large")]
@@ -217,7 +228,7 @@ class Consumers:
             return False
         if self._queue.locks.check("ingest"):
             return True
-        if self._waits or self._reporting.waiting:
+        if self._waits or any(each.waiting for each in self._reporting):
             return False
         if any(not self._queue.is_passed_over(job) for state in AT_WORK for job in self._queue.list_jobs(state)):
             return False
@@ -235,12 +246,19 @@ class Consumers:
         except NodeInvalid:
             return False  # the audit's business
 
-    def _batch_wait(self, timeout_s: float) -> None:
-        watch = self._queue.watch_batches()
-        try:
-            watch.wait(timeout_s)
-        finally:
-            watch.close()
+    def _batch_wait(self, batches: Batches) -> Callable[[float], object]:
+        """As a worker waits. No watch tells of batches that are handed over."""
+
+        def wait(timeout_s: float) -> None:
+            watch = self._queue.watch_batches()
+            try:
+                for _ in range(1 if self._waits else QUIET_LOOKS):
+                    if watch.wait(timeout_s) or self._stop.is_set():
+                        return
+            finally:
+                watch.close()
+
+        return self._stop.wait if isinstance(batches, SlowBatches) else wait
 
     def _stopping(self) -> None:
         if self._stop.is_set():
@@ -273,11 +291,18 @@ class _StopBetweenWaves(Forwarding):
 
 @contextmanager
 def on_spark(
-    plan: Plan, state: Path | None, master: str, conf: Mapping[str, str], accept_changes: bool = False
+    plan: Plan,
+    state: Path | None,
+    master: str,
+    conf: Mapping[str, str],
+    accept_changes: bool = False,
+    *,
+    preflight: bool = True,
 ) -> Iterator[tuple[State, Runner]]:
     """The driver of a plan's state, on a Spark session of its own."""
     from ferryman.engine.driver import drive
 
     told = {f"spark.executorEnv.{ENVIRONMENT}": os.environ[ENVIRONMENT]} if ENVIRONMENT in os.environ else {}
-    with drive(plan, state, None, master, {**told, **conf}, accept_changes, observer=Silent()) as driver:
+    settings = {**told, **conf}
+    with drive(plan, state, None, master, settings, accept_changes, preflight=preflight, observer=Silent()) as driver:
         yield driver

@@ -68,9 +68,9 @@ class Serving:
         """What gets submitters' files; with ``slow``, it does not wait for slow hosts."""
         return Fetcher(stop, reach=self.reach, lowest_rate=self.lowest_rate, slow=slow)
 
-    def callback(self, stop: threading.Event) -> Callback:
-        """What notifies submitters."""
-        return Callback(stop, reach=self.reach, secret=self.report_secret)
+    def callback(self, stop: threading.Event, slow: SlowHosts | None = None) -> Callback:
+        """What notifies submitters; with ``slow``, it does not wait for slow receivers."""
+        return Callback(stop, reach=self.reach, secret=self.report_secret, slow=slow)
 
     def reports(self, stop: threading.Event) -> BatchReports:
         """What tells submitters of their batches."""

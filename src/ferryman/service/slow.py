@@ -10,10 +10,10 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Final
+from typing import Final, Generic, TypeVar
 from urllib.parse import urlsplit
 
-from ferryman.intake import Job
+from ferryman.intake import Batch, Job
 from ferryman.limits import KIB
 from ferryman.service.errors import Later
 
@@ -63,15 +63,18 @@ class SlowHosts:
         return SlowHost(host)
 
 
-class SlowLane:
-    """Jobs of one state, each locked, that wait for slow hosts."""
+Waiting = TypeVar("Waiting", Job, Batch)
+
+
+class SlowLane(Generic[Waiting]):
+    """Jobs of one state, or batches, each locked, that wait for slow hosts."""
 
     def __init__(self) -> None:
-        self._jobs: deque[Job] = deque()
+        self._jobs: deque[Waiting] = deque()
         self._lock = threading.Lock()
         self._closed = False
 
-    def give(self, job: Job) -> None:
+    def give(self, job: Waiting) -> None:
         """Whoever takes care of slow hosts goes on with it."""
         with self._lock:
             if not self._closed:
@@ -79,7 +82,7 @@ class SlowLane:
                 return
         job.unlock()
 
-    def take(self) -> Job | None:
+    def take(self) -> Waiting | None:
         """The one that waits longest, if its lock was not lost meanwhile."""
         with self._lock:
             while self._jobs:

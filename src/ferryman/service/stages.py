@@ -9,7 +9,8 @@ from __future__ import annotations
 import shutil
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any, ClassVar, Final, NamedTuple
 
 from ferryman import crash
@@ -20,9 +21,10 @@ from ferryman.intake.nodes import PRIORITY_NAMED_MAX
 from ferryman.service import container
 from ferryman.service.callback import Callback
 from ferryman.service.errors import Later, Stopping
-from ferryman.service.fetch import Fetched, Fetcher, checked
+from ferryman.service.fetch import Arrived, Fetcher, checked
 from ferryman.service.manifest import ManifestEntry
 from ferryman.service.payload import inventory_of, is_container, listed, refuse_bad_names
+from ferryman.service.together import Unsynced
 from ferryman.service.workspace import FULL, Workspace
 from ferryman.storage import files
 
@@ -49,6 +51,8 @@ class Done(NamedTuple):
     message: str = ""
     priority: int | None = None
     """Another one, from now on."""
+    steps: tuple[Unsynced, ...] = ()
+    """What is left to do first, each after what it needs is durable."""
 
 
 class JobStage:
@@ -171,8 +175,8 @@ class Downloading(JobStage):
     """Its files are fetched, some at once, and their digests checked; a container is unpacked.
 
     1. Every file that is not there is fetched; a part that came before a kill is continued.
-    2. The list of what is there is published.
-    3. The job says where it is.
+    2. Once they are durable, they are put at their places, and the list of what is there is published.
+    3. Once that is durable, the job says where it is.
     """
 
     state: ClassVar[JobState] = JobState.DOWNLOADING
@@ -191,31 +195,52 @@ class Downloading(JobStage):
     def work(self, job: Job) -> Done:
         fetcher = self._fetcher.within(self._time_s)
         entries = listed(job, self._work, fetcher)
-        files.make_folder(self._work.files(job.id))
-        found = self._unpacked if is_container(job) else self._fetched
-        held = found(job, entries, fetcher)  # 1
-        path = inventory.write(self._work.job(job.id), held)  # 2
-        crash.point("job.inventory")
-        said = inventory.node(path, held)
-        job.set_inventory({**said, **inventory_of(job, said["url"])})  # 3
-        crash.point("job.downloaded")
-        (self._work.job(job.id) / PACKED).unlink(missing_ok=True)
+        self._work.files(job.id).mkdir(parents=True, exist_ok=True)
+        if is_container(job):
+            held, came = self._unpacked(job, entries, fetcher), []
+        else:
+            came = self._fetched(job, entries, fetcher)  # 1
+            held = [
+                StoredFile(entry.path, one.found.size, one.found.sha256, entry.url, entry.fields)
+                for entry, one in zip(entries, came, strict=True)
+            ]
         size = sum(each.size for each in held)
-        return Done(f"{len(held)} {'file' if len(held) == 1 else 'files'}, {size} bytes")
+        said = f"{len(held)} {'file' if len(held) == 1 else 'files'}, {size} bytes"
+        return Done(said, steps=self._steps(job, held, came))
 
-    def _fetched(self, job: Job, entries: list[ManifestEntry], fetcher: Fetcher) -> list[StoredFile]:
-        folder = self._work.files(job.id)
+    def _steps(self, job: Job, held: list[StoredFile], came: list[Arrived]) -> tuple[Unsynced, ...]:
+        there = self._work.job(job.id)
 
-        def fetch(entry: ManifestEntry) -> Fetched:
+        def publish() -> None:  # 2
             if not job.locked:
                 raise Later("its lock is lost")
-            return fetcher.file(entry.url, folder / entry.path, entry.digest, entry.size)
+            for one in came:
+                one.publish()
+            inventory.write(there, held, synced=False)
 
-        found = _side_by_side(fetch, entries, self._fetches)
-        return [
-            StoredFile(entry.path, one.size, one.sha256, entry.url, entry.fields)
-            for entry, one in zip(entries, found, strict=True)
-        ]
+        def tell() -> None:  # 3
+            crash.point("job.inventory")
+            said = inventory.node(there / inventory.NAME, held)
+            job.set_inventory({**said, **inventory_of(job, said["url"])})
+            crash.point("job.downloaded")
+            (there / PACKED).unlink(missing_ok=True)
+
+        parts = tuple(one.part for one in came if one.part is not None)
+        folders = _folders_of([one.target for one in came], there)
+        return (
+            Unsynced(parts, (), publish),
+            Unsynced((there / inventory.NAME,), (*folders, there, there.parent), tell),
+        )
+
+    def _fetched(self, job: Job, entries: list[ManifestEntry], fetcher: Fetcher) -> list[Arrived]:
+        folder = self._work.files(job.id)
+
+        def fetch(entry: ManifestEntry) -> Arrived:
+            if not job.locked:
+                raise Later("its lock is lost")
+            return fetcher.arrived(entry.url, folder / entry.path, entry.digest, entry.size)
+
+        return _side_by_side(fetch, entries, self._fetches)
 
     def _unpacked(self, job: Job, entries: list[ManifestEntry], fetcher: Fetcher) -> list[StoredFile]:
         (entry,) = entries
@@ -253,15 +278,18 @@ class Storing(JobStage):
         if (there / inventory.NAME).exists() and not (kept / inventory.NAME).exists():
             shutil.rmtree(kept, ignore_errors=True)  # half of what a kill left
             there.replace(kept)  # all of it in one step
-            files.fsync_folder(kept.parent)
-        crash.point("job.kept")
         held = list(inventory.read(kept / inventory.NAME)) if (kept / inventory.NAME).exists() else []
         if not held:
             return Done("its originals are not on a disk here")
-        said = inventory.node(kept / inventory.NAME, held)
-        job.set_store({**said, **inventory_of(job, said["url"])})
-        crash.point("job.stored")
-        return Done(f"{len(held)} originals are kept")
+
+        def tell() -> None:
+            crash.point("job.kept")
+            said = inventory.node(kept / inventory.NAME, held)
+            job.set_store({**said, **inventory_of(job, said["url"])})
+            crash.point("job.stored")
+
+        steps = (Unsynced((), (kept.parent, there.parent), tell),)
+        return Done(f"{len(held)} originals are kept", steps=steps)
 
 
 class Recording(JobStage):
@@ -318,9 +346,15 @@ def _object_of(job: Job) -> str:
     return str(job.identifiers.get("primary_id") or "")
 
 
+def _folders_of(paths: Iterable[Path], below: Path) -> list[Path]:
+    """The folders in which these paths are, up to ``below``, without it."""
+    found = {folder for path in paths for folder in path.parents if below in folder.parents}
+    return sorted(found)
+
+
 def _side_by_side(
-    fetch: Callable[[ManifestEntry], Fetched], entries: list[ManifestEntry], at_once: int
-) -> list[Fetched]:
+    fetch: Callable[[ManifestEntry], Arrived], entries: list[ManifestEntry], at_once: int
+) -> list[Arrived]:
     """Fetch some at once. The first that fails ends it, when those that have begun are done."""
     from concurrent.futures import ThreadPoolExecutor
 

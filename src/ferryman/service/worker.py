@@ -22,6 +22,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any, Final
 
 from ferryman.errors import DeliveryError, FerrymanError, UsageError, describe
@@ -31,10 +32,14 @@ from ferryman.service.errors import Later, Stopping
 from ferryman.service.isolation import Isolation
 from ferryman.service.slow import SlowHost, SlowLane
 from ferryman.service.stages import Done, JobStage
+from ferryman.service.together import Finisher, Pledge
 from ferryman.storage.files import disk_full
 
 POLL_S: Final = 0.5
 """A thread looks so often whether it is to stop, and whether what waits is due; a watch tells it of new jobs."""
+
+QUIET_LOOKS: Final = 4
+"""Times ``POLL_S`` until a thread without jobs asks for one though no watch has told of any."""
 
 LOST_PAUSE_S: Final = 1.0
 """Between two tries while the queue's server does not answer."""
@@ -123,9 +128,11 @@ class Worker:
         *,
         at_work: AtWork,
         isolation: Isolation,
-        lane: SlowLane | None = None,
+        finisher: Finisher,
+        stop: threading.Event,
+        lane: SlowLane[Job] | None = None,
     ) -> None:
-        self._lane = lane
+        self._lane, self._finisher, self._stop = lane, finisher, stop
         self._queue, self._station, self._say, self._clock = queue, station, say, clock
         self._at_work, self._isolation = at_work, isolation
         self._waiting: list[tuple[float, Job]] = []
@@ -149,12 +156,18 @@ class Worker:
         return self._queue.acquire_job(self._station.state)
 
     def wait(self, timeout_s: float) -> None:
-        """Until a job comes into the state, at most so long."""
+        """Until a job comes into the state, or the stop; at most so long, or several times as long if nothing waits
+        here: then only a lock that ended with its process is to be found."""
         watch = self._queue.watch_jobs(self._station.state)
         try:
-            watch.wait(timeout_s)
+            for _ in range(self._looks()):
+                if watch.wait(timeout_s) or self._stop.is_set():
+                    return
         finally:
             watch.close()
+
+    def _looks(self) -> int:
+        return 1 if self._waiting else QUIET_LOOKS
 
     def release(self) -> None:
         """Give back what waits."""
@@ -173,9 +186,39 @@ class Worker:
 
     def _work(self, job: Job) -> bool:
         """False: the job went from under our hands; a pause does no harm."""
+
+        def later(e: Later) -> None:
+            if isinstance(e, SlowHost) and self._lane is not None:
+                self._lane.give(job)
+            elif job.locked:
+                self._waiting.append((self._clock() + e.after_s, job))
+
+        return self._attempt(job, lambda: self._worked(job, self._outcome(job)), later)
+
+    def _worked(self, job: Job, done: Done) -> None:
+        """It moves on, at once or when what it has written is durable."""
+        if not done.steps:
+            self._done(job, done)
+            return
+        self._finisher.give(Pledge(job, done.steps, partial(self._finishing, job), lambda: self._done(job, done)))
+
+    def _finishing(self, job: Job, do: Callable[[], None]) -> bool:
+        """A step of a job that the finisher has. Was it done? Whose time has not come is given back."""
+        was_done = False
+
+        def step() -> None:
+            nonlocal was_done
+            do()
+            was_done = True
+
+        return self._attempt(job, step, lambda e: job.unlock()) and was_done
+
+    def _attempt(self, job: Job, do: Callable[[], None], later: Callable[[Later], None]) -> bool:
+        """Do something for a job; what it raises decides what becomes of the job. False: it went from under our
+        hands."""
         try:
             try:
-                self._done(job, self._outcome(job))
+                do()
             except DeliveryError as e:
                 self._fail(job, str(e))
             except OSError as e:
@@ -191,10 +234,7 @@ class Worker:
             except Exception as e:  # whatever it is, it is this job's end and no other's
                 self._fail(job, describe(e))
         except Later as e:
-            if isinstance(e, SlowHost) and self._lane is not None:
-                self._lane.give(job)
-            elif job.locked:
-                self._waiting.append((self._clock() + e.after_s, job))
+            later(e)
         except NodeInvalid as e:
             self._queue.pass_over(job.id, f"{job.id}: {e}")
             job.unlock()
@@ -232,7 +272,7 @@ class Worker:
 class SlowWorker(Worker):
     """Takes the jobs that another one met a slow host with. Its station waits for slow hosts."""
 
-    def __init__(self, *given: Any, takes: SlowLane, **named: Any) -> None:
+    def __init__(self, *given: Any, takes: SlowLane[Job], **named: Any) -> None:
         super().__init__(*given, **named)
         self._takes = takes
 
@@ -242,3 +282,6 @@ class SlowWorker(Worker):
 
     def _next(self) -> Job | None:
         return self._takes.take()
+
+    def wait(self, timeout_s: float) -> None:
+        self._stop.wait(timeout_s)  # no watch tells of what is handed over

@@ -14,8 +14,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -24,6 +25,7 @@ import msgspec
 from ferryman.intake import Batch, Job, NodeInvalid, Queue
 from ferryman.intake.inventory import FILES
 from ferryman.service.manifest import ManifestEntry
+from ferryman.service.together import Unsynced, finish
 from ferryman.storage import files
 
 FULL: Final = 0.8
@@ -91,6 +93,23 @@ class Workspace:
         files.make_folder(self.job(job_id))
         write_entries(self._list(job_id, edition), entries)
 
+    def link_entries(self, job_id: str, path: Path, edition: int = 0) -> None:
+        """The same, of a list that is in the working space already, durably: the job's is another name of it, which may
+        be lost in a power cut, and is made again."""
+        if edition:
+            self.drop(job_id)
+        link = self._list(job_id, edition)
+        link.parent.mkdir(exist_ok=True)
+        link.unlink(missing_ok=True)
+        try:
+            os.link(path, link)
+        except FileExistsError:
+            return  # another one made it just now
+        except FileNotFoundError:
+            raise
+        except OSError:  # a file system without links
+            write_entries(link, read_entries(path.read_bytes()))
+
     def entries(self, job_id: str, edition: int = 0) -> list[ManifestEntry] | None:
         """What the submitter named, in this edition of the job's configuration; None if that is not known here."""
         try:
@@ -128,7 +147,30 @@ class Workspace:
 
 def write_entries(path: Path, entries: Iterable[ManifestEntry]) -> None:
     files.make_folder(path.parent)
-    files.replace(path, b"".join(msgspec.json.encode(entry) + b"\n" for entry in entries))
+    files.replace(path, _lines(entries))
+
+
+def _lines(entries: Iterable[ManifestEntry]) -> bytes:
+    return b"".join(msgspec.json.encode(entry) + b"\n" for entry in entries)
+
+
+def write_lists(lists: Mapping[Path, Iterable[ManifestEntry]]) -> None:
+    """Lists in one folder, durable together. One that is there stays: a job may have been made of it.
+
+    Raises:
+        OSError: the disk is full, or failed.
+    """
+    folders = {path.parent for path in lists}
+    for folder in folders:
+        files.make_folder(folder)
+    for path, entries in lists.items():
+        data = _lines(entries)
+        if path.exists() and path.read_bytes() == data:
+            continue
+        fresh = path.with_name(f".{path.name}.new")
+        fresh.write_bytes(data)
+        fresh.replace(path)
+    finish([Unsynced(tuple(lists), tuple(folders), lambda: None)])
 
 
 def read_entries(data: bytes) -> list[ManifestEntry]:

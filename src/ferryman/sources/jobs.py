@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator, Mapping
 from hashlib import blake2b, sha256
 from importlib.util import find_spec
 from pathlib import Path
@@ -86,7 +86,7 @@ class Jobs(Source):
         self.url = None if queue is None else _full(queue.url if isinstance(queue, Queue) else queue)
         self.max_bytes = max_bytes
         self._queue = queue if isinstance(queue, Queue) else None
-        self._chosen: frozenset[str] | None = None
+        self._chosen: dict[str, Job] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         # Workers get pieces and read files; the queue is the driver's.
@@ -95,8 +95,11 @@ class Jobs(Source):
     def __repr__(self) -> str:
         return "Jobs()" if self._queue is None else f"Jobs({self._queue.url!r})"
 
-    def serve(self, queue: Queue, jobs: Collection[str]) -> None:
+    def serve(self, queue: Queue, jobs: Mapping[str, Job]) -> None:
         """List these jobs of this queue from now on, and no others.
+
+        Args:
+            jobs: by id; whoever holds a job has the object that knows what is in it.
 
         Raises:
             UsageError: the plan names another queue.
@@ -106,7 +109,7 @@ class Jobs(Source):
                 f"the plan takes jobs from {self.url}, but {queue.url} is served. Write Jobs() in the plan, or serve "
                 "the queue that it names."
             )
-        self._queue, self._chosen = queue, frozenset(jobs)
+        self._queue, self._chosen = queue, dict(jobs)
 
     def not_installed(self) -> str:
         if self.url is not None and self.url.startswith("zookeeper://") and find_spec("kazoo") is None:
@@ -138,7 +141,7 @@ class Jobs(Source):
         for job_id in queue.list_jobs("Processing"):
             if self._chosen is not None and job_id not in self._chosen:
                 continue
-            job = queue.load_job(job_id)
+            job = queue.load_job(job_id) if self._chosen is None else self._chosen[job_id]
             try:
                 piece = piece_of(job)
             except NodeInvalid:

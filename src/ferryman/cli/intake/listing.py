@@ -48,7 +48,8 @@ def jobs(
     with opened(queue) as found:
         only = None if batch is None else set(_jobs_of(batch_of(found, batch)))
         ids = [name for name in found.list_jobs(state) if only is None or name in only]
-        rows = list(overview.job_rows(found.tree, ids))
+        known = overview.priorities(found.tree, state) if state is not None else {}
+        rows = list(overview.job_rows(found.tree, ids, known))
     told_rows(rows, ("id", "batch", "status", "priority", "retry_count", "last_modified", "message"), json)
 
 

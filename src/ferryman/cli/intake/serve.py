@@ -26,6 +26,7 @@ from ferryman.cli.options import (
     LogFormatOption,
     Master,
     PlanSpec,
+    Preflight,
     StateDir,
     Verbose,
     machines_have,
@@ -126,6 +127,7 @@ def serve(
     master: Master = "local[*]",
     conf: Conf = None,
     has: Has = None,
+    preflight: Preflight = True,
     log_file: LogFile = None,
     log_format: LogFormatOption = LogFormat.TEXT,
     verbose: Verbose = False,
@@ -170,7 +172,7 @@ def serve(
         def driving() -> Iterator[tuple[State, Runner]]:
             from ferryman.service import on_spark
 
-            with on_spark(loaded, root.parent, master, settings, accept_changes) as driver:
+            with on_spark(loaded, root.parent, master, settings, accept_changes, preflight=preflight) as driver:
                 graceful.listen()  # Spark's start has put itself in the place of who hears Ctrl-C
                 yield driver
 

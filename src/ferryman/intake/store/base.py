@@ -153,8 +153,8 @@ class Store(Protocol):
     def read(self, paths: Sequence[str]) -> list[StoredNode | None]:
         """The nodes at these paths, in one go; None for what is not there."""
 
-    def children(self, path: str) -> list[str]:
-        """The names of a node's children, sorted; none if it is not there."""
+    def children(self, path: str, prefix: str = "") -> list[str]:
+        """The names of a node's children that begin so, sorted; none if it is not there."""
 
     def free(self, folder: str, items: str) -> Iterator[str]:
         """Children of a folder, sorted, that nobody seems to hold. They are named ``05-ID``; the lock of one is

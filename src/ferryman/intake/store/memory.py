@@ -142,10 +142,10 @@ class MemoryStore:
             found = [self._tree.nodes.get(path) for path in paths]
             return [kept.node() if kept else None for kept in found]
 
-    def children(self, path: str) -> list[str]:
+    def children(self, path: str, prefix: str = "") -> list[str]:
         with self._tree.changed:
             kept = self._tree.nodes.get(path)
-            return list(kept.names) if kept else []
+            return [name for name in kept.names if name.startswith(prefix)] if kept else []
 
     def free(self, folder: str, items: str) -> Iterator[str]:
         for name in self.children(folder):

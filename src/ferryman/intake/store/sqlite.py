@@ -11,6 +11,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -18,12 +19,10 @@ from ferryman.intake.nodes import name_of, parent_of
 from ferryman.intake.store.base import Check, Conflict, Create, Delete, Op, SessionLost, Set, StoredNode, Why
 from ferryman.intake.store.lease import Lease, boot_id
 from ferryman.intake.store.sqlite_file import connected, plain, told
+from ferryman.intake.store.sqlite_watch import SqliteWatch, State, Watches
 
 REAP_S: Final = 1.0
 """How often a handle looks for dead sessions, unless one is in its way: their nodes are seen by nobody anyhow."""
-
-POLL_S: Final = 0.05
-"""How often a watch asks whether another process has changed the file: this costs microseconds."""
 
 _NODE = "data, version, children, numbered, owner, creation, created, modified"
 _LIVES = "EXISTS (SELECT 1 FROM session WHERE id = owner AND boot = ? AND expires > ?)"
@@ -47,10 +46,8 @@ class SqliteStore:
         self._using = threading.RLock()
         self._connection = connected(path)
         self._lease = Lease(path, session_timeout_s, monotonic)
-        self._reap_at = self._poll_at = 0.0
-        self._others = self._commits = 0
-        self._watched: dict[str, int] = {}
-        """Path -> number of the last commit of this handle that made or removed the node, or a child of it."""
+        self._reap_at = 0.0
+        self._watches = Watches(self._asked)
 
     # --- sessions -----------------------------------------------------------------------------------------------------
 
@@ -90,17 +87,10 @@ class SqliteStore:
                 raise SessionLost(f"{self.url}: the session has ended")
             for index, op in enumerate(ops):
                 self._do(index, op, session or 0)
-            self._mark(ops)
+            # Who watches looks when this is committed: until then nobody reads.
+            changed = [op.path for op in ops if isinstance(op, Create | Delete)]
+            self._watches.tell([*changed, *map(parent_of, changed)])
             return [self._seen(path) for path in look]
-
-    def _mark(self, ops: Sequence[Op]) -> None:
-        """Note which watched nodes these may have changed: the others' watches need not look."""
-        self._commits += 1
-        for op in ops:
-            if isinstance(op, Create | Delete):
-                for path in (op.path, parent_of(op.path)):
-                    if path in self._watched:
-                        self._watched[path] = self._commits
 
     def _do(self, index: int, op: Op, session: int) -> None:
         run = self._connection.execute
@@ -212,10 +202,13 @@ class SqliteStore:
         found = self._at(path)
         return None if found and found.owner and not self._lives(found.owner) else found
 
-    def children(self, path: str) -> list[str]:
-        asked = f"SELECT name FROM node WHERE parent = ? AND (owner = 0 OR {_LIVES}) ORDER BY name"
+    def children(self, path: str, prefix: str = "") -> list[str]:
+        asked = f"SELECT name FROM node WHERE parent = ? AND name >= ? AND (owner = 0 OR {_LIVES})"
+        values: tuple[object, ...] = (path, prefix, self._boot, self._monotonic())
+        if prefix:  # no name has this character
+            asked, values = f"{asked} AND name < ?", (*values, f"{prefix}\U0010ffff")
         with self._using, told(self.path):
-            return [name for (name,) in self._connection.execute(asked, (path, self._boot, self._monotonic()))]
+            return [name for (name,) in self._connection.execute(f"{asked} ORDER BY name", values)]
 
     def free(self, folder: str, items: str) -> Iterator[str]:
         """One search along the index: what is held is stepped over, what comes after the first free one not read."""
@@ -246,21 +239,17 @@ class SqliteStore:
         ]
         yield from sorted(found, key=lambda one: one[0].split("/"))
 
-    def watch(self, path: str) -> _SqliteWatch:
-        return _SqliteWatch(self, path)
+    def watch(self, path: str) -> SqliteWatch:
+        return SqliteWatch(self._watches, path, partial(self._children_of, path))
 
-    def changes(self, path: str) -> tuple[int, int]:
-        """Another value after a change of a watched node's children: of this handle at once; after any change of other
-        processes within ``POLL_S``.
+    def _asked(self) -> int:
+        """Another value after a change of other processes."""
+        with self._using, told(self.path):
+            return int(self._connection.execute("PRAGMA data_version").fetchone()[0])
 
-        All watches of a handle share the question that it takes.
-        """
-        now = self._monotonic()
-        if now >= self._poll_at:
-            self._poll_at = now + POLL_S
-            with self._using, told(self.path):
-                self._others = int(self._connection.execute("PRAGMA data_version").fetchone()[0])
-        return self._others, self._watched.setdefault(path, 0)
+    def _children_of(self, path: str) -> State:
+        (node,) = self.read([path])
+        return (node.children, node.numbered) if node else None
 
     def _reading(self) -> _Transaction:
         """One look: whatever is read within was so at one instant."""
@@ -300,31 +289,3 @@ class _Transaction:
             self._using.release()
         if isinstance(raised, sqlite3.Error):
             raise plain(self._path, raised) from raised
-
-
-class _SqliteWatch:
-    def __init__(self, store: SqliteStore, path: str) -> None:
-        self._store, self._path = store, path
-        self._seen = store.changes(path)
-        self._before = self._state()
-
-    def _state(self) -> tuple[int, int] | None:
-        (node,) = self._store.read([self._path])
-        return (node.children, node.numbered) if node else None
-
-    def wait(self, timeout_s: float) -> bool:
-        give_up = time.monotonic() + timeout_s
-        while not self._has_changed():
-            left = give_up - time.monotonic()
-            if left <= 0:
-                return False
-            time.sleep(min(POLL_S, left))
-        return True
-
-    def _has_changed(self) -> bool:
-        """Looks at the node only after this handle has changed its children, or another process anything."""
-        seen, self._seen = self._seen, self._store.changes(self._path)
-        return seen != self._seen and self._state() != self._before
-
-    def close(self) -> None:
-        """Nothing to stop."""

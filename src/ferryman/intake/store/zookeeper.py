@@ -282,11 +282,12 @@ class ZooKeeperStore:
                 found.append(None)
         return found
 
-    def children(self, path: str) -> list[str]:
+    def children(self, path: str, prefix: str = "") -> list[str]:
         from kazoo import exceptions
 
         try:
-            return sorted(self._again(lambda: self._client.get_children(path)))
+            found = self._again(lambda: self._client.get_children(path))
+            return sorted(name for name in found if name.startswith(prefix)) if prefix else sorted(found)
         except exceptions.NoNodeError:
             return []
 
