@@ -80,6 +80,18 @@ def test_it_is_opened_again_where_the_log_was_trimmed(tmp_path: Path, opened: Ca
     assert told(opened(tmp_path)) == told(OpenTable(tmp_path))
 
 
+def test_it_is_opened_again_where_a_checkpoint_was_removed(tmp_path: Path, opened: Callable[[Path], OpenTable]) -> None:
+    """One that a kill has left before it was marked: the next driver removes it, and the log is whole without it."""
+    for number in (1, 2):
+        commit(tmp_path, number)
+    DeltaTable(str(tmp_path)).create_checkpoint()
+    before = opened(tmp_path)  # of which nothing was asked yet
+    for left in (tmp_path / "_delta_log").glob("*checkpoint*"):
+        left.unlink()
+    assert opened(tmp_path) is not before
+    assert told(opened(tmp_path)) == told(OpenTable(tmp_path))
+
+
 def test_it_is_opened_again_where_the_log_was_trimmed_while_it_was_opened(
     tmp_path: Path, opened: Callable[[Path], OpenTable], monkeypatch: pytest.MonkeyPatch
 ) -> None:

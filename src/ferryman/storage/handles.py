@@ -34,6 +34,7 @@ class OpenTable:
     def __init__(self, folder: Path, version: int | None = None) -> None:
         self.folder = folder
         self._first = _first_entry(folder)  # before it is opened: what is trimmed meanwhile shows afterwards
+        self._checkpoints = TableLog(folder).checkpoints()
         self.table = DeltaTable(str(folder), version=version)
         self._files: dict[str, DataFile] | None = None
         self._transactions: dict[str, int] = {}
@@ -47,10 +48,14 @@ class OpenTable:
 
     @property
     def holds(self) -> bool:
-        """Is the log still the one that was read? Not if another state was put into its place, nor if it was trimmed:
-        delta-rs reads the older part only when it is asked for what stands there."""
-        found = stamp(TableLog(self.folder).path(self.version))
-        return found is not None and found == self._stamp and self._first == _first_entry(self.folder)
+        """Is the log still the one that was read? Not if another state was put into its place, nor if it was trimmed,
+        or a checkpoint removed that a kill had left: delta-rs reads the older part only when it is asked for what
+        stands there."""
+        log = TableLog(self.folder)
+        found = stamp(log.path(self.version))
+        if found is None or found != self._stamp or self._first != _first_entry(self.folder):
+            return False
+        return self._checkpoints <= log.checkpoints()
 
     def transaction(self, application: str) -> int:
         """The number of its last transaction, 0 if there was none."""
@@ -66,6 +71,7 @@ class OpenTable:
 
     def _note(self) -> None:
         self.version = self.table.version()
+        self._checkpoints |= TableLog(self.folder).checkpoints()
         self._stamp = stamp(TableLog(self.folder).path(self.version))
         self._files = None
         self._transactions = {}
