@@ -15,12 +15,12 @@ import pyarrow as pa
 from ferryman.account.counts import Tables, count
 from ferryman.account.filters import Filter
 from ferryman.plan import destinations_of_sources, errors_node, keyed_nodes, logs_read
+from ferryman.plan.structure import reached as led_to
 from ferryman.records.reasons import alike_sql, reason_sql
 from ferryman.records.schemas import DOCUMENTS, LEDGER, LEDGER_COLUMNS, OUTBOX, OUTBOX_CONTENT, OUTBOX_PARTITION, RANGE
 from ferryman.records.statuses import PENDING, SHOWN, Status, shown
 from ferryman.state.log_positions import RANGES, LogPositions
 from ferryman.state.passed import passed_over
-from ferryman.state.passed import reached as led_to
 from ferryman.state.state import SETTLED, WAVE, State
 from ferryman.storage import parquet
 from ferryman.storage.query import quoted_list, register

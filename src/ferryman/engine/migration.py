@@ -10,7 +10,7 @@ import datetime as dt
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -20,7 +20,7 @@ from ferryman.engine.commit.commit import commit_wave
 from ferryman.engine.settle.settle import in_process, settle
 from ferryman.plan import Plan, changed_sources, keyed_nodes, structure
 from ferryman.plan.keyed import counted_once, sources_above
-from ferryman.plan.structure import Structure
+from ferryman.plan.structure import DELIVERED, Structure, keyed_of, reached
 from ferryman.records.events import EVENT_OF_ROW, ORDINAL_COMMAND, table_of
 from ferryman.records.family import had_sql
 from ferryman.records.schemas import DOCUMENTS, LEDGER, OUTBOX_KEPT
@@ -48,7 +48,7 @@ def finish(state: State) -> str:
     older: Any = files.unseal(state.root / MIGRATION)
     why = f"plan version {state.plan.version} continues from version {older['from']}"
     number = state.wave + 1
-    gone = [name for name, node in before.items() if node.kind in _DELIVERED and name not in after]
+    gone = [name for name, node in before.items() if node.kind in DELIVERED and name not in after]
     paths = [f.path for f in state.outbox.files.values() if f.partition["destination"] in gone]
     dropped = [_dropped(state, path, number, why) for path in paths]
     parts = [write_part(state.ledger.folder, table, epoch=state.epoch) for table in dropped if table.num_rows]
@@ -74,17 +74,13 @@ def finish(state: State) -> str:
     return f"{why}: {one if many == 1 else what} had failed{ended}{keys}"
 
 
-_DELIVERED: Final = ("destination", "tee", "keyed")
-"""Kinds of nodes for which there are rows in the outbox."""
-
-
 def _to_take_up_again(plan: Plan, before: Structure, after: Structure) -> str:
     """Which documents are read again, as a condition on their rows in ``documents``.
 
     All of the changed sources, and everywhere what had failed, for its deliveries have other hashes now. But of a log
     no entry twice that a key has counted; and what a keyed node has exported goes its way once.
     """
-    keyed = {name for structure in (before, after) for name, node in structure.items() if node.kind == "keyed"}
+    keyed = keyed_of(before) | keyed_of(after)
     sources = changed_sources(before, after)
     once = quoted_list(counted_once(plan.nodes) - keyed)
     counted = " OR ".join(map(had_sql, sorted(keyed))) or "false"
@@ -100,23 +96,11 @@ def _of_keys(state: State, before: Structure, after: Structure) -> Iterator[str]
     for node in keyed_nodes(state.plan.nodes):
         above = [s.name for s in sources_above(node, state.plan.nodes) if isinstance(s.source, Log)]
         known = before.get(node.name)
-        new = [name for name in above if LogPositions(state, name).known and not _led_to(before, name, node.name)]
+        new = [name for name in above if LogPositions(state, name).known and node.name not in reached(before, name)]
         if new:
             yield f"{node.name} counts what comes from now on in {', '.join(new)}, of which entries were read before"
         if known is not None and known.code != after[node.name].code:
             yield f"{node.name} has changed, and its states stay what they are: it changes them from now on"
-
-
-def _led_to(plan: Structure, source: str, node: str) -> bool:
-    """Did the entries of this source come to that node as they are, not through another keyed node?"""
-    above, seen = [*plan[node].after] if node in plan else [], set()
-    while above:
-        if (name := above.pop()) == source:
-            return True
-        if name in plan and name not in seen and plan[name].kind != "keyed":
-            above += plan[name].after
-        seen.add(name)
-    return False
 
 
 def _dropped(state: State, path: str, number: int, why: str) -> pa.Table:

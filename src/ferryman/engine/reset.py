@@ -18,8 +18,8 @@ from ferryman.document import content_version
 from ferryman.engine.commit.commit import commit_wave
 from ferryman.engine.settle.settle import in_process, settle
 from ferryman.errors import Unavailable, UsageError, message_of
-from ferryman.plan import ExportsNode, KeyedNode, Node, SourceNode, keyed_nodes, successors
-from ferryman.plan.keyed import sources_above
+from ferryman.plan import Node, SourceNode, keyed_nodes, successors
+from ferryman.plan.keyed import keyed_above, sources_above
 from ferryman.records.events import table_of
 from ferryman.records.keyed import CONTRIBUTIONS, EXPORTS_FILE, KEY_STATE, file_stats, lane_of, lanes
 from ferryman.sources import Log
@@ -110,23 +110,7 @@ def _chosen(nodes: Sequence[Node], names: Collection[str]) -> set[str]:
     found, before = set(names), set[str]()
     while found != before:
         before = set(found)
-        found |= {node.name for node in keyed.values() if _fed_by(node, nodes) & found}
-    return found
-
-
-def _fed_by(node: KeyedNode, nodes: Sequence[Node]) -> set[str]:
-    """Keyed nodes of which the exports come to it."""
-    by_name = {each.name: each for each in nodes}
-    found, seen, waiting = set[str](), set[str](), [*node.after]
-    while waiting:
-        name = waiting.pop()
-        if name in seen:
-            continue
-        seen.add(name)
-        if isinstance(by_name[name], KeyedNode):
-            found.add(name)
-        else:
-            waiting += by_name[name].after
+        found |= {node.name for node in keyed.values() if keyed_above(node, nodes) & found}
     return found
 
 
@@ -138,10 +122,10 @@ def _refuse_unfit(nodes: Sequence[Node], chosen: Collection[str]) -> list[Source
     """
     above: dict[str, SourceNode] = {}
     for node in keyed_nodes(nodes):
-        mine = {each.name: each for each in sources_above(node, nodes) if not isinstance(each, ExportsNode)}
+        mine = {each.name: each for each in sources_above(node, nodes)}
         if node.name in chosen:
             above |= mine
-            if others := sorted(_fed_by(node, nodes) - {*chosen}):
+            if others := sorted(keyed_above(node, nodes) - {*chosen}):
                 raise UsageError(
                     f"--reset-state: {', '.join(others)} also feeds {node.name}, and would not be counted again: name "
                     "it, too. Nothing was changed."

@@ -15,7 +15,7 @@ from typing import Any
 from ferryman.errors import UsageError
 from ferryman.plan import KeyedNode, Plan, keyed_nodes, sources_of, structure
 from ferryman.plan.keyed import counted_once
-from ferryman.plan.structure import Structure
+from ferryman.plan.structure import Structure, keyed_of
 from ferryman.records.change_readers import FOLDER, FORGOTTEN, feed_of
 from ferryman.records.keyed import PUBLISHED, lanes, place_id
 from ferryman.sources import Log
@@ -108,11 +108,6 @@ def _copy(source: Table, target: Table, applications: Iterable[str], link: Link)
     target.commit(
         "version", adds=source.files.values(), transactions={key: number for key, number in numbers.items() if number}
     )
-
-
-def keyed_of(plan: Structure) -> set[str]:
-    """The keyed nodes of a plan, by their names."""
-    return {name for name, node in plan.items() if node.kind == "keyed"}
 
 
 def _unlike(old: State, plan: Plan, before: Structure, version: int) -> Iterator[str]:

@@ -25,6 +25,7 @@ from ferryman.engine.settle.settle import in_process, settle
 from ferryman.errors import UsageError
 from ferryman.operations import carried_keys
 from ferryman.plan import Plan, logs_read
+from ferryman.plan.structure import keyed_of
 from ferryman.state.commands import waiting
 from ferryman.state.layout import MIGRATED, MIGRATION, NOTIFIED, PASSED
 from ferryman.state.log_positions import RANGES, LogPositions, reader_of
@@ -62,7 +63,7 @@ def migrate(root: Path, plan: Plan, from_version: int) -> None:
         recover_intake(old, in_process, plan)
         begun = (old.root / MIGRATED).exists()
         carried_keys.refuse_unfit(old, plan, begun=begun)
-        if not carried_keys.keyed_of(old.remembered()):  # else there is none, or it came when we had begun
+        if not keyed_of(old.remembered()):  # else there is none, or it came when we had begun
             for command in waiting(old):
                 commands.apply(old, command)
         old.check_ours()

@@ -218,17 +218,27 @@ def counted_once(nodes: Sequence[Node]) -> set[str]:
 
 def sources_above(node: KeyedNode, nodes: Sequence[Node]) -> list[SourceNode]:
     """The sources of which documents come to this node as they are: not through another keyed node."""
+    return [each for each in _fed_by(node, nodes) if isinstance(each, SourceNode)]
+
+
+def keyed_above(node: KeyedNode, nodes: Sequence[Node]) -> set[str]:
+    """Keyed nodes of which the exports come to this node: not through a third one."""
+    return {each.name for each in _fed_by(node, nodes) if isinstance(each, KeyedNode)}
+
+
+def _fed_by(node: KeyedNode, nodes: Sequence[Node]) -> list[SourceNode | KeyedNode]:
+    """Where what comes to this node begins."""
     by_name = {n.name: n for n in nodes}
     seen: set[str] = set()
     waiting = [*node.after]
-    found = []
+    found: list[SourceNode | KeyedNode] = []
     while waiting:
         name = waiting.pop()
         before = by_name.get(name)
-        if name in seen or before is None or isinstance(before, KeyedNode):
+        if name in seen or before is None:
             continue
         seen.add(name)
-        if isinstance(before, SourceNode):
+        if isinstance(before, SourceNode | KeyedNode):
             found.append(before)
         else:
             waiting += before.after

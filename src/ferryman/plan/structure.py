@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from hashlib import blake2b
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -32,6 +32,10 @@ class NodeRecord(msgspec.Struct, frozen=True):
 
 Structure = Mapping[str, NodeRecord]
 """Name -> node."""
+
+
+DELIVERED: Final = ("destination", "tee", "keyed")
+"""Kinds of nodes for which there are deliveries, and rows in the outbox."""
 
 
 class Differences(NamedTuple):
@@ -76,6 +80,21 @@ def changed_sources(before: Structure, after: Structure) -> list[str]:
         for name, node in after.items()
         if node.kind in ("source", "join", "alts") and name in before and _below(before, name) != _below(after, name)
     ]
+
+
+def keyed_of(plan: Structure) -> set[str]:
+    """The keyed nodes of a plan, by their names."""
+    return {name for name, node in plan.items() if node.kind == "keyed"}
+
+
+def reached(plan: Structure, source: str) -> set[str]:
+    """The destinations, tees and keyed nodes that a source's entries may come to."""
+    found, waiting = set[str](), {source}
+    while waiting:
+        following = {name for name, node in plan.items() if waiting.intersection(node.after)} - found
+        found |= following
+        waiting = {name for name in following if plan[name].kind not in ("keyed", "join", "alts")}
+    return {name for name in found if plan[name].kind in DELIVERED}
 
 
 def _below(plan: Structure, source: str) -> dict[str, NodeRecord]:

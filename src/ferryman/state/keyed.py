@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 from ferryman import crash
 from ferryman.errors import StateDamaged, UsageError
 from ferryman.plan import Plan, keyed_nodes
-from ferryman.plan.structure import Structure
+from ferryman.plan.structure import Structure, keyed_of
 from ferryman.records.change_readers import FORGOTTEN
 from ferryman.records.keyed import (
     CONTRIBUTIONS,
@@ -109,14 +109,10 @@ def keyed_tables(plan: Plan, root: Path) -> dict[str, KeyedTables]:
 
 def missing(keyed: dict[str, KeyedTables], remembered: Structure) -> Iterator[StateDamaged]:
     """Tables that should be there, for the plan had their nodes when it ran last."""
-    for name in keyed.keys() & _keyed_of(remembered):
+    for name in keyed.keys() & keyed_of(remembered):
         for table in keyed[name].all:
             if not table.log.marks.is_dir():
                 yield StateDamaged(str(table.folder), "the folder is missing")
-
-
-def _keyed_of(remembered: Structure) -> set[str]:
-    return {name for name, node in remembered.items() if node.kind == "keyed"}
 
 
 def there(keyed: dict[str, KeyedTables]) -> list[Table]:
@@ -130,10 +126,11 @@ def _refuse_added_again(keyed: dict[str, KeyedTables], plan: Plan, remembered: S
     Raises:
         UsageError: one of the plan's nodes was not in it when it ran last, and has a state of before.
     """
+    had = keyed_of(remembered)
     for node in keyed_nodes(plan.nodes):
         tables = keyed[node.name]
-        published = [table.number_now(PUBLISHED) for table in tables.all if table.log.marks.is_dir()]
-        if node.name not in _keyed_of(remembered) and any(published):
+        made = [table for table in tables.all if table.log.marks.is_dir()]
+        if node.name not in had and any(table.number_now(PUBLISHED) for table in made):
             raise UsageError(
                 f"{node.name}: this keyed node was taken out of the plan, and its state of before is still there "
                 f"({tables.state.folder}), without what came since. Nothing was changed. Give the node another name: "
@@ -148,7 +145,7 @@ def create_missing(keyed: dict[str, KeyedTables], plan: Plan, remembered: Struct
         UsageError: one of them had been in the plan before that.
     """
     _refuse_added_again(keyed, plan, remembered)
-    had = _keyed_of(remembered)
+    had = keyed_of(remembered)
     for name, tables in keyed.items():
         for table in tables.all if name not in had else ():
             if not table.log.marks.is_dir():  # half made by a crash, nothing can be in it yet

@@ -13,7 +13,7 @@ from typing import Final
 
 import msgspec
 
-from ferryman.plan.structure import Structure
+from ferryman.plan.structure import Structure, reached
 from ferryman.state.layout import PASSED
 from ferryman.storage import files
 
@@ -79,16 +79,6 @@ def note_passed_over(root: Path, before: Structure, after: Structure, transactio
     found = {log: mine for log, mine in found.items() if mine}
     if found or (root / PASSED).exists():
         files.replace(root / PASSED, files.sealed(_Noted(_digest(after), known, found)))
-
-
-def reached(plan: Structure, source: str) -> set[str]:
-    """The destinations, tees and keyed nodes that a source's entries may come to."""
-    found, waiting = set[str](), {source}
-    while waiting:
-        following = {name for name, node in plan.items() if waiting.intersection(node.after)} - found
-        found |= following
-        waiting = {name for name in following if plan[name].kind not in ("keyed", "join", "alts")}
-    return {name for name in found if plan[name].kind in ("destination", "tee", "keyed")}
 
 
 def _passed_over_of(

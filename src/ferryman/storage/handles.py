@@ -33,8 +33,8 @@ class OpenTable:
 
     def __init__(self, folder: Path, version: int | None = None) -> None:
         self.folder = folder
-        self._first = _first_entry(folder)  # before it is opened: what is trimmed meanwhile shows afterwards
-        self._checkpoints = TableLog(folder).checkpoints()
+        # before it is opened: what is trimmed or removed meanwhile shows afterwards
+        self._first, self._checkpoints = TableLog(folder).base()
         self.table = DeltaTable(str(folder), version=version)
         self._files: dict[str, DataFile] | None = None
         self._transactions: dict[str, int] = {}
@@ -53,9 +53,8 @@ class OpenTable:
         stands there."""
         log = TableLog(self.folder)
         found = stamp(log.path(self.version))
-        if found is None or found != self._stamp or self._first != _first_entry(self.folder):
-            return False
-        return self._checkpoints <= log.checkpoints()
+        first, checkpoints = log.base()
+        return found is not None and found == self._stamp and self._first == first and self._checkpoints <= checkpoints
 
     def transaction(self, application: str) -> int:
         """The number of its last transaction, 0 if there was none."""
@@ -70,9 +69,9 @@ class OpenTable:
         return dict(self._files)
 
     def _note(self) -> None:
-        self.version = self.table.version()
-        self._checkpoints |= TableLog(self.folder).checkpoints()
-        self._stamp = stamp(TableLog(self.folder).path(self.version))
+        log, self.version = TableLog(self.folder), self.table.version()
+        self._checkpoints |= log.base()[1]
+        self._stamp = stamp(log.path(self.version))
         self._files = None
         self._transactions = {}
 
@@ -109,11 +108,6 @@ def newest_to_read(folder: Path) -> OpenTable:
     while len(kept) > KEPT:
         kept.popitem(last=False)
     return kept[folder]
-
-
-def _first_entry(folder: Path) -> int | None:
-    """The first entry of the log that there is."""
-    return min(TableLog(folder).versions(), default=None)
 
 
 def _add_actions(table: DeltaTable) -> list[dict[str, Any]]:

@@ -83,9 +83,10 @@ class TableLog:
             return []
         return sorted(int(m[1]) for p in self.folder.iterdir() if (m := _COMMIT.match(p.name)))
 
-    def checkpoints(self) -> set[str]:
-        """Names of those that are there, marked or not."""
-        return {p.name for p in self.folder.iterdir() if _CHECKPOINT.match(p.name)} if self.folder.is_dir() else set()
+    def base(self) -> tuple[str, set[str]]:
+        """What a version may be read from: the first entry that there is (""), and the checkpoints, marked or not."""
+        names = [path.name for path in self.folder.iterdir()] if self.folder.is_dir() else []
+        return min(filter(_COMMIT.match, names), default=""), set(filter(_CHECKPOINT.match, names))
 
     def transactions(self) -> dict[str, int]:
         """Application id -> number of its last transaction, of all that there are.
