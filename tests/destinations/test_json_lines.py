@@ -16,7 +16,7 @@ from ferryman.destinations import Delivery, JsonLines, Outcome
 from ferryman.errors import PermanentError, PlanError, TransientError
 from ferryman.plan import DestinationNode
 from ferryman.sources import Memory
-from ferryman.storage import files
+from ferryman.storage import disk
 from ferryman.testing.destinations import delete, delivery
 
 
@@ -102,7 +102,7 @@ def test_a_bad_document_is_left_out(tmp_path: Path) -> None:
 def test_what_a_killed_writer_leaves_is_cleaned_up(tmp_path: Path) -> None:
     """Temporary files begin with a dot; old ones go at the next check, young ones may be somebody's at work."""
     out = JsonLines(tmp_path)
-    old, young = tmp_path / f"{files.TEMPORARY}old", tmp_path / f"{files.TEMPORARY}young"
+    old, young = tmp_path / f"{disk.TEMPORARY}old", tmp_path / f"{disk.TEMPORARY}young"
     old.touch()
     young.touch()
     os.utime(old, (0, 0))

@@ -55,7 +55,7 @@ def test_nothing_is_left_out(name: str) -> None:
 
 def test_what_a_full_disk_says() -> None:
     """The page shows the very words."""
-    state = SimpleNamespace(root="…/notes-v1", bytes_owed=lambda: 1234)
+    state = SimpleNamespace(root="…/notes-v1", outbox=SimpleNamespace(files={"a file": SimpleNamespace(size=1234)}))
     with pytest.raises(EngineError) as caught, plain_errors(state):  # type: ignore[arg-type]
         raise OSError(errno.ENOSPC, "No space left on device")
 

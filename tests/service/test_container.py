@@ -15,7 +15,7 @@ import pytest
 from ferryman import limits
 from ferryman.service import container
 from ferryman.service.errors import Corrupt
-from ferryman.storage import files
+from ferryman.storage import disk, files
 
 
 def zipped(path: Path, *members: tuple[str, bytes]) -> Path:
@@ -210,7 +210,7 @@ def test_many_members_are_synced_at_once(tmp_path: Path, monkeypatch: pytest.Mon
     synced: list[int] = []
     monkeypatch.setattr(os, "fsync", synced.append)
     container.unpack(packed, tmp_path / "out")
-    files.fsync_tree(tmp_path / "out")
+    disk.fsync_tree(tmp_path / "out")
     assert len(files_in(tmp_path / "out")) == 50
     assert synced == []
 
@@ -220,4 +220,4 @@ def test_what_cannot_be_synced_is_an_error(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(files, "_syncfs", lambda fd: -1)
     monkeypatch.setattr("ctypes.get_errno", lambda: errno.EIO)
     with pytest.raises(OSError, match="Input/output error"):
-        files.fsync_tree(tmp_path)
+        disk.fsync_tree(tmp_path)

@@ -7,7 +7,6 @@ their own, called after their file: ``products.csv#row=2``. They count as the fa
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from ferryman import limits
@@ -16,6 +15,7 @@ from ferryman.account.relations import View
 from ferryman.plan import Plan
 from ferryman.records.family import SEPARATOR, in_family
 from ferryman.records.statuses import TERMINAL
+from ferryman.storage.files import StatePath
 from ferryman.storage.query import quoted, quoted_list
 
 _FAMILY: Final = f"split_part({{id}}, '{SEPARATOR}', 1)"
@@ -48,7 +48,7 @@ class Wholeness(NamedTuple):
         return said + "".join(f"; {', '.join(words)}" for words in (still, badly) if words)
 
 
-def of_family(root: Path, family: str, plan: Plan | None = None) -> list[Wholeness]:
+def of_family(root: StatePath, family: str, plan: Plan | None = None) -> list[Wholeness]:
     """How far this family has come, one for each source that has it; [] if none has.
 
     Raises:
@@ -64,7 +64,7 @@ def of_family(root: Path, family: str, plan: Plan | None = None) -> list[Wholene
 
 
 def incomplete(
-    root: Path, plan: Plan | None = None, source: str | None = None, family: str | None = None
+    root: StatePath, plan: Plan | None = None, source: str | None = None, family: str | None = None
 ) -> list[Wholeness]:
     """Families of which something is pending or in doubt; only of this source, only this family.
 
@@ -84,7 +84,7 @@ def incomplete(
     return _looked(root, plan, look)
 
 
-def _looked(root: Path, plan: Plan | None, ask: Any) -> list[Wholeness]:
+def _looked(root: StatePath, plan: Plan | None, ask: Any) -> list[Wholeness]:
     def look() -> list[Wholeness]:
         with view(root, plan) as seen:
             found: list[Wholeness] = ask(seen)

@@ -53,7 +53,7 @@ def kept(state: State, reached: Mapping[str, Any] | None = None) -> Counted | No
         StateDamaged: the file is not what was written.
     """
     path = state.root / COUNTED
-    if not path.exists() or state.settled < state.wave:
+    if not files.exists(path) or state.settled < state.wave:
         return None
     try:
         found = msgspec.convert(files.unseal(path), Counted)

@@ -14,12 +14,13 @@ from ferryman.errors import UsageError
 from ferryman.plan import Plan, keyed_nodes
 from ferryman.records.keyed import KEY_STATE
 from ferryman.state.state import State
+from ferryman.storage.files import StatePath
 from ferryman.storage.query import connect, register
 
 _T = TypeVar("_T")
 
 
-def key_counts(root: Path, plan: Plan) -> dict[str, int]:
+def key_counts(root: StatePath, plan: Plan) -> dict[str, int]:
     """Keyed node -> how many keys have a state.
 
     Raises:
@@ -29,7 +30,7 @@ def key_counts(root: Path, plan: Plan) -> dict[str, int]:
     return {name: _asked(root, plan, name, _count) for name in names}
 
 
-def key_states(root: Path, plan: Plan, name: str, limit: int | None) -> list[dict[str, Any]]:
+def key_states(root: StatePath, plan: Plan, name: str, limit: int | None) -> list[dict[str, Any]]:
     """The first states of a node by key: ``key``, ``value`` (JSON text), ``sequence``, ``wave``.
 
     Raises:
@@ -54,7 +55,7 @@ def _count(db: duckdb.DuckDBPyConnection) -> int:
     return int(number)
 
 
-def _asked(root: Path, plan: Plan, name: str, ask: Callable[[duckdb.DuckDBPyConnection], _T]) -> _T:
+def _asked(root: StatePath, plan: Plan, name: str, ask: Callable[[duckdb.DuckDBPyConnection], _T]) -> _T:
     """What is found in ``last``, the last row of each key that has a state."""
 
     def look() -> _T:
@@ -66,7 +67,7 @@ def _asked(root: Path, plan: Plan, name: str, ask: Callable[[duckdb.DuckDBPyConn
             connect(Path(spill)) as db,
         ):
             table = state.keyed[name].state
-            if table.log.marks.is_dir():
+            if table.made:
                 table.load()
             register(db, "states", table.paths(), KEY_STATE)
             db.execute("""

@@ -28,11 +28,13 @@ from ferryman.plan import Plan, destinations_of_sources, errors_node, sources_of
 from ferryman.records.family import in_family
 from ferryman.records.schemas import LEDGER_COLUMNS
 from ferryman.records.statuses import shown
+from ferryman.state.damage import damaged_data
 from ferryman.state.identity import plan_of
 from ferryman.state.layout import COUNTED, TABLES
 from ferryman.state.state import SETTLED, WAVE, State
-from ferryman.storage.files import disk_full
-from ferryman.storage.log import TableLog
+from ferryman.storage import files
+from ferryman.storage.files import StatePath, disk_full
+from ferryman.storage.mirror import log_of
 from ferryman.storage.query import connect
 
 LEFT_OVER: Final = ("failed", "rejected", "in_doubt", "pending")
@@ -51,7 +53,7 @@ _PAUSE_S: Final = 0.05
 _T = TypeVar("_T")
 
 
-def status(root: Path, plan: Plan) -> dict[str, Any]:
+def status(root: StatePath, plan: Plan) -> dict[str, Any]:
     """What ``status --json`` shows; see semantics. ``balanced``: does every delivery of every document add up?"""
     counted = _counted(root, plan)
     found = _reading(root, plan, View.status) if counted is None else counted.status
@@ -65,7 +67,7 @@ def status(root: Path, plan: Plan) -> dict[str, Any]:
     }
 
 
-def left_over(root: Path, plan: Plan) -> dict[str, int]:
+def left_over(root: StatePath, plan: Plan) -> dict[str, int]:
     """How many deliveries of current documents are ``failed``, ``rejected``, ``in_doubt`` or still ``pending``."""
     if (found := _counted(root, plan)) is None:
         return _reading(root, plan, View.left_over)
@@ -73,7 +75,7 @@ def left_over(root: Path, plan: Plan) -> dict[str, int]:
     return {name: sum(counts[name] for counts in every) for name in LEFT_OVER}
 
 
-def all_reported(root: Path, plan: Plan) -> bool:
+def all_reported(root: StatePath, plan: Plan) -> bool:
     """Has the plan an error queue, and has that taken all its messages?"""
     if (node := errors_node(plan.nodes)) is None:
         return False
@@ -82,14 +84,14 @@ def all_reported(root: Path, plan: Plan) -> bool:
     )
 
 
-def unread(root: Path, plan: Plan) -> dict[str, tuple[int, str]]:
+def unread(root: StatePath, plan: Plan) -> dict[str, tuple[int, str]]:
     """Documents that an operator has asked for again and that were not listed since: of each source that lists only
     work (``Source.lists_all``) their number and one of them."""
     sources = [n.name for n in sources_of(plan.nodes) if not n.source.lists_all]
     return _reading(root, plan, lambda view: view.unread(sources)) if sources else {}
 
 
-def waves(root: Path, limit: int = 5, plan: Plan | None = None) -> list[dict[str, Any]]:
+def waves(root: StatePath, limit: int = 5, plan: Plan | None = None) -> list[dict[str, Any]]:
     """The last waves, newest first: ``wave``, ``created``, ``events``, ``delivered``, ``failed``."""
     found = _counted(root, plan) if limit <= kept_counts.WAVES else None
     return _reading(root, plan, lambda view: view.waves(limit)) if found is None else found.waves[:limit]
@@ -112,7 +114,7 @@ def keep_counted(state: State, *, anew: bool) -> None:
     kept_counts.keep(state, reached, status, done)
 
 
-def miscounted(root: Path, plan: Plan) -> bool:
+def miscounted(root: StatePath, plan: Plan) -> bool:
     """Is something kept of this moment that is not what the tables come to, counted again?"""
     found = _counted(root, plan, by_plan=False)
     if found is None:
@@ -122,7 +124,7 @@ def miscounted(root: Path, plan: Plan) -> bool:
 
 
 def deliveries(
-    root: Path, *, limit: int | None = None, plan: Plan | None = None, **asked: Unpack[FilterOptions]
+    root: StatePath, *, limit: int | None = None, plan: Plan | None = None, **asked: Unpack[FilterOptions]
 ) -> list[dict[str, Any]]:
     """Deliveries of current documents, each by its latest event, newest first; rows have the ledger's columns.
 
@@ -136,7 +138,7 @@ def deliveries(
 
 
 def each_delivery(
-    root: Path, *, limit: int | None = None, plan: Plan | None = None, **asked: Unpack[FilterOptions]
+    root: StatePath, *, limit: int | None = None, plan: Plan | None = None, **asked: Unpack[FilterOptions]
 ) -> Iterator[dict[str, Any]]:
     """The same deliveries one after the other: of a million few are in memory at a time."""
     of = Filter.of(asked)
@@ -155,14 +157,14 @@ def each_delivery(
         yield from others
 
 
-def number_of_deliveries(root: Path, *, plan: Plan | None = None, **asked: Unpack[FilterOptions]) -> int:
+def number_of_deliveries(root: StatePath, *, plan: Plan | None = None, **asked: Unpack[FilterOptions]) -> int:
     """How many these are."""
     of = Filter.of(asked)
     return _reading(root, plan, lambda seen: seen.number_of_docs(of))
 
 
 def reasons(
-    root: Path, *, limit: int | None = None, plan: Plan | None = None, **asked: Unpack[FilterOptions]
+    root: StatePath, *, limit: int | None = None, plan: Plan | None = None, **asked: Unpack[FilterOptions]
 ) -> list[dict[str, Any]]:
     """Why deliveries have not arrived, the most frequent reason first: ``status`` (as shown), ``deliveries`` (how
     many), ``reason`` (of one of them) and ``example``, its document.
@@ -182,7 +184,7 @@ def reasons(
     ]
 
 
-def by_node(root: Path, plan: Plan) -> dict[str, dict[str, int]]:
+def by_node(root: StatePath, plan: Plan) -> dict[str, dict[str, int]]:
     """Step or router -> status (as shown) -> how many deliveries have not arrived for a reason that names it."""
     found: dict[str, dict[str, int]] = {}
     for each in _reading(root, plan, View.by_node):
@@ -192,7 +194,7 @@ def by_node(root: Path, plan: Plan) -> dict[str, dict[str, int]]:
     return found
 
 
-def history(root: Path, document: str, plan: Plan | None = None) -> list[dict[str, Any]]:
+def history(root: StatePath, document: str, plan: Plan | None = None) -> list[dict[str, Any]]:
     """Every event of a document and of what was made from it, oldest first; rows have the ledger's columns. Of a file
     with rows that are documents: of its rows."""
     columns, rows_too = ", ".join(LEDGER_COLUMNS), in_family(document)
@@ -205,7 +207,7 @@ def history(root: Path, document: str, plan: Plan | None = None) -> list[dict[st
     return _reading(root, plan, lambda view: view.rows(query, {"document": document}))
 
 
-def joined_of(root: Path, join: str, entry: str, plan: Plan | None = None) -> list[str]:
+def joined_of(root: StatePath, join: str, entry: str, plan: Plan | None = None) -> list[str]:
     """Documents that a join has made of this entry of one of its inputs."""
     query = """
         SELECT DISTINCT origin FROM (
@@ -225,13 +227,13 @@ class StateTables(NamedTuple):
     """A document a row, in each wave that changed what is known of it: the row of the highest wave counts."""
 
 
-def tables(root: Path, plan: Plan) -> StateTables:
+def tables(root: StatePath, plan: Plan) -> StateTables:
     """All of a state's open tables, of one moment, in memory."""
     return _reading(root, plan, lambda seen: StateTables(seen.ledger(), seen.documents()))
 
 
 @contextlib.contextmanager
-def view(root: Path, plan: Plan | None) -> Iterator[View]:
+def view(root: StatePath, plan: Plan | None) -> Iterator[View]:
     """The state's tables, for questions.
 
     Raises:
@@ -274,11 +276,11 @@ def named_damage(state: State, spill: Path) -> Iterator[None]:
                 f"{state.root}: a question needs more than {limits.QUERY_MEMORY} of memory, and there is no room for "
                 f"the rest in {spill}: make room there, or set TMPDIR."
             ) from e
-        found = state.damage() if state.exists else None
+        found = damaged_data(state) if state.exists else None
         raise found or StateDamaged(str(state.root), f"cannot be queried ({str(e).splitlines()[0]})") from e
 
 
-def retry_read(root: Path, look: Callable[[], _T]) -> _T:
+def retry_read(root: StatePath, look: Callable[[], _T]) -> _T:
     """What a look at a state finds; it looks again if a running driver changed files under its eyes, which looks like
     damage. It is damage if two looks find the same and nothing was committed in between, or if many find the same."""
     before: tuple[object, ...] = ()
@@ -297,12 +299,12 @@ def retry_read(root: Path, look: Callable[[], _T]) -> _T:
         time.sleep(_PAUSE_S)
 
 
-def last_entries(root: Path) -> tuple[int, ...]:
+def last_entries(root: StatePath) -> tuple[int, ...]:
     """The last entry of each table's log: what changes when a driver commits."""
-    return tuple(max(TableLog(root / name).versions(), default=-1) for name in TABLES)
+    return tuple(log_of(root / name).last() for name in TABLES)
 
 
-def _counted(root: Path, plan: Plan | None, *, by_plan: bool = True) -> Counted | None:
+def _counted(root: StatePath, plan: Plan | None, *, by_plan: bool = True) -> Counted | None:
     """What is kept, if it is of this moment; a damaged file is as good as none.
 
     Args:
@@ -312,7 +314,7 @@ def _counted(root: Path, plan: Plan | None, *, by_plan: bool = True) -> Counted 
         StateDamaged: of a table a log is not what was written, or a data file is missing.
     """
     state = State(root, plan if plan is not None else plan_of(root))
-    if not state.exists or not (root / COUNTED).exists():
+    if not state.exists or not files.exists(root / COUNTED):
         return None
     reached = destinations_of_sources(plan.nodes) if by_plan and plan is not None else None
 
@@ -329,7 +331,7 @@ def _counted(root: Path, plan: Plan | None, *, by_plan: bool = True) -> Counted 
     return retry_read(root, look)
 
 
-def _reading(root: Path, plan: Plan | None, ask: Callable[[View], _T]) -> _T:
+def _reading(root: StatePath, plan: Plan | None, ask: Callable[[View], _T]) -> _T:
     def look() -> _T:
         with view(root, plan) as seen:
             return ask(seen)

@@ -273,7 +273,7 @@ class View:
         """).fetchall()
 
     def _register(self, table: Table, schema: pa.Schema, staged: list[str]) -> list[Path]:
-        paths = [*table.paths(), *(table.folder / p for p in staged)]
+        paths = [*table.paths(), *table.paths(staged)]
         register(self._db, table.name, paths, schema)
         return paths
 
@@ -282,7 +282,7 @@ class View:
         by_place: dict[tuple[str, str], list[Path]] = {}
         for file in outbox.files.values():
             place = (file.partition["wave"], file.partition["destination"])
-            by_place.setdefault(place, []).append(outbox.folder / file.path)
+            by_place.setdefault(place, []).append(outbox.path(file.path))
         self._db.register("outbox_0", schema.empty_table())
         pieces = ["SELECT *, 0::BIGINT AS wave, '' AS destination FROM outbox_0"]
         for i, ((wave, destination), files) in enumerate(by_place.items(), 1):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection
-from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from ferryman.account.questions import retry_read, view
@@ -12,6 +11,7 @@ from ferryman.account.relations import View
 from ferryman.plan import Plan
 from ferryman.records.reasons import reason_of
 from ferryman.records.statuses import TERMINAL, Status
+from ferryman.storage.files import StatePath
 
 FAILED: Final = frozenset({Status.DEAD, Status.ERROR_DOC, Status.INDEXING})
 """Ends that an operator has to look at. INDEXING: the outcome is unknown."""
@@ -40,7 +40,7 @@ class DocumentResult(NamedTuple):
         return self.fingerprint == fingerprint or (not self.fingerprint and bool(self.failures))
 
 
-def document_results(root: Path, plan: Plan, source: str, documents: Collection[str]) -> dict[str, DocumentResult]:
+def document_results(root: StatePath, plan: Plan, source: str, documents: Collection[str]) -> dict[str, DocumentResult]:
     """Source documents (ids with prefix) -> what became of them; those that were never processed are not in it.
 
     Raises:

@@ -12,6 +12,7 @@ from ferryman.cli.options import Conf, Master, Verbose, spark_settings
 from ferryman.cli.search import found, show
 from ferryman.cli.terminal import command, note, program, say
 from ferryman.errors import UsageError
+from ferryman.storage.files import StatePath
 
 if TYPE_CHECKING:
     from ferryman.engine.wave import Summary
@@ -46,7 +47,7 @@ def demo(
     root, summary = carried(
         plan,
         file.absolute(),
-        state,
+        str(state),
         verbose=verbose,
         master=master,
         conf=spark_settings(conf),
@@ -81,7 +82,7 @@ def prepare(directory: Path) -> None:
         note(f"{file} has been changed: your version is run. Remove it to get the demo's version back.")
 
 
-def _told(summary: Summary, root: Path, plan: Plan, seconds: float) -> int:
+def _told(summary: Summary, root: StatePath, plan: Plan, seconds: float) -> int:
     """What was indexed and what was refused; the demo's exit code."""
     from ferryman import account
     from ferryman.observe.progress import plural
@@ -111,7 +112,7 @@ def _searched(index: Path) -> None:
 
 
 def _next(directory: Path) -> None:
-    file, state, index = str(directory / "plan.py"), directory / "state", directory / "index.db"
+    file, state, index = str(directory / "plan.py"), str(directory / "state"), directory / "index.db"
     where = f" --dir {directory}" if directory != Path("ferryman-demo") else ""
     demo_again = f"{program()} demo{where}"
     say()

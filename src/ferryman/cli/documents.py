@@ -23,10 +23,10 @@ from ferryman.cli.options import (
 from ferryman.cli.terminal import command, json_line, json_lines, note, say, table, when
 from ferryman.cli.unlisted import say_unread, ways_back
 from ferryman.errors import UsageError
+from ferryman.storage.files import StatePath
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from pathlib import Path
 
     from ferryman.plan import Flow, Plan
 
@@ -131,11 +131,11 @@ class DeliveryQuery(NamedTuple):
     incomplete: bool
     by: By | None
     limit: int | None
-    state: Path | None
+    state: str | None
     json: bool
     verbose: bool
 
-    def rows(self, plan: Plan, root: Path) -> Iterable[dict[str, Any]]:
+    def rows(self, plan: Plan, root: StatePath) -> Iterable[dict[str, Any]]:
         """As ``--json`` has them; none if the plan never ran."""
         from ferryman import account
         from ferryman.account import families
@@ -150,7 +150,7 @@ class DeliveryQuery(NamedTuple):
         return account.each_delivery(root, **self.filters, limit=self.limit, plan=plan)
 
 
-def _list_of_plan(loaded: Plan, root: Path, spec: str, query: DeliveryQuery) -> None:
+def _list_of_plan(loaded: Plan, root: StatePath, spec: str, query: DeliveryQuery) -> None:
     """The deliveries of one plan, which an operator names so."""
     if not has_run(root):
         note(f"{root}: there is no state here yet: nothing has run. Next: {command('run', spec, state=query.state)}")
@@ -166,7 +166,7 @@ def _list_of_plan(loaded: Plan, root: Path, spec: str, query: DeliveryQuery) -> 
         _list_deliveries(root, loaded, spec, query)
 
 
-def _list_deliveries(root: Path, loaded: Plan, spec: str, query: DeliveryQuery) -> None:
+def _list_deliveries(root: StatePath, loaded: Plan, spec: str, query: DeliveryQuery) -> None:
     """A line for each, and what there is to say of them all."""
     from ferryman import account
     from ferryman.records.statuses import shown
@@ -206,7 +206,7 @@ def _note_more(shown: str, of: int) -> None:
     note(f"These are {shown} of {of}; --limit {of} or --json shows all of them.")
 
 
-def _list_incomplete(root: Path, loaded: Plan, spec: str, query: DeliveryQuery) -> None:
+def _list_incomplete(root: StatePath, loaded: Plan, spec: str, query: DeliveryQuery) -> None:
     """Families that have not ended, and how to see more of one."""
     limit = query.limit or _most_lines()
     found = list(query._replace(limit=None).rows(loaded, root))
@@ -219,7 +219,7 @@ def _list_incomplete(root: Path, loaded: Plan, spec: str, query: DeliveryQuery) 
     say(f"Of one: {command('deliveries', spec, '--family', found[0]['family'], state=query.state)}")
 
 
-def _say_whether_whole(root: Path, family: str, loaded: Plan, plan: str, state: Path | None) -> None:
+def _say_whether_whole(root: StatePath, family: str, loaded: Plan, plan: str, state: str | None) -> None:
     """Has all of a family ended, and if not, how are its deliveries found?"""
     from ferryman.account import families
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from ferryman.observe.progress import counted, plural
+from ferryman.storage.files import StatePath
 
 if TYPE_CHECKING:
     from ferryman.plan import Plan
@@ -18,7 +18,7 @@ _BAD: Final = ("failed", "rejected", "in_doubt", "pending")
 
 
 def svg_with_counts(
-    plan: Runnable, states: Mapping[str, tuple[Plan, Path]], statuses: Mapping[str, Mapping[str, Any]]
+    plan: Runnable, states: Mapping[str, tuple[Plan, StatePath]], statuses: Mapping[str, Mapping[str, Any]]
 ) -> str:
     """The picture.
 
@@ -40,7 +40,7 @@ def svg_with_counts(
     return picture.svg(plan, boxes, words)
 
 
-def _boxes(plan: Plan, root: Path, status: Mapping[str, Any]) -> dict[str, BoxCounts]:
+def _boxes(plan: Plan, root: StatePath, status: Mapping[str, Any]) -> dict[str, BoxCounts]:
     """What stands in the boxes of a plan, by node."""
     from ferryman import account
     from ferryman.cli.options import has_run

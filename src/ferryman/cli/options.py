@@ -13,6 +13,7 @@ import typer
 
 from ferryman import durations, needs
 from ferryman.errors import UsageError
+from ferryman.storage.files import StatePath, exists
 
 if TYPE_CHECKING:
     pass
@@ -47,12 +48,13 @@ FlowSpec = Annotated[
     ),
 ]
 StateDir = Annotated[
-    Path | None,
+    str | None,
     typer.Option(
         "--state",
         metavar="DIR",
         show_default=False,
-        help="Where the state lives. Default: .ferryman/ beside the plan file.",
+        help="Where the state lives: a folder, or s3://BUCKET/PREFIX, gs://…, abfss://…. "
+        "Default: .ferryman/ beside the plan file.",
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
@@ -202,9 +204,9 @@ def status_name(text: str | None) -> str | None:
     return text
 
 
-def has_run(root: Path) -> bool:
+def has_run(root: StatePath) -> bool:
     """Is there a state? (A run that was killed while it made one has left none.)"""
-    return (root / "state.json").is_file()
+    return exists(root / "state.json")
 
 
 def chosen(**filters: Any) -> dict[str, Any]:

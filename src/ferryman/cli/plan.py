@@ -12,8 +12,6 @@ from ferryman.cli.terminal import block, json_line, say
 from ferryman.errors import UsageError
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from ferryman.plan.load import Runnable
 
 app = typer.Typer(name="plan", help="Check or draw a plan.", no_args_is_help=True, rich_markup_mode=None)
@@ -84,7 +82,7 @@ def show(
             json_line(picture.as_json(loaded))
 
 
-def _with_counts(plan: Runnable, state: Path | None, spec: str) -> str:
+def _with_counts(plan: Runnable, state: str | None, spec: str) -> str:
     from ferryman.cli.drawn_counts import svg_with_counts
     from ferryman.cli.status import states_of, status_of
     from ferryman.plan.load import plan_file

@@ -113,7 +113,7 @@ def preview(
 
 
 def _previewed(
-    plan: Runnable, file: Path | None, state: Path | None, *, verbose: bool = False, **options: Any
+    plan: Runnable, file: Path | None, state: str | None, *, verbose: bool = False, **options: Any
 ) -> dict[str, Preview]:
     """The preview of a plan, or of each of a flow, by name; with progress on stderr.
 

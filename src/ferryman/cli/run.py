@@ -31,6 +31,7 @@ from ferryman.cli.options import (
     spark_settings,
 )
 from ferryman.errors import UsageError, message_of
+from ferryman.storage.files import StatePath, exists, names
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -197,12 +198,12 @@ def run(
 def carried(
     plan: Plan,
     file: Path | None,
-    state: Path | None,
+    state: str | None,
     *,
     verbose: bool = False,
     log: Log = (None, "text"),
     **options: Any,
-) -> tuple[Path, Summary]:
+) -> tuple[StatePath, Summary]:
     """Run a plan with progress on stderr: (root of its state, what was done).
 
     Raises:
@@ -216,18 +217,18 @@ def carried(
 
 @overload
 def run_watched(
-    plan: Plan, states: Mapping[str, tuple[Plan, Path]], verbose: bool, log: Log, options: dict[str, Any]
+    plan: Plan, states: Mapping[str, tuple[Plan, StatePath]], verbose: bool, log: Log, options: dict[str, Any]
 ) -> Summary: ...
 
 
 @overload
 def run_watched(
-    plan: Flow, states: Mapping[str, tuple[Plan, Path]], verbose: bool, log: Log, options: dict[str, Any]
+    plan: Flow, states: Mapping[str, tuple[Plan, StatePath]], verbose: bool, log: Log, options: dict[str, Any]
 ) -> FlowSummary: ...
 
 
 def run_watched(
-    plan: Runnable, states: Mapping[str, tuple[Plan, Path]], verbose: bool, log: Log, options: dict[str, Any]
+    plan: Runnable, states: Mapping[str, tuple[Plan, StatePath]], verbose: bool, log: Log, options: dict[str, Any]
 ) -> Summary | FlowSummary:
     """Run it with progress on stderr.
 
@@ -271,7 +272,7 @@ def run_watched(
     return summary
 
 
-def run_flow(flow: Flow, spec: str, state: Path | None, *, json: bool, verbose: bool, log: Log, **options: Any) -> int:
+def run_flow(flow: Flow, spec: str, state: str | None, *, json: bool, verbose: bool, log: Log, **options: Any) -> int:
     """Run a flow, and print what was done; its exit code."""
     from ferryman.cli.status import states_of
     from ferryman.plan.load import plan_file, spec_of
@@ -294,9 +295,9 @@ def run_flow(flow: Flow, spec: str, state: Path | None, *, json: bool, verbose: 
     return summary.exit
 
 
-def new_state(root: Path, version: int) -> str:
+def new_state(root: StatePath, version: int) -> str:
     """That all is sent from scratch, and which other states there are: a plan may have been renamed."""
-    others = sorted(path.parent.name for path in root.parent.glob("*/state.json"))
+    others = sorted(name for name in names(root.parent) if exists(root.parent / name / "state.json"))
     here = f"; others here: {', '.join(others)}" if others else ""
     prefix = root.name.removesuffix(str(version))
     numbers = (other.removeprefix(prefix) for other in others if other.startswith(prefix))
@@ -305,7 +306,7 @@ def new_state(root: Path, version: int) -> str:
     return f"new state: {root}{here}{migrate}. Every document is new to it, and is sent."
 
 
-def tell(summary: Summary, root: Path, loaded: Plan, plan: str, state: Path | None, name: str = "") -> None:
+def tell(summary: Summary, root: StatePath, loaded: Plan, plan: str, state: str | None, name: str = "") -> None:
     """What this run did and left, and what to type next. (Its messages were told when they came up.)
 
     Args:
@@ -363,13 +364,13 @@ def _counts(summary: Summary) -> str:
     return f"{waves}: {summary.delivered} delivered{deleted}{dropped}"
 
 
-def _examples(root: Path, plan: Plan, status: str, heading: str, *, many: bool) -> None:
+def _examples(root: StatePath, plan: Plan, status: str, heading: str, *, many: bool) -> None:
     """The first few documents of a status, with the reason of each; of many, the most frequent reasons."""
     from ferryman import account
     from ferryman.records.reasons import reason_of
     from ferryman.state.layout import COUNTED
 
-    if many and not (root / COUNTED).exists():  # of a large state that takes seconds after each run
+    if many and not exists(root / COUNTED):  # of a large state that takes seconds after each run
         found = account.reasons(root, status=status, limit=REASONS, plan=plan)
         terminal.say(heading + (":" if found else ""))
         for row in found:

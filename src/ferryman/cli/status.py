@@ -11,6 +11,7 @@ from ferryman.cli.drawn_counts import svg_with_counts
 from ferryman.cli.options import FlowSpec, Json, StateDir, Verbose, has_run
 from ferryman.cli.terminal import command, json_line, note, say, table, when
 from ferryman.cli.unlisted import say_unread
+from ferryman.storage.files import StatePath
 
 if TYPE_CHECKING:
     from ferryman.plan import Plan
@@ -67,7 +68,7 @@ def status(
         _report(found[name], each, root, spec_of(plan, loaded, each) if isinstance(loaded, Flow) else plan, state)
 
 
-def states_of(plan: Runnable, state: Path | None, file: Path | None) -> dict[str, tuple[Plan, Path]]:
+def states_of(plan: Runnable, state: str | None, file: Path | None) -> dict[str, tuple[Plan, StatePath]]:
     """The plan, or those of a flow in the order of their turns, by name, with the roots of their states."""
     from ferryman.plan import Flow
     from ferryman.state.state import state_root
@@ -76,14 +77,14 @@ def states_of(plan: Runnable, state: Path | None, file: Path | None) -> dict[str
     return {name: (each, state_root(each, state, file)) for name, each in plans.items()}
 
 
-def status_of(plan: Plan, root: Path) -> dict[str, Any]:
+def status_of(plan: Plan, root: StatePath) -> dict[str, Any]:
     """What became of a plan's documents; zeros if it never ran."""
     from ferryman import account
 
     return account.status(root, plan) if has_run(root) else never_run(plan)
 
 
-def _report(found: dict[str, Any], plan: Plan, root: Path, spec: str, state: Path | None) -> None:
+def _report(found: dict[str, Any], plan: Plan, root: StatePath, spec: str, state: str | None) -> None:
     """All about one plan."""
     from ferryman import account
 

@@ -95,7 +95,7 @@ def when(value: object) -> str:
         return ""
 
 
-def command(verb: str, plan: str, *rest: str, state: Path | None = None) -> str:
+def command(verb: str, plan: str, *rest: str, state: str | None = None) -> str:
     """What the user can type next, quoted for a shell: ``ferryman deliveries plan.py --status failed``."""
     where = ["--state", str(state)] if state is not None else []
     return f"{program()} {shlex.join([*verb.split(), plan, *where, *rest])}"

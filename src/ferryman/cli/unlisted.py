@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ferryman.cli.terminal import say
+from ferryman.storage.files import StatePath
 
 if TYPE_CHECKING:
     from ferryman.plan import Plan
 
 
-def say_unread(plan: Plan, root: Path) -> None:
+def say_unread(plan: Plan, root: StatePath) -> None:
     """A line a source of which documents wait; see ``account.unread``."""
     from ferryman import account
 

@@ -12,7 +12,7 @@ from ferryman import places
 from ferryman.destinations.base import Delivery, Destination, Effect, Facts, Outcome
 from ferryman.destinations.payload import payloads
 from ferryman.errors import PlanError
-from ferryman.storage import files
+from ferryman.storage import disk, files
 from ferryman.storage.folder import explained
 
 STALE_S: Final = 3600.0
@@ -74,7 +74,7 @@ class JsonLines(Destination):
             files.make_folder(self.directory)
             files.fsync_folder(self.directory)
             long_ago = time.time() - STALE_S
-            for temporary in self.directory.glob(f"{files.TEMPORARY}*"):
+            for temporary in self.directory.glob(f"{disk.TEMPORARY}*"):
                 with suppress(FileNotFoundError):
                     if temporary.stat().st_mtime < long_ago:
                         temporary.unlink()

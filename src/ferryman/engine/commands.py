@@ -28,6 +28,7 @@ from ferryman.records.statuses import Status
 from ferryman.state.commands import Command, DocumentsEffect, OutboxEffect
 from ferryman.state.outbox import OutboxWriter, row_groups
 from ferryman.state.state import State
+from ferryman.storage import files
 from ferryman.storage.handles import DataFile
 from ferryman.storage.parquet import Part, read_part, write_part
 from ferryman.storage.query import connect, register
@@ -44,7 +45,7 @@ def apply(state: State, command: Command) -> int:
         documents = {(c["source"], c["origin"]) for c in chosen}
         concerned += len(documents) if command.does.whole_documents else len(chosen)
     state.check_ours()  # where nothing is concerned, nothing was committed that would have told
-    (state.commands / command.file).unlink(missing_ok=True)
+    files.remove(state.commands / command.file)
     crash.point("command.done")
     return concerned
 
@@ -119,7 +120,7 @@ def _in_outbox(state: State, hashes: set[str]) -> dict[str, set[str]]:
     """Outbox files that hold such rows -> their hashes."""
     found = {}
     for path in state.outbox.files:
-        column = read_part(state.outbox.folder / path, ["delivery_hash"])["delivery_hash"]
+        column = read_part(state.outbox.path(path), ["delivery_hash"])["delivery_hash"]
         if there := hashes.intersection(column.to_pylist()):
             found[path] = there
     return found
@@ -130,7 +131,7 @@ def _changed_file(state: State, path: str, effect: OutboxEffect, hashes: set[str
     file = state.outbox.files[path]
     wanted = pa.array(list(hashes), pa.string())
     writer = OutboxWriter(state.outbox.folder, epoch=state.epoch)
-    for rows in row_groups(state.outbox.folder / path):
+    for rows in row_groups(state.outbox.path(path)):
         concerned = pc.is_in(rows["delivery_hash"], value_set=wanted)
         if effect is OutboxEffect.REMOVED:
             writer.write(rows.filter(pc.invert(concerned)))
@@ -151,7 +152,7 @@ def _close_claims(state: State, in_outbox: dict[str, set[str]]) -> None:
     """An operator has decided: what a late worker says of these chunks does not count any more."""
     for path, hashes in in_outbox.items():
         key = int(state.outbox.files[path].partition["first_sequence"])
-        table = read_part(state.outbox.folder / path, ["row", "delivery_hash"])
+        table = read_part(state.outbox.path(path), ["row", "delivery_hash"])
         rows = [r for r, h in zip(*(c.to_pylist() for c in table.columns), strict=True) if h in hashes]
         for number in state.journal.passes():
             for claim in state.journal.claims(number, key):
@@ -167,7 +168,7 @@ def _changed_documents(state: State, chosen: list[dict[str, Any]], number: int, 
     for c in chosen:
         member = c["document"][len(c["origin"]) :]
         wanted[c["source"], _name(state, c)].add((member, c["destination"], c["route"]))
-    with connect(state.staging) as db:
+    with connect(state.spill) as db:
         register(db, "documents", state.documents.paths(), DOCUMENTS)
         db.register("wanted", pa.table({"source": [s for s, _ in wanted], "document": [d for _, d in wanted]}))
         found = db.execute("""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -17,13 +16,13 @@ from ferryman.observe import Observer
 from ferryman.plan import Plan, SourceNode
 from ferryman.sources import DataFrame
 from ferryman.state.state import State, state_root
-from ferryman.storage.files import disk_full
+from ferryman.storage.files import StatePath, disk_full
 
 
 @contextlib.contextmanager
 def drive(
     plan: Plan,
-    state: str | Path | None,
+    state: str | StatePath | None,
     spark: Any = None,
     master: str = "local[*]",
     conf: Mapping[str, str] = MappingProxyType({}),
@@ -118,7 +117,7 @@ def plain_errors(state: State) -> Iterator[None]:
         if disk_full(e):
             raise EngineError(
                 f"{state.root}: the disk is full. Nothing is lost: make room and run again. "
-                f"(Waiting rows take {state.bytes_owed()} bytes.)"
+                f"(Waiting rows take {sum(file.size for file in state.outbox.files.values())} bytes.)"
             ) from e
         if isinstance(e, OSError) and not isinstance(e, FerrymanError):
             raise EngineError(f"{state.root}: {e}. Nothing is lost: fix it and run again.") from e

@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 from ferryman import limits
@@ -28,10 +27,11 @@ from ferryman.errors import message_of
 from ferryman.observe.progress import Observer
 from ferryman.plan import Flow
 from ferryman.state.state import State, state_root
+from ferryman.storage.files import StatePath
 
 
 @contextlib.contextmanager
-def take_plans(flow: Flow, state: str | Path | None, accept_changes: bool = False) -> Iterator[list[FlowPlan]]:
+def take_plans(flow: Flow, state: str | StatePath | None, accept_changes: bool = False) -> Iterator[list[FlowPlan]]:
     """The flow's plans in the order of their turns, all of whose states are taken (1), for a while.
 
     Raises:

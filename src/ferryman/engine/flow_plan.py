@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from pathlib import Path
 from typing import Final, TypeVar
 
 from ferryman.engine import migration
@@ -14,6 +13,7 @@ from ferryman.engine.wave import Run
 from ferryman.errors import PlanChanged, StateLost
 from ferryman.plan import Plan, changes, structure
 from ferryman.state.state import State
+from ferryman.storage.files import StatePath
 
 Answer = TypeVar("Answer")
 
@@ -34,7 +34,7 @@ class FlowPlan:
         stops: how often in a row it has stopped.
     """
 
-    def __init__(self, plan: Plan, name: str, root: Path, accept_changes: bool = False) -> None:
+    def __init__(self, plan: Plan, name: str, root: StatePath, accept_changes: bool = False) -> None:
         self.plan = plan
         self.name = name
         self.readers: list[FlowPlan] = []

@@ -85,7 +85,7 @@ class Logs:
     def waiting(self) -> Only:
         """Entries that are to be read again, by their ids; those of keyed nodes are read by their places."""
         return entries_that_wait(
-            self._sources.keys() - self._held_back, self._state.documents.paths(), self._state.staging, now_us()
+            self._sources.keys() - self._held_back, self._state.documents.paths(), self._state.spill, now_us()
         )
 
     def batch(self, slots: int, wave_bytes: int) -> LogBatch | None:

@@ -39,7 +39,7 @@ from ferryman.storage.query import connect, quoted_list, verify
 
 def is_pending(state: State) -> bool:
     """Is ``finish`` still to be done?"""
-    return (state.root / MIGRATION).exists()
+    return files.exists(state.root / MIGRATION)
 
 
 def finish(state: State) -> str:
@@ -62,7 +62,7 @@ def finish(state: State) -> str:
         state.retire(state.outbox, paths)
     note_passed_over(state.root, before, after, state.outbox.log.transactions())
     state.remember(after)
-    (state.root / MIGRATION).unlink()
+    files.remove(state.root / MIGRATION)
     files.fsync_folder(state.root)
     crash.point("version.adopted")
     rows = sum(t.num_rows for t in dropped)
@@ -105,7 +105,7 @@ def _of_keys(state: State, before: Structure, after: Structure) -> Iterator[str]
 
 def _dropped(state: State, path: str, number: int, why: str) -> pa.Table:
     """Events of all rows of an outbox file whose destination was removed."""
-    rows = read_part(state.outbox.folder / path, OUTBOX_KEPT)
+    rows = read_part(state.outbox.path(path), OUTBOX_KEPT)
     destination = state.outbox.files[path].partition["destination"]
     return table_of(
         LEDGER,
@@ -129,10 +129,10 @@ def _taken_up_again(state: State, which: str, number: int, why: str) -> tuple[li
     """
     more = {"again": (f"({which}) IS TRUE", pa.bool_())}
     files = list(state.documents.files.values())
-    paths = [state.documents.folder / file.path for file in files]
+    paths = state.documents.paths(file.path for file in files)
     wanted = [np.zeros(file.rows, bool) for file in files]
     verify(paths)
-    with tempfile.TemporaryDirectory(dir=state.staging) as folder, connect(Path(folder)) as db:
+    with tempfile.TemporaryDirectory(dir=state.spill) as folder, connect(Path(folder)) as db:
         for last in map(last_of, every(db, paths, sum(file.rows for file in files), Path(folder), more)):
             for number_of_file, rows in chosen_by_file(last, last["again"]):
                 wanted[number_of_file][rows] = True

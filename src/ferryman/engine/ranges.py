@@ -84,7 +84,7 @@ def pending_ranges(state: State) -> list[EntryRange]:
         WHERE status IN {quoted_list([*PENDING, Status.INDEXING])}
         GROUP BY ALL HAVING bool_or(status <> '{Status.INDEXING}')
     """
-    with connect(state.staging) as db:
+    with connect(state.spill) as db:
         rows = db.execute(query).fetchall()
     found = [
         EntryRange(source, _piece(version), revision, id, tuple(deliveries), told=True)

@@ -224,7 +224,7 @@ def _gone(state: State, table: Table, schema: pa.Schema, whose: str, value: str,
             QUALIFY row_number() OVER (PARTITION BY {whose} ORDER BY wave DESC) = 1
         ) last WHERE last.{value} IS NOT NULL ORDER BY {whose}
     """
-    with connect(state.staging) as db:
+    with connect(state.spill) as db:
         for batch in stream(db, query, schema):
             yield pa.Table.from_batches([batch])
 

@@ -11,7 +11,6 @@ A wave, numbered as in the architecture:
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final
@@ -50,6 +49,7 @@ from ferryman.records.due import now_us
 from ferryman.state.commands import waiting
 from ferryman.state.maintenance import maintain, sweep
 from ferryman.state.state import State
+from ferryman.storage import files
 
 _IDLE_TURNS: Final = 3
 """Turns that may move nothing (a worker died, a pending document is not listed any more) before a run ends."""
@@ -102,7 +102,7 @@ class Run:
         """The last scan of everything, or one since, stopped reading, for too much is pending."""
         self._told_short = self._endless = False
         self._waited = 0.0
-        self._live = Follower(state.staging / _LIVE, observer)
+        self._live = Follower(state.spill / _LIVE, observer)
         self._nodes = Nodes(state.plan, self._tell, clock)
         self._unlisted = Unlisted(state.plan, clock)
         self._logs = Logs(state, self._nodes, self._tell)
@@ -197,7 +197,7 @@ class Run:
             complete = self._carry(self._changes(only_owed), least)
             least *= 2  # so that it comes to an end however often somebody has something to say
         self._told_short &= self._stopped_short
-        shutil.rmtree(self._state.staging / _SCAN, ignore_errors=True)
+        files.remove_folder(self._state.staging / _SCAN)
         read = only_owed or not self._logs or self._read_logs()
         return bool(complete) and read
 
@@ -228,6 +228,7 @@ class Run:
     def _changes(self, only_owed: bool) -> ChangeSet:
         """A new listing, compared with what is known."""
         self._observer.phase(self._state.wave + 1, "scan")
+        self._state.remove_retired()  # no task reads it any more
         folder = self._state.scratch(_SCAN)
         waiting = self._nodes.waiting(self._pending.at_steps())
         owed, only, entries = None, None, self._logs.waiting()

@@ -120,7 +120,7 @@ class Reporter:
 
     def _read(self) -> dict[str, Notified]:
         path = self._state.root / NOTIFIED
-        if not path.exists():
+        if not files.exists(path):
             return {}
         try:
             return msgspec.convert(files.unseal(path), dict[str, Notified])

@@ -7,9 +7,7 @@ way at the node or below it, and where what is in its state can be taken out aga
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
 from typing import Any
 
 from ferryman.errors import UsageError
@@ -24,10 +22,12 @@ from ferryman.state.keyed import MERGED
 from ferryman.state.log_positions import LogPositions
 from ferryman.state.state import State
 from ferryman.state.unfinished import counted_and_failed, unfinished
+from ferryman.storage import files
+from ferryman.storage.files import StatePath
 from ferryman.storage.query import connect, quoted_list
 from ferryman.storage.tables import Table
 
-Link = Callable[[Path, Path, Iterable[str]], None]
+Link = Callable[[StatePath, StatePath, Iterable[str]], None]
 """(folder, folder, names): the same files in the second folder."""
 
 
@@ -96,8 +96,9 @@ def carry(old: State, new: State, link: Link) -> None:
             _copy(theirs.contributions, ours.contributions, (PUBLISHED, MERGED), link)
             numbers[PUBLISHED] = theirs.exports.number(PUBLISHED)
             readers = old.root / FOLDER / node.name
-            if readers.is_dir():  # what they have not had of deletions is kept
-                shutil.copytree(readers, new.root / FOLDER / node.name)
+            for name in files.names(readers):  # what they have not had of deletions is kept
+                files.make_folder(new.root / FOLDER / node.name)
+                files.replace(new.root / FOLDER / node.name / name, files.read(readers / name))
         if any(numbers.values()):
             ours.exports.commit("version", transactions={key: number for key, number in numbers.items() if number})
 
@@ -140,7 +141,7 @@ def _left_behind(old: State, node: str, documents: set[str]) -> list[str]:
     if not table.files:
         return []
     rows = f"read_parquet({quoted_list(map(str, table.paths()))})"
-    with connect(old.staging) as db:
+    with connect(old.spill) as db:
         known = {source for (source,) in db.execute(f"SELECT DISTINCT source FROM {rows}").fetchall()}
         if not (gone := known - documents):
             return []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 from ferryman import account
@@ -12,9 +11,10 @@ from ferryman.plan.flow import Joint
 from ferryman.records.statuses import Status
 from ferryman.sources.log import Log
 from ferryman.state.identity import IDENTITY
+from ferryman.storage.files import StatePath, exists
 
 
-def follow(flow: Flow, roots: Mapping[str, Path], document: str) -> list[dict[str, Any]]:
+def follow(flow: Flow, roots: Mapping[str, StatePath], document: str) -> list[dict[str, Any]]:
     """Every event of a document in the plans that know it, and of the messages that were made of it, in the plans
     behind those. Rows as of ``account.history``, with ``plan``; plan by plan, oldest first.
 
@@ -26,7 +26,7 @@ def follow(flow: Flow, roots: Mapping[str, Path], document: str) -> list[dict[st
     seen: set[tuple[str, str]] = set()
     events: list[dict[str, Any]] = []
     for label, id in waiting:  # which grows meanwhile
-        if (label, id) in seen or not (roots[label] / IDENTITY).exists():
+        if (label, id) in seen or not exists(roots[label] / IDENTITY):
             continue
         seen.add((label, id))
         found = account.history(roots[label], id, plans[label])
@@ -43,7 +43,7 @@ def _arrived(events: list[dict[str, Any]], destination: str) -> set[str]:
     return {e["delivery_hash"] for e in events if e["destination"] == destination and e["status"] == Status.INDEXED}
 
 
-def _made(reader: Plan, root: Path, joint: Joint, hashes: Collection[str]) -> Iterator[str]:
+def _made(reader: Plan, root: StatePath, joint: Joint, hashes: Collection[str]) -> Iterator[str]:
     """Ids by which a plan knows what these deliveries have made."""
     [source] = (n.source for n in reader.nodes if isinstance(n, SourceNode) and n.name == joint.source)
     if not isinstance(source, Log):
@@ -52,5 +52,5 @@ def _made(reader: Plan, root: Path, joint: Joint, hashes: Collection[str]) -> It
     for id in source.entries_of(hashes):
         if join is None:
             yield id
-        elif (root / IDENTITY).exists():
+        elif exists(root / IDENTITY):
             yield from account.joined_of(root, join.name, id, reader)

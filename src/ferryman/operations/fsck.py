@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Final, NamedTuple
 
 from ferryman.account.questions import last_entries, miscounted
 from ferryman.errors import StateDamaged, StateForeign, UsageError
 from ferryman.plan import Plan
+from ferryman.state.damage import sealed_files
 from ferryman.state.identity import plan_of
 from ferryman.state.layout import COUNTED, READERS, TABLES
 from ferryman.state.state import SETTLED, WAVE, State, state_root
 from ferryman.storage import files, parquet
+from ferryman.storage.files import StatePath
 from ferryman.storage.lock import Readers
 from ferryman.storage.tables import Table
 
@@ -32,18 +33,18 @@ _REMOVE = "remove this file: everything is then counted again"
 _COPY = "restore this file from a copy of the state directory"
 
 
-def fsck(plan: Plan, *, state: str | Path | None = None) -> list[Finding]:
+def fsck(plan: Plan, *, state: str | StatePath | None = None) -> list[Finding]:
     """Verify every file of the plan's state: what is damaged or missing, and what can be done; [] if all is well."""
     return check(state_root(plan, state))
 
 
-def check(root: Path) -> list[Finding]:
+def check(root: StatePath) -> list[Finding]:
     """Everything that is wrong with a state, all of it and not the first only; [] if all is well.
 
     Raises:
         UsageError: there is no state here.
     """
-    if not any((root / name).exists() for name in ("state.json", *TABLES)):
+    if not any(files.exists(root / name) or files.is_folder(root / name) for name in ("state.json", *TABLES)):
         raise UsageError(f"{root}: there is no state here. Give the --state that the plan ran with.")
     try:
         with Readers(root / READERS).reading():
@@ -61,13 +62,13 @@ def check(root: Path) -> list[Finding]:
     return found
 
 
-def _look(root: Path) -> list[Finding]:
+def _look(root: StatePath) -> list[Finding]:
     found: dict[str, Finding] = {}
     for problem in _problems(root):
         found.setdefault(problem.path, Finding(problem.path, problem.what, _COPY))
     path = root / COUNTED
     try:
-        if path.exists():
+        if files.exists(path):
             files.unseal(path)
         if not found and miscounted(root, plan_of(root)):
             found[str(path)] = Finding(str(path), "it does not match the tables, counted again", _REMOVE)
@@ -76,7 +77,7 @@ def _look(root: Path) -> list[Finding]:
     return list(found.values())
 
 
-def _problems(root: Path) -> Iterator[StateDamaged]:
+def _problems(root: StatePath) -> Iterator[StateDamaged]:
     try:
         plan = plan_of(root)
     except StateDamaged:
@@ -85,7 +86,7 @@ def _problems(root: Path) -> Iterator[StateDamaged]:
     yield from state.problems()
     for table in state.tables:
         yield from _problems_of_data(state, table)
-    for path in state.notes_on_disk():
+    for path in sealed_files(state):
         try:
             files.unseal(path)
         except StateDamaged as e:
@@ -97,11 +98,15 @@ def _problems_of_data(state: State, table: Table) -> Iterator[StateDamaged]:
     try:
         table.log.verify()
         table.load([WAVE, SETTLED])
-        paths = [table.folder / f.path for f in (*table.files.values(), *state.staged(table))]
+        names = [f.path for f in (*table.files.values(), *state.staged(table))]
     except (StateDamaged, KeyError) as e:  # KeyError: the outbox, which names files for the others, was not loaded
         if isinstance(e, StateDamaged):
             yield e
-        paths = [p for p in table.folder.rglob("*.parquet") if not p.relative_to(table.folder).parts[0].startswith("_")]
-    for path in paths:
-        if (what := parquet.verify(path)) is not None:
-            yield StateDamaged(str(path), what)
+        names = [n for n in files.below(table.folder) if n.endswith(".parquet") and not n.startswith("_")]
+    for name in names:
+        try:
+            what = parquet.verify(files.local(table.folder / name))
+        except FileNotFoundError:
+            what = "the file is missing"
+        if what is not None:
+            yield StateDamaged(str(table.folder / name), what)

@@ -30,11 +30,12 @@ from ferryman.state.commands import waiting
 from ferryman.state.layout import MIGRATED, MIGRATION, NOTIFIED, PASSED
 from ferryman.state.log_positions import RANGES, LogPositions, reader_of
 from ferryman.state.state import SEQUENCE, SETTLED, WAVE, State
-from ferryman.storage import files
+from ferryman.storage import disk, files
+from ferryman.storage.files import StatePath
 from ferryman.storage.lock import Lock
 
 
-def migrate(root: Path, plan: Plan, from_version: int) -> None:
+def migrate(root: StatePath, plan: Plan, from_version: int) -> None:
     """Make the state of a plan from the one of an older version; nothing if that was done before.
 
     Raises:
@@ -42,6 +43,11 @@ def migrate(root: Path, plan: Plan, from_version: int) -> None:
             key cannot be carried over.
         StateHeld, StateDamaged, StateForeign: of the older state, or what is in the new one's place is not a state.
     """
+    if not isinstance(root, Path):
+        raise UsageError(
+            f"{root}: --from-version needs states in a file system, and this one is in an object store. Run the new "
+            "version with a state of its own: it sends every document again, and destinations keep what is newest."
+        )
     older = Plan(plan.name, from_version)
     older_root = root.with_name(older.key)
     if from_version >= plan.version:
@@ -61,7 +67,7 @@ def migrate(root: Path, plan: Plan, from_version: int) -> None:
         if old.wave > old.settled:
             settle(old, old.wave, in_process, plan)
         recover_intake(old, in_process, plan)
-        begun = (old.root / MIGRATED).exists()
+        begun = files.exists(old.root / MIGRATED)
         carried_keys.refuse_unfit(old, plan, begun=begun)
         if not keyed_of(old.remembered()):  # else there is none, or it came when we had begun
             for command in waiting(old):
@@ -69,7 +75,7 @@ def migrate(root: Path, plan: Plan, from_version: int) -> None:
         old.check_ours()
         old.close_for(plan.version)  # 2
         crash.point("version.fenced")
-        temporary = root.with_name(f"{files.TEMPORARY}{plan.key}")
+        temporary = root.with_name(f"{disk.TEMPORARY}{plan.key}")
         shutil.rmtree(temporary, ignore_errors=True)
         _build(old, State(temporary, plan), from_version)  # 3
         crash.point("version.built")
@@ -101,8 +107,8 @@ def _build(old: State, new: State, from_version: int) -> None:
     new.outbox.commit("version", adds=old.outbox.files.values(), transactions=transactions)
     new.journal.close(wave)
     for name in (NOTIFIED, PASSED):  # the waves' numbers go on: nobody is told of the past again
-        if (noted := old.root / name).exists():
-            files.replace(new.root / name, noted.read_bytes())
+        if files.exists(noted := old.root / name):
+            files.replace(new.root / name, files.read(noted))
     files.replace(new.root / MIGRATION, files.sealed({"from": from_version}))
 
 
@@ -131,8 +137,10 @@ def _clear(root: Path, scratch: Path, plan: Plan) -> None:
         lock.release()
 
 
-def _link(source: Path, target: Path, paths: Any) -> None:
+def _link(source: StatePath, target: StatePath, paths: Any) -> None:
     """The same files under another folder; copies where the file system has no links."""
+    assert isinstance(source, Path)
+    assert isinstance(target, Path)
     for path in paths:
         (target / path).parent.mkdir(parents=True, exist_ok=True)
         try:

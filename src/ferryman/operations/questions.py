@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any, Literal
 
 from ferryman import account
 from ferryman.errors import UsageError
 from ferryman.plan import Plan
 from ferryman.state.state import state_root
+from ferryman.storage.files import StatePath
 
 
-def status(plan: Plan, *, state: str | Path | None = None) -> dict[str, Any]:
+def status(plan: Plan, *, state: str | StatePath | None = None) -> dict[str, Any]:
     """What became of the plan's documents, as ``ferryman status --json`` shows it."""
     return account.status(state_root(plan, state), plan)
 
@@ -19,7 +19,7 @@ def status(plan: Plan, *, state: str | Path | None = None) -> dict[str, Any]:
 def deliveries(
     plan: Plan,
     *,
-    state: str | Path | None = None,
+    state: str | StatePath | None = None,
     status: str | None = None,
     destination: str | None = None,
     source: str | None = None,
@@ -53,12 +53,12 @@ def deliveries(
     return ask(root, status=status, destination=destination, source=source, family=family, limit=limit, plan=plan)
 
 
-def history(plan: Plan, document: str, *, state: str | Path | None = None) -> list[dict[str, Any]]:
+def history(plan: Plan, document: str, *, state: str | StatePath | None = None) -> list[dict[str, Any]]:
     """Every event of a document and its family, oldest first, with the ledger's columns."""
     return account.history(state_root(plan, state), document, plan)
 
 
-def tables(plan: Plan, *, state: str | Path | None = None) -> account.StateTables:
+def tables(plan: Plan, *, state: str | StatePath | None = None) -> account.StateTables:
     """The plan's ``ledger`` and ``documents`` as Arrow tables, for pandas, Polars, DuckDB or Spark.
 
     Everything is read into memory, some 200 bytes a row. A larger state is better asked where it lies: its tables are

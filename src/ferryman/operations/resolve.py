@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Final
 
 from ferryman.errors import UsageError
 from ferryman.operations.retry import Retried, give
 from ferryman.plan import Plan
 from ferryman.state.commands import VERBS, Command, user
+from ferryman.storage.files import StatePath
 
 _RESOLVE: Final = "resolve --as "
 
@@ -20,7 +20,7 @@ def resolve(
     plan: Plan,
     word: str,
     *,
-    state: str | Path | None = None,
+    state: str | StatePath | None = None,
     document: str | None = None,
     destination: str | None = None,
     source: str | None = None,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 from ferryman.account.filters import named_statuses
 from ferryman.engine.commands import apply
@@ -12,6 +11,7 @@ from ferryman.errors import StateHeld, UsageError
 from ferryman.plan import Plan
 from ferryman.state.commands import Command, queue, user, waiting
 from ferryman.state.state import State, state_root
+from ferryman.storage.files import StatePath, exists
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class Retried:
 def retry(
     plan: Plan,
     *,
-    state: str | Path | None = None,
+    state: str | StatePath | None = None,
     status: str | None = None,
     document: str | None = None,
     destination: str | None = None,
@@ -50,14 +50,14 @@ def retry(
     return give(plan, state, Command(verb, user(), why, statuses, document, destination, source))
 
 
-def give(plan: Plan, state: str | Path | None, command: Command) -> Retried:
+def give(plan: Plan, state: str | StatePath | None, command: Command) -> Retried:
     """Queue a command, and apply all that are queued unless a run does.
 
     Raises:
         UsageError: there is no state yet.
     """
     root = state_root(plan, state)
-    if not (root / "state.json").exists():
+    if not exists(root / "state.json"):
         raise UsageError(f"{root}: there is no state of this plan yet: nothing to {command.verb.split()[0]}.")
     name = queue(root / "commands", command)
     try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from pathlib import Path
 from typing import Any, overload
 
 from ferryman.engine import driver
@@ -15,13 +14,14 @@ from ferryman.observe.progress import Observer, Silent
 from ferryman.operations.migrate import migrate
 from ferryman.plan import Flow, NotifyTarget, Plan
 from ferryman.state.state import state_root
+from ferryman.storage.files import StatePath
 
 
 @overload
 def run(
     plan: Plan,
     *,
-    state: str | Path | None = ...,
+    state: str | StatePath | None = ...,
     spark: Any = ...,
     master: str = ...,
     conf: Mapping[str, str] | None = ...,
@@ -42,7 +42,7 @@ def run(
 def run(
     plan: Flow,
     *,
-    state: str | Path | None = ...,
+    state: str | StatePath | None = ...,
     spark: Any = ...,
     master: str = ...,
     conf: Mapping[str, str] | None = ...,
@@ -62,7 +62,7 @@ def run(
 def run(
     plan: Plan | Flow,
     *,
-    state: str | Path | None = None,
+    state: str | StatePath | None = None,
     spark: Any = None,
     master: str = "local[*]",
     conf: Mapping[str, str] | None = None,

@@ -20,7 +20,8 @@ import numpy as np
 from ferryman import crash
 from ferryman.errors import StateDamaged
 from ferryman.queues.entries import MessageFile
-from ferryman.storage.files import TEMPORARY, replace
+from ferryman.storage.disk import TEMPORARY
+from ferryman.storage.files import replace
 
 _HEAD: Final = 16
 """Bytes before the numbers: the CRC-32 of what follows, and blanks."""

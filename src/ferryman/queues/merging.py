@@ -20,7 +20,8 @@ from ferryman.queues.appending import write_rows
 from ferryman.queues.entries import LogEntry, MessageFile
 from ferryman.queues.message import ROWS
 from ferryman.queues.store import QueueStore
-from ferryman.storage.files import TEMPORARY, changed_before, fsync_folder, remove_temporary
+from ferryman.storage.disk import TEMPORARY
+from ferryman.storage.files import changed_before, fsync_folder, remove_temporary
 from ferryman.storage.groups import RowGroups
 from ferryman.storage.lock import turn
 

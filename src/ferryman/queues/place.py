@@ -15,7 +15,8 @@ from typing import Any, Final, NamedTuple
 from ferryman import crash, limits
 from ferryman.errors import StateForeign, UsageError
 from ferryman.queues.entries import first_entry
-from ferryman.storage.files import fsync_folder, make_folder, probe, sealed, unseal, write_synced
+from ferryman.storage.disk import write_synced
+from ferryman.storage.files import fsync_folder, make_folder, probe, sealed, unseal
 
 IDENTITY: Final = "queue.json"
 FORMAT: Final = 1

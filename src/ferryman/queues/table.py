@@ -23,17 +23,8 @@ from ferryman import crash
 from ferryman.errors import EngineError, StateDamaged
 from ferryman.queues import entries
 from ferryman.queues.entries import LAST, LogEntry, MessageFile
-from ferryman.storage.files import (
-    TEMPORARY,
-    checksum,
-    fsync_file,
-    fsync_folder,
-    replace,
-    sealed,
-    stamp,
-    unseal,
-    write_synced,
-)
+from ferryman.storage.disk import TEMPORARY, write_synced
+from ferryman.storage.files import checksum, fsync_file, fsync_folder, replace, sealed, stamp, unseal
 
 _ENTRY = re.compile(r"(\d{20})\.json\Z")
 _CHECKPOINT = re.compile(r"(\d{20})\.checkpoint\.parquet\Z")
@@ -66,7 +57,7 @@ class MessageTable:
         self.checkpointed = -1
         self.files: list[MessageFile] = []
         self.transactions: dict[str, int] = {}
-        self._stamp: tuple[int, int, int] | None = None
+        self._stamp: tuple[int | str, ...] | None = None
 
     @property
     def last(self) -> int:

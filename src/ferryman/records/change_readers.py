@@ -7,19 +7,19 @@ drivers: their files are outside the fence, and only say what has to be kept.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
 
 from ferryman.errors import StateDamaged
 from ferryman.storage import files
+from ferryman.storage.files import StatePath
 
 FOLDER: Final = "changes"
 FORGOTTEN: Final = "ferryman.forgotten"
 """Application id: the last wave of which deletions have been dropped from the state's files."""
 
 
-def feed_of(root: Path, node: str) -> str:
+def feed_of(root: StatePath, node: str) -> str:
     """By which name a reader knows the changes of a node's state: no other state's has it, but that of a newer version
     which goes on with it.
 
@@ -34,7 +34,7 @@ def feed_of(root: Path, node: str) -> str:
     return carried.get(node, f"{found.get('id', found['first_sequence'])}/{node}")
 
 
-def note(root: Path, node: str, reader: str, positions: Mapping[str, int], dropped: int | None = None) -> None:
+def note(root: StatePath, node: str, reader: str, positions: Mapping[str, int], dropped: int | None = None) -> None:
     """This reader has had what lies before these places.
 
     Args:
@@ -47,7 +47,7 @@ def note(root: Path, node: str, reader: str, positions: Mapping[str, int], dropp
     files.replace(path, files.sealed({"reader": reader, "positions": dict(positions), "dropped": before}))
 
 
-def dropped_before(root: Path, node: str, reader: str) -> int:
+def dropped_before(root: StatePath, node: str, reader: str) -> int:
     """The last wave of which deletions had been dropped when this reader began; 0: none, or nothing is known of it."""
     try:
         found: Any = files.unseal(_path(root, node, reader))
@@ -56,34 +56,34 @@ def dropped_before(root: Path, node: str, reader: str) -> int:
     return int(found.get("dropped", 0))
 
 
-def is_known(root: Path, node: str, reader: str) -> bool:
+def is_known(root: StatePath, node: str, reader: str) -> bool:
     """Has this reader said where it stands?"""
-    return _path(root, node, reader).exists()
+    return files.exists(_path(root, node, reader))
 
 
-def forget(root: Path, node: str, reader: str) -> None:
+def forget(root: StatePath, node: str, reader: str) -> None:
     """Keep nothing for this reader any more."""
-    _path(root, node, reader).unlink(missing_ok=True)
+    files.remove(_path(root, node, reader))
 
 
-def needed_from(root: Path, node: str) -> int | None:
+def needed_from(root: StatePath, node: str) -> int | None:
     """The first wave whose deletions a reader may still need; None: nobody needs any.
 
     A file that cannot be read keeps all.
     """
     folder = root / FOLDER / node
-    paths = [p for p in folder.iterdir() if p.suffix == ".json"] if folder.is_dir() else []
+    paths = [folder / name for name in files.names(folder) if name.endswith(".json")]
     places = [place for path in paths for place in _places(path)]
     return min(places, default=None)
 
 
-def _places(path: Path) -> list[int]:
+def _places(path: StatePath) -> list[int]:
     try:
         found: Any = files.unseal(path)
         return [max(1, place) for place in found["positions"].values()]
     except (StateDamaged, OSError):
-        return [1] if path.exists() else []
+        return [1] if files.exists(path) else []
 
 
-def _path(root: Path, node: str, reader: str) -> Path:
+def _path(root: StatePath, node: str, reader: str) -> StatePath:
     return root / FOLDER / node / f"{quote(reader, safe='')}.json"

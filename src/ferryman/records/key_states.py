@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
@@ -11,8 +10,10 @@ import pyarrow as pa
 from ferryman.errors import StateDamaged, UsageError
 from ferryman.records.key_values import KeyRow, KeyValues, key_file
 from ferryman.records.keyed import bucket_of
+from ferryman.storage.files import StatePath
 from ferryman.storage.handles import newest_to_read
 from ferryman.storage.lock import Readers
+from ferryman.storage.mirror import log_folder
 
 
 class KeyState(NamedTuple):
@@ -37,7 +38,7 @@ class KeyStates:
         node: its name.
     """
 
-    def __init__(self, root: Path, node: str) -> None:
+    def __init__(self, root: StatePath, node: str) -> None:
         self._folder = root / "state" / node
         self._readers = Readers(root / "readers")
 
@@ -55,8 +56,6 @@ class KeyStates:
         """The same with its sequence and wave; None: it has none."""
         if not isinstance(key, str):
             raise UsageError(f"{key!r}: a key is text.")
-        if not (self._folder / "_delta_log").is_dir():
-            return None  # the plan has not run yet
         with self._readers.reading():
             try:
                 row = self._row(key)
@@ -68,7 +67,9 @@ class KeyStates:
 
     def _row(self, key: str) -> KeyRow | None:
         bucket = bucket_of(key)
-        files = newest_to_read(self._folder).files().values()
+        if (place := log_folder(self._folder)) is None:
+            return None  # the plan has not run yet
+        files = newest_to_read(place).files().values()
         found = KeyValues(key_file(self._folder, file) for file in files)
         try:
             return found.of(pa.array([key]), bucket, bucket).get(key)

@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from ferryman.records.keyed import KEY_STATE
+from ferryman.storage.files import StatePath, here
 from ferryman.storage.handles import DataFile
 from ferryman.storage.parquet import check_footer, damaged
 
@@ -25,7 +26,7 @@ class KeyFile(NamedTuple):
     last: int
 
 
-def key_file(folder: Path, file: DataFile) -> KeyFile:
+def key_file(folder: StatePath, file: DataFile) -> KeyFile:
     """A live file of a node's state."""
     return KeyFile(str(folder / file.path), *(int(file.stats[kind]["bucket"]) for kind in ("minValues", "maxValues")))
 
@@ -84,8 +85,8 @@ class KeyValues:
 
     def _groups(self, path: str, first: int, last: int) -> Iterator[pa.Table]:
         if path not in self._open:
-            check_footer(Path(path))
-            self._open[path] = pq.ParquetFile(path, page_checksum_verification=True, memory_map=False)
+            check_footer(Path(here(path)))
+            self._open[path] = pq.ParquetFile(here(path), page_checksum_verification=True, memory_map=False)
         file = self._open[path]
         for number in range(file.metadata.num_row_groups):
             told = file.metadata.row_group(number).column(_BUCKET).statistics

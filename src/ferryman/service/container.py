@@ -37,7 +37,7 @@ def unpack(
 ) -> None:
     """Unpack a container into a folder, which is made again. Killed in the middle, it is done again from the start.
 
-    The files are not durable yet: ``files.fsync_tree`` makes all of them so at once.
+    The files are not durable yet: ``disk.fsync_tree`` makes all of them so at once.
 
     Args:
         stopping: asked between pieces; what it raises ends it.

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from ferryman import limits
@@ -32,6 +31,7 @@ from ferryman.service.stages import JobStage, Provisioning
 from ferryman.service.together import Finisher
 from ferryman.service.worker import LOST_PAUSE_S, POLL_S, QUIET_LOOKS, Loop, SlowWorker, Worker
 from ferryman.service.workspace import Workspace, is_done
+from ferryman.storage.files import StatePath
 
 if TYPE_CHECKING:
     from ferryman.engine.runner.base import Runner
@@ -292,7 +292,7 @@ class _StopBetweenWaves(Forwarding):
 @contextmanager
 def on_spark(
     plan: Plan,
-    state: Path | None,
+    state: StatePath | None,
     master: str,
     conf: Mapping[str, str],
     accept_changes: bool = False,

@@ -26,7 +26,7 @@ from ferryman.service.manifest import ManifestEntry
 from ferryman.service.payload import inventory_of, is_container, listed, refuse_bad_names
 from ferryman.service.together import Unsynced
 from ferryman.service.workspace import FULL, Workspace
-from ferryman.storage import files
+from ferryman.storage import disk
 
 LATER: Final = 10
 """What a job's priority is lowered by whose size nobody knows: it may be large, and lets others go first."""
@@ -248,7 +248,7 @@ class Downloading(JobStage):
         fetcher.file(entry.url, packed, entry.digest, entry.size)
         folder = self._work.files(job.id)
         container.unpack(packed, folder, self._stopping, name=entry.path)
-        files.fsync_tree(folder)
+        disk.fsync_tree(folder)
         held = []
         for path in sorted(p for p in folder.rglob("*") if p.is_file()):
             found = checked(entry.url, path, "", None)

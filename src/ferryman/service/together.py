@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 from ferryman.errors import FerrymanError
 from ferryman.intake import Job
-from ferryman.storage import files
+from ferryman.storage import disk, files
 
 ALONE: Final = 12
 """So many files and folders are synced one by one; of more, the whole file system is synced once."""
@@ -39,7 +39,7 @@ def sync(written: Sequence[Unsynced]) -> list[OSError | None]:
     places = {*folders, *(path for one in written for path in one.files)}
     if len(places) > ALONE:
         try:
-            files.fsync_tree(folders[0] if folders else written[0].files[0].parent)
+            disk.fsync_tree(folders[0] if folders else written[0].files[0].parent)
         except OSError as e:
             return [e for _ in written]
         return [None for _ in written]

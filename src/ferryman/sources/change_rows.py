@@ -19,7 +19,9 @@ from ferryman.records.events import table_of
 from ferryman.records.keyed import BUCKETS, KEY_STATE, PUBLISHED, lane_of, lanes
 from ferryman.sources.log import Piece, Positions
 from ferryman.sources.log_rows import ROWS
+from ferryman.storage.files import StatePath, here
 from ferryman.storage.handles import DataFile, newest_to_read
+from ferryman.storage.mirror import log_folder
 from ferryman.storage.query import connect, quoted_list, stream, verify
 
 _UNPACKED: Final = 4
@@ -39,10 +41,10 @@ class ChangedFiles:
         StateDamaged: the table cannot be read.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: StatePath) -> None:
         self._folder = folder
         try:
-            table = newest_to_read(folder)
+            table = newest_to_read(log_folder(folder) or Path(str(folder)))
             self._files = list(table.files().values())
             self._published = table.transaction(PUBLISHED)
             self.forgotten = table.transaction(FORGOTTEN)
@@ -73,7 +75,7 @@ class ChangedFiles:
             return []
         query = f"""
             SELECT bucket * {len(lanes())} // {BUCKETS} AS lane, wave, count(*)
-            FROM read_parquet({quoted_list(paths)}) GROUP BY ALL ORDER BY wave
+            FROM read_parquet({quoted_list(map(here, paths))}) GROUP BY ALL ORDER BY wave
         """
         with tempfile.TemporaryDirectory() as scratch, connect(Path(scratch)) as db:
             found = [(lanes()[lane], wave, count) for lane, wave, count in db.execute(query).fetchall()]
@@ -90,10 +92,10 @@ class ChangedFiles:
         paths = self._paths(piece.start, piece.partition)
         if not paths:
             return
-        verify(map(Path, paths))
+        verify(Path(here(path)) for path in paths)
         query = f"""
             SELECT {", ".join(_CHANGED.names)} FROM (
-                SELECT * FROM read_parquet({quoted_list(paths)})
+                SELECT * FROM read_parquet({quoted_list(map(here, paths))})
                 WHERE bucket * {len(lanes())} // {BUCKETS} = {lane} AND wave >= {piece.start} AND wave < {upto}
                 QUALIFY row_number() OVER (PARTITION BY key ORDER BY wave DESC) = 1
             ) WHERE wave < {piece.end} ORDER BY wave, key

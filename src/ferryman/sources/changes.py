@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from ferryman.sources.change_rows import ChangedFiles
+    from ferryman.storage.files import StatePath
 
 
 class Changes(Log):
@@ -67,13 +68,13 @@ class Changes(Log):
         self.node = node
         self.plan_key = str(plan.key)
         self._reader = ""
-        self.root = Path(places.absolute(".ferryman" if state is None else state)) / self.plan_key
+        self.root = _states(".ferryman" if state is None else state) / self.plan_key
 
     def place(self) -> str | None:
         return str(self._folder)
 
     def local_paths(self) -> tuple[str, ...]:
-        return (str(self._folder),) if self._is_there() else ()
+        return (str(self._folder),) if isinstance(self._folder, Path) and self._is_there() else ()
 
     def reads(self) -> str | None:
         return feed_name(self.plan_key, self.node)
@@ -177,11 +178,13 @@ class Changes(Log):
     # -- inside ------------------------------------------------------------------------------------
 
     @property
-    def _folder(self) -> Path:
+    def _folder(self) -> StatePath:
         return self.root / "state" / self.node
 
     def _is_there(self) -> bool:
-        return (self._folder / "_delta_log").is_dir() and (self.root / "state.json").exists()
+        from ferryman.storage import files
+
+        return files.exists(self.root / "state.json") and files.is_folder(self._folder / "_delta_log")
 
     def _identity(self) -> str:
         from ferryman.records.change_readers import feed_of
@@ -230,6 +233,14 @@ class Changes(Log):
             raise
         except OSError as e:
             raise Unavailable(f"{self._folder}: {e}") from e
+
+
+def _states(state: str | os.PathLike[str]) -> StatePath:
+    """The folder of states that was named, or its URL."""
+    from ferryman.storage.files import path_of
+
+    where = os.fspath(state)
+    return path_of(where if "://" in where else places.absolute(where))
 
 
 def _cut(counts: list[tuple[int, int]], start: int, end: int, limit: int) -> Iterator[tuple[int, int, int]]:

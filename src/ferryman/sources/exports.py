@@ -7,7 +7,6 @@ one of them, in their order. A place counts the exports of its lane.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ferryman.document import Document
@@ -18,6 +17,7 @@ from ferryman.sources.log import Log, Piece, Positions
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from ferryman.storage.files import StatePath
     from ferryman.storage.handles import DataFile, OpenTable
 
 
@@ -32,7 +32,7 @@ class Exports(Log):
 
     def __init__(self) -> None:
         super().__init__()
-        self.folder: Path | None = None
+        self.folder: StatePath | None = None
 
     def begin(self) -> Positions:
         """Of each lane its first place."""
@@ -72,11 +72,13 @@ class Exports(Log):
         raise BadDocument("it is not kept any more: an export is carried on once")
 
     def _table(self) -> OpenTable | None:
-        if self.folder is None or not (self.folder / "_delta_log").is_dir():
+        if self.folder is None:
             return None
         from ferryman.storage.handles import newest_to_read
+        from ferryman.storage.mirror import log_folder
 
-        return newest_to_read(self.folder)
+        place = log_folder(self.folder)
+        return None if place is None else newest_to_read(place)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "folder": None}  # a worker is told the file
@@ -86,7 +88,7 @@ def _first_place(file: DataFile) -> int:
     return int(file.partition["first_place"])
 
 
-def _pieces_of(file: DataFile, folder: Path, start: int, last: int, limit: int) -> Iterator[Piece]:
+def _pieces_of(file: DataFile, folder: StatePath, start: int, last: int, limit: int) -> Iterator[Piece]:
     """What lies between of one file. Its first place stands in the name of the piece's log."""
     first = _first_place(file)
     upto = min(first + file.rows, last)

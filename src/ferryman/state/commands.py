@@ -12,7 +12,6 @@ import getpass
 import socket
 import uuid
 from collections.abc import Collection
-from pathlib import Path
 from typing import Final, NamedTuple
 
 import msgspec
@@ -21,6 +20,7 @@ from ferryman import crash
 from ferryman.records.statuses import Status
 from ferryman.state.state import State
 from ferryman.storage import files
+from ferryman.storage.files import StatePath
 
 
 class OutboxEffect(enum.Enum):
@@ -119,7 +119,7 @@ class Command(msgspec.Struct, frozen=True):
         return VERBS[self.verb]
 
 
-def queue(folder: Path, command: Command) -> str:
+def queue(folder: StatePath, command: Command) -> str:
     """Queue it, durably, in a state's folder of commands; the name of its file."""
     name = f"{dt.datetime.now(dt.UTC):%Y%m%dT%H%M%S%f}-{uuid.uuid4().hex[:8]}.json"
     files.publish(folder / name, files.sealed(command))
@@ -135,9 +135,9 @@ def queue_retry(state: State, source: str, documents: Collection[str], why: str)
 def waiting(state: State) -> list[Command]:
     """Commands that are queued and not applied, oldest first."""
     found = []
-    for path in sorted(state.commands.glob("*.json")):
-        command = msgspec.convert(files.unseal(path), Command)
-        found.append(msgspec.structs.replace(command, file=path.name))
+    for name in sorted(name for name in files.names(state.commands) if name.endswith(".json")):
+        command = msgspec.convert(files.unseal(state.commands / name), Command)
+        found.append(msgspec.structs.replace(command, file=name))
     return found
 
 

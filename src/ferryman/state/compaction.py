@@ -71,7 +71,7 @@ def find_outdated(state: State) -> Outdated:
     sizes: list[tuple[int, DataFile]] = []
     total = 0
     for share, file, mask in sorted(worth, key=lambda each: each[0]):
-        size = content_size(state.documents.folder / file.path) if share else 0  # or else it is not read
+        size = content_size(state.documents.path(file.path)) if share else 0  # or else it is not read
         if sizes and total + size > limits.OUTDATED_BYTES:
             break
         total += size
@@ -107,9 +107,9 @@ def write_merged(state: State, table: Table, files: list[DataFile]) -> Part | No
 def _last_rows(state: State, files: list[DataFile]) -> list[Rows]:
     """Of each file, which rows are the last ones of their documents."""
     stays = [np.zeros(file.rows, bool) for file in files]
-    paths = [state.documents.folder / file.path for file in files]
+    paths = state.documents.paths(file.path for file in files)
     verify(paths)
-    with tempfile.TemporaryDirectory(dir=state.staging) as folder, connect(Path(folder)) as db:
+    with tempfile.TemporaryDirectory(dir=state.spill) as folder, connect(Path(folder)) as db:
         for rows in every(db, paths, sum(file.rows for file in files), Path(folder), _CHECK):
             for number, places in chosen_by_file(rows, _last(rows)):
                 stays[number][places] = True
@@ -126,7 +126,7 @@ def _last(rows: Columns) -> Rows:
 
 
 def _picked(table: Table, file: DataFile, rows: Rows | None) -> Iterator[pa.Table]:
-    with RowGroups(str(table.folder / file.path), table.schema.names, verified=True) as groups:
+    with RowGroups(str(table.path(file.path)), table.schema.names, verified=True) as groups:
         yield from groups.all() if rows is None else groups.pick(rows)
 
 

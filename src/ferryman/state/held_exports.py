@@ -24,7 +24,7 @@ def held_rows(state: State, node: str, columns: str, where: str = "true") -> lis
     paths = state.documents.paths()
     if not paths:
         return []
-    with connect(state.staging) as db:
+    with connect(state.spill) as db:
         db.register("documents", parquet.scan(paths, DOCUMENTS))  # of other sources only this column is read
         return db.execute(f"""
             SELECT {columns} FROM (

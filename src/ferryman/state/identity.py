@@ -6,13 +6,13 @@ import datetime as dt
 import time
 import uuid
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Final
 
 from ferryman import limits
 from ferryman.errors import StateDamaged, StateForeign, UsageError
 from ferryman.plan import Plan
 from ferryman.storage import files
+from ferryman.storage.files import StatePath
 
 IDENTITY: Final = "state.json"
 """The last file that is made of a state: it says that the rest is there."""
@@ -42,7 +42,7 @@ def new_identity(plan: Plan, more: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def identity_of(root: Path, plan: Plan) -> dict[str, Any]:
+def identity_of(root: StatePath, plan: Plan) -> dict[str, Any]:
     """What the state of a plan says of itself.
 
     Raises:
@@ -72,27 +72,27 @@ def identity_of(root: Path, plan: Plan) -> dict[str, Any]:
     return dict(found)
 
 
-def id_of(root: Path) -> str:
+def id_of(root: StatePath) -> str:
     """What no other state has; "" if there is none. An older state has only the time of its making.
 
     Raises:
         StateDamaged: its name cannot be read.
     """
     path = root / IDENTITY
-    if not path.exists():
+    if not files.exists(path):
         return ""
     found: Any = files.unseal(path)
     return str(found.get("id", found["first_sequence"]))
 
 
-def plan_of(root: Path) -> Plan:
+def plan_of(root: StatePath) -> Plan:
     """An empty plan of the name and version that a state says it is of: enough to read it.
 
     Raises:
         StateDamaged: the state's name cannot be read.
     """
     path = root / IDENTITY
-    if not path.exists():
+    if not files.exists(path):
         return Plan(root.name)
     found: Any = files.unseal(path)
     return Plan(found["plan"], found["version"])

@@ -22,7 +22,6 @@ import os
 import re
 import socket
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
 from typing import Any, Final
 
 import msgspec
@@ -30,9 +29,9 @@ import msgspec
 from ferryman.records.key_results import UpdateResult
 from ferryman.records.row_results import Result, Rows
 from ferryman.storage import files
+from ferryman.storage.files import StatePath
 
 _NAME = re.compile(r"(\d+)\.(\d+)-(\d+)\.(claim|sent|result)\Z")
-
 
 _TRIMS: Final = 10
 """How often a pass's folder is emptied to remove it. What is left after that is looked at again by the next settle."""
@@ -41,7 +40,7 @@ _TRIMS: Final = 10
 class Journal:
     """The journal of a state."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: StatePath) -> None:
         self.folder = folder
         self._closed = folder / "closed"
 
@@ -50,7 +49,7 @@ class Journal:
 
     # -- executors -----------------------------------------------------------------------------------
 
-    def begin(self, pass_: int) -> Path:
+    def begin(self, pass_: int) -> StatePath:
         """The pass's folder, made if need be."""
         folder = self.folder / str(pass_)
         files.make_folder(folder)
@@ -85,7 +84,8 @@ class Journal:
         Raises:
             StateDamaged: a journal file is not what was written.
         """
-        paths = sorted((self.folder / str(pass_)).glob("*.update"))
+        folder = self.folder / str(pass_)
+        paths = [folder / name for name in sorted(files.names(folder)) if name.endswith(".update")]
         return [msgspec.convert(files.unseal(path), UpdateResult, strict=False) for path in paths]
 
     def give_up(self, pass_: int, destination: str, why: str) -> None:
@@ -95,7 +95,7 @@ class Journal:
     def given_up(self, pass_: int, destination: str) -> str | None:
         """Why a call of this destination was given up in this pass; None: none was."""
         path = self._hung(pass_, destination)
-        return str(files.unseal(path)) if path.exists() else None
+        return str(files.unseal(path)) if files.exists(path) else None
 
     def owner_alive(self, pass_: int, rows: Rows) -> bool:
         """Is the process that claimed these rows still there, as far as we can see?"""
@@ -119,7 +119,7 @@ class Journal:
 
     def highest_closed(self) -> int:
         """Number of the highest closed pass, 0 before the first."""
-        return max((int(n) for n in os.listdir(self._closed) if n.isdigit()), default=0)
+        return max((int(n) for n in files.names(self._closed) if n.isdigit()), default=0)
 
     def results(self, pass_: int) -> list[Result]:
         """Results of a pass that have a ledger file, in the order of their rows.
@@ -152,46 +152,42 @@ class Journal:
         """From now on nothing unclaimed of this pass or an older one is sent."""
         files.publish(self._closed / str(pass_), b"")
         highest = self.highest_closed()  # above ours, if we were overtaken
-        for name in os.listdir(self._closed):
+        for name in files.names(self._closed):
             if name.isdigit() and int(name) < highest:
-                (self._closed / name).unlink(missing_ok=True)
+                files.remove(self._closed / name)
 
     def passes(self) -> list[int]:
         """Passes that have a journal."""
-        return sorted(int(n) for n in os.listdir(self.folder) if n.isdigit())
+        return sorted(int(n) for n in files.names(self.folder) if n.isdigit())
 
     def trim(self, pass_: int, keep: set[Rows]) -> None:
         """Remove a pass's journal but for what concerns these claims (which a late worker may still answer)."""
         for rows, _, path in list(self._entries(pass_)):
             if rows not in keep:
-                path.unlink(missing_ok=True)
+                files.remove(path)
         folder = self.folder / str(pass_)
         for _ in range(_TRIMS if not keep else 0):
             with contextlib.suppress(OSError):  # a late worker has put something into it; or it cannot be removed
-                for leftover in folder.iterdir():
-                    leftover.unlink(missing_ok=True)
-                folder.rmdir()
+                files.remove_emptied(folder)
                 return
 
     def forget(self, pass_: int, rows: Rows) -> None:
         """Remove a claim that was left open: late answers to it do not count any more."""
-        for path in (self.folder / str(pass_)).glob(f"{rows.name}.*"):
-            path.unlink(missing_ok=True)
+        folder = self.folder / str(pass_)
+        files.remove_all(folder / name for name in files.names(folder) if name.startswith(f"{rows.name}."))
 
-    def _hung(self, pass_: int, destination: str) -> Path:
+    def _hung(self, pass_: int, destination: str) -> StatePath:
         return self.folder / str(pass_) / f"{destination}.hung"
 
-    def _path(self, pass_: int, rows: Rows, kind: str) -> Path:
+    def _path(self, pass_: int, rows: Rows, kind: str) -> StatePath:
         return self.folder / str(pass_) / f"{rows.name}.{kind}"
 
-    def _read(self, paths: Iterable[Path]) -> list[Result]:
+    def _read(self, paths: Iterable[StatePath]) -> list[Result]:
         found = [msgspec.convert(files.unseal(path), Result) for path in paths]
         return sorted(found, key=lambda r: (r.key, r.first, -r.end))
 
-    def _entries(self, pass_: int) -> Iterator[tuple[Rows, str, Path]]:
+    def _entries(self, pass_: int) -> Iterator[tuple[Rows, str, StatePath]]:
         folder = self.folder / str(pass_)
-        if not folder.is_dir():
-            return
-        for name in os.listdir(folder):
+        for name in files.names(folder):
             if found := _NAME.match(name):
                 yield Rows(int(found[1]), int(found[2]), int(found[3])), found[4], folder / name

@@ -71,7 +71,7 @@ def key_merges(table: Table) -> Iterator[list[DataFile]]:
     if len(files) >= limits.COMPACT_FILES and outdated >= limits.OUTDATED_SHARE * rows:
         yield files
     else:
-        yield from small_batches(table.folder, files)
+        yield from small_batches(table, files)
 
 
 def write_merged_keys(state: State, table: Table, files: list[DataFile]) -> tuple[list[Part], dict[str, int]]:
@@ -80,7 +80,7 @@ def write_merged_keys(state: State, table: Table, files: list[DataFile]) -> tupl
     Raises:
         StateDamaged: a file is missing, or not what was written.
     """
-    paths = [table.folder / file.path for file in files]
+    paths = table.paths(file.path for file in files)
     verify(paths)
     if len(files) < len(table.files):
         return list(_last_rows(state, table, paths, forget=0)), {}
@@ -98,7 +98,7 @@ def _last_gone(state: State, paths: list[Path], before: int) -> int:
     query = (
         f"SELECT max(wave) FROM read_parquet({quoted_list(map(str, paths))}) WHERE value IS NULL AND wave < {before}"
     )
-    with connect(state.staging) as db:
+    with connect(state.spill) as db:
         found = db.execute(query).fetchone()
     return 0 if found is None or found[0] is None else int(found[0])
 
@@ -112,7 +112,7 @@ def _last_rows(state: State, table: Table, paths: list[Path], *, forget: int) ->
         AND ({gone} IS NOT NULL OR wave >= {forget})
         ORDER BY {whose}
     """
-    with connect(state.staging) as db:
+    with connect(state.spill) as db:
         batches = stream(db, query, schema)
         while (first := next(batches, None)) is not None:
             yield _part(table, state.epoch, chain([first], batches))

@@ -7,9 +7,7 @@ node runs for the first time.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Final, NamedTuple
 
 from ferryman import crash
@@ -28,6 +26,8 @@ from ferryman.records.keyed import (
     place_id,
 )
 from ferryman.sources.exports import Exports
+from ferryman.storage import files
+from ferryman.storage.files import StatePath
 from ferryman.storage.handles import DataFile
 from ferryman.storage.parquet import Part
 from ferryman.storage.tables import Table
@@ -49,7 +49,7 @@ class KeyedTables(NamedTuple):
 
     def load(self, application: str) -> None:
         """Read all as they are now; a reader may come before they are made."""
-        if not self.contributions.log.marks.is_dir():
+        if not self.contributions.made:
             return
         self.state.load([application, PUBLISHED, MERGED, FORGOTTEN])
         self.exports.load([application, PUBLISHED, *map(place_id, lanes())])
@@ -89,10 +89,10 @@ def may_hold(file: DataFile, least: int, greatest: int) -> bool:
     return first <= greatest and least <= last
 
 
-def keyed_tables(plan: Plan, root: Path) -> dict[str, KeyedTables]:
+def keyed_tables(plan: Plan, root: StatePath) -> dict[str, KeyedTables]:
     """Node -> its tables, there or not, also of nodes that the plan had once: a wave of theirs may have to be settled.
     The plan's nodes know from now on where their exports lie."""
-    known = {path.name for path in (root / "state").iterdir()} if (root / "state").is_dir() else set()
+    known = set(files.names(root / "state"))
     for node in keyed_nodes(plan.nodes):
         known.add(node.name)
         if isinstance(node.exports.source, Exports):
@@ -111,13 +111,13 @@ def missing(keyed: dict[str, KeyedTables], remembered: Structure) -> Iterator[St
     """Tables that should be there, for the plan had their nodes when it ran last."""
     for name in keyed.keys() & keyed_of(remembered):
         for table in keyed[name].all:
-            if not table.log.marks.is_dir():
+            if not table.made:
                 yield StateDamaged(str(table.folder), "the folder is missing")
 
 
 def there(keyed: dict[str, KeyedTables]) -> list[Table]:
     """Those of the tables that have been made."""
-    return [table for each in keyed.values() for table in each.all if table.log.marks.is_dir()]
+    return [table for each in keyed.values() for table in each.all if table.made]
 
 
 def _refuse_added_again(keyed: dict[str, KeyedTables], plan: Plan, remembered: Structure) -> None:
@@ -129,7 +129,7 @@ def _refuse_added_again(keyed: dict[str, KeyedTables], plan: Plan, remembered: S
     had = keyed_of(remembered)
     for node in keyed_nodes(plan.nodes):
         tables = keyed[node.name]
-        made = [table for table in tables.all if table.log.marks.is_dir()]
+        made = [table for table in tables.all if table.made]
         if node.name not in had and any(table.number_now(PUBLISHED) for table in made):
             raise UsageError(
                 f"{node.name}: this keyed node was taken out of the plan, and its state of before is still there "
@@ -148,7 +148,7 @@ def create_missing(keyed: dict[str, KeyedTables], plan: Plan, remembered: Struct
     had = keyed_of(remembered)
     for name, tables in keyed.items():
         for table in tables.all if name not in had else ():
-            if not table.log.marks.is_dir():  # half made by a crash, nothing can be in it yet
-                shutil.rmtree(table.folder, ignore_errors=True)
+            if not table.made:  # half made by a crash, nothing can be in it yet
+                files.remove_folder(table.folder)
                 table.create()
                 crash.point("create.keyed")

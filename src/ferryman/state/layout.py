@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Final
 
-from ferryman.storage import files
+from ferryman.storage import disk, files
+from ferryman.storage.files import StatePath
 
 PLAN: Final = "plan.json"
 """What the plan was when it last ran."""
@@ -32,7 +32,7 @@ FOLDERS: Final = ("outbox", "documents", "ledger", "journal", "journal/closed", 
 TABLES: Final = FOLDERS[:3]
 
 
-def strange(root: Path) -> Iterator[str]:
+def strange(root: StatePath) -> Iterator[str]:
     """What is here and is not a part of a state in the making, nor half written."""
     expected = {
         "lock",
@@ -42,7 +42,8 @@ def strange(root: Path) -> Iterator[str]:
         *(f"{t}/_delta_log" for t in TABLES),
         *(f"{t}/_delta_log/{0:020d}.json" for t in TABLES),
     }
-    for path in root.rglob("*") if root.is_dir() else [root]:
-        half = path.name.startswith(files.TEMPORARY) or (path.parent.name == "_delta_log" and "#" in path.name)
-        if not half and str(path.relative_to(root)) not in expected:
-            yield path.name
+    for name in files.below(root):
+        folder, _, last = name.rpartition("/")
+        half = last.startswith(disk.TEMPORARY) or (folder.endswith("_delta_log") and "#" in last)
+        if not half and name not in expected:
+            yield last

@@ -102,7 +102,7 @@ def _drop_outdated(state: State, notes: list[str]) -> bool:
 def _merge_small(state: State, table: Table, notes: list[str]) -> bool:
     """Merge the small files of the ledger or of ``documents``; what could not be merged is noted."""
     changed = False
-    for files in small_batches(table.folder, list(table.files.values())):
+    for files in small_batches(table, list(table.files.values())):
         merged: list[DataFile] | None = None
         with skipping(f"small files of {table.name}", notes):
             part = write_merged(state, table, files)

@@ -28,8 +28,7 @@ def outbox_merges(state: State) -> list[list[DataFile]]:
     by_destination: dict[str, list[DataFile]] = defaultdict(list)
     for file in sorted(state.outbox.files.values(), key=_key):
         by_destination[file.partition["destination"]].append(file)
-    folder = state.outbox.folder
-    return [batch for files in by_destination.values() for batch in small_batches(folder, list(_alone(files)))]
+    return [batch for files in by_destination.values() for batch in small_batches(state.outbox, list(_alone(files)))]
 
 
 def merge_outbox_files(state: State, files: list[DataFile]) -> Part | None:
@@ -55,7 +54,7 @@ def _alone(files: list[DataFile]) -> Iterator[DataFile]:
 def _shifted(state: State, files: list[DataFile], key: int) -> Iterator[pa.Table]:
     """The files' rows, numbered so that their sequences stay under the first one's key."""
     for file in files:
-        for rows in row_groups(state.outbox.folder / file.path):
+        for rows in row_groups(state.outbox.path(file.path)):
             shifted = pc.add(rows["row"], _key(file) - key)
             yield rows.set_column(rows.schema.get_field_index("row"), "row", shifted)
 
@@ -65,7 +64,7 @@ def _outdated(state: State, files: list[DataFile]) -> pa.Array:
     kept = pa.concat_tables([_kept(state, file) for file in files])
     if not kept.num_rows or not state.documents.files:
         return pa.array([], pa.string())
-    with connect(state.staging) as db:
+    with connect(state.spill) as db:
         db.register("kept", kept)
         register(db, "documents", state.documents.paths(), state.documents.schema)
         found = db.execute("""
@@ -77,7 +76,7 @@ def _outdated(state: State, files: list[DataFile]) -> pa.Array:
 
 def _kept(state: State, file: DataFile) -> pa.Table:
     names = ["source", "origin", "revision", "delivery_hash"]
-    rows = read_part(state.outbox.folder / file.path, [*names, "due"])
+    rows = read_part(state.outbox.path(file.path), [*names, "due"])
     return rows.filter(pc.is_null(rows["due"])).select(names)
 
 

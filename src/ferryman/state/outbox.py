@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 
 from ferryman.records.keyed import lane_number
 from ferryman.records.schemas import OUTBOX_FILE
+from ferryman.storage.files import StatePath
 from ferryman.storage.groups import RowGroups
 from ferryman.storage.handles import DataFile
 from ferryman.storage.parquet import Part, PartWriter
@@ -33,7 +34,7 @@ class OutboxWriter:
         size: their bytes, not compressed.
     """
 
-    def __init__(self, folder: Path, *, epoch: int) -> None:
+    def __init__(self, folder: StatePath, *, epoch: int) -> None:
         self._folder = folder
         self._epoch = epoch
         self._file: PartWriter | None = None

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from hashlib import blake2b
-from pathlib import Path
 from typing import Final
 
 import msgspec
@@ -16,6 +15,7 @@ import msgspec
 from ferryman.plan.structure import Structure, reached
 from ferryman.state.layout import PASSED
 from ferryman.storage import files
+from ferryman.storage.files import StatePath
 
 
 class NotHad(msgspec.Struct, frozen=True, array_like=True):
@@ -48,7 +48,7 @@ READ: Final = "ferryman.read."
 """Begins the application id of how many entries were read of a log."""
 
 
-def passed_over(root: Path, plan: Structure) -> AllNotHad:
+def passed_over(root: StatePath, plan: Structure) -> AllNotHad:
     """What holds under this structure, the one that the plan had when it ran last.
 
     Args:
@@ -58,13 +58,13 @@ def passed_over(root: Path, plan: Structure) -> AllNotHad:
         StateDamaged: the file is not what was written.
     """
     path = root / PASSED
-    if not path.exists():
+    if not files.exists(path):
         return {}
     noted = msgspec.convert(files.unseal(path), _Noted)
     return noted.after if noted.digest == _digest(plan) else noted.before
 
 
-def note_passed_over(root: Path, before: Structure, after: Structure, transactions: Mapping[str, int]) -> None:
+def note_passed_over(root: StatePath, before: Structure, after: Structure, transactions: Mapping[str, int]) -> None:
     """A plan has changed: note what its destinations have not had.
 
     Args:
@@ -77,7 +77,7 @@ def note_passed_over(root: Path, before: Structure, after: Structure, transactio
         log: _passed_over_of(log, known.get(log, {}), before, after, number) for log, number in read.items() if number
     }
     found = {log: mine for log, mine in found.items() if mine}
-    if found or (root / PASSED).exists():
+    if found or files.exists(root / PASSED):
         files.replace(root / PASSED, files.sealed(_Noted(_digest(after), known, found)))
 
 

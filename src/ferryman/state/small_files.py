@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import Final
 
 import pyarrow as pa
@@ -11,6 +10,7 @@ import pyarrow as pa
 from ferryman import limits
 from ferryman.storage.handles import DataFile
 from ferryman.storage.parquet import content_size
+from ferryman.storage.tables import Table
 
 _SMALL: Final = 4
 """A file is small if its content is less than this part of ``PART_BYTES``."""
@@ -18,8 +18,8 @@ _CLASS: Final = 8
 """And in another class of size than one that has so many times its content."""
 
 
-def small_batches(folder: Path, files: Sequence[DataFile]) -> Iterator[list[DataFile]]:
-    """Of the small ones among these files: neighbours of which each list is to become one file.
+def small_batches(table: Table, files: Sequence[DataFile]) -> Iterator[list[DataFile]]:
+    """Of the small ones among these files of a table: neighbours of which each list is to become one file.
 
     A file is merged with others of its class of size, and only where they have become many: so a row is copied a few
     times, however many waves it stays.
@@ -29,7 +29,7 @@ def small_batches(folder: Path, files: Sequence[DataFile]) -> Iterator[list[Data
     small = limits.PART_BYTES // _SMALL
     classes: dict[bool, list[tuple[int, DataFile]]] = {True: [], False: []}
     for file in files:
-        if (size := content_size(folder / file.path)) < small:
+        if (size := content_size(table.path(file.path))) < small:
             classes[size < small // _CLASS].append((size, file))
     for each in classes.values():
         if len(each) >= limits.COMPACT_FILES:

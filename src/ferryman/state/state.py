@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import shutil
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, Self
@@ -17,15 +16,18 @@ from ferryman.errors import EngineError, PlanChanged, StateDamaged, StateForeign
 from ferryman.plan import Differences, NodeRecord, Plan, changes, structure
 from ferryman.plan.structure import Structure
 from ferryman.records import schemas
+from ferryman.state.damage import damaged_data, sealed_files
 from ferryman.state.identity import IDENTITY, folder_name, identity_of, new_identity
 from ferryman.state.journal import Journal
 from ferryman.state.keyed import create_missing, keyed_tables, missing, there
-from ferryman.state.layout import FOLDERS, MIGRATED, MIGRATION, PASSED, PLAN, READERS, strange
+from ferryman.state.layout import FOLDERS, MIGRATED, PLAN, READERS, strange
 from ferryman.state.passed import note_passed_over
 from ferryman.storage import files
+from ferryman.storage.files import StatePath
 from ferryman.storage.handles import DataFile
-from ferryman.storage.lock import Lock, Readers
-from ferryman.storage.parquet import Part, verify
+from ferryman.storage.lease import ObjectLease
+from ferryman.storage.lock import Lock, Readers, take_lock
+from ferryman.storage.parquet import Part
 from ferryman.storage.tables import Table, taken_over
 
 WAVE: Final = "ferryman.wave"
@@ -41,11 +43,16 @@ _LOADS: Final = 20
 """How often a reader loads the tables beside a driver that commits faster than they load."""
 
 
-def state_root(plan: Plan, state: str | Path | None = None, plan_file: Path | None = None) -> Path:
-    """Where a plan's state lives: ``<state>/<plan>-v<version>``; by default in ``.ferryman/`` beside the plan file."""
+def state_root(plan: Plan, state: str | StatePath | None = None, plan_file: Path | None = None) -> StatePath:
+    """Where a plan's state lives: ``<state>/<plan>-v<version>``; by default in ``.ferryman/`` beside the plan file.
+
+    Args:
+        state: a folder, or a URL such as s3://bucket/states.
+    """
     if state is None:
         state = (plan_file.parent if plan_file else Path.cwd()) / ".ferryman"
-    return Path(state).absolute() / folder_name(plan)
+    where = files.path_of(state)
+    return (where.absolute() if isinstance(where, Path) else where) / folder_name(plan)
 
 
 class State:
@@ -56,7 +63,7 @@ class State:
         settled: number of the last wave that is settled in all tables.
     """
 
-    def __init__(self, root: Path, plan: Plan) -> None:
+    def __init__(self, root: StatePath, plan: Plan) -> None:
         self.root = root
         self.plan = plan
         self.outbox = Table(root / "outbox", schemas.OUTBOX, schemas.OUTBOX_PARTITION)
@@ -70,20 +77,25 @@ class State:
         self.epoch = 0
         self.notes: list[str] = []
         """What opening found and repaired, a line each."""
-        self._lock: Lock | None = None
+        self._lock: Lock | ObjectLease | None = None
 
     @property
     def tables(self) -> tuple[Table, ...]:
         return (*self._core, *there(self.keyed))
 
     @property
-    def staging(self) -> Path:
+    def staging(self) -> StatePath:
         """A folder for what need not survive this driver, its own: an older one does not know that it has ended."""
         return self.root / "staging" / str(self.epoch)
 
     @property
+    def spill(self) -> Path:
+        """The same for what only the driver reads: of its machine."""
+        return files.workplace(self.staging)
+
+    @property
     def exists(self) -> bool:  # a crash while it is made leaves no such file
-        return (self.root / IDENTITY).exists()
+        return files.exists(self.root / IDENTITY)
 
     @property
     def wave(self) -> int:
@@ -105,11 +117,12 @@ class State:
         return min(t.transactions[SETTLED] for t in self._core)
 
     @classmethod
-    def take(cls, root: Path, plan: Plan, *, successor: int | None = None) -> Self:
+    def take(cls, root: StatePath, plan: Plan, *, successor: int | None = None, take_over: bool = False) -> Self:
         """Become the driver of this state, making it if it is not there.
 
         Args:
             successor: the version of the plan that takes it over, if that is what it is taken for.
+            take_over: see ``storage.lock.take_lock``.
 
         1. take the lock
         2. make the directory, if need be: state.json last, it says that the rest is there
@@ -128,13 +141,13 @@ class State:
         try:
             files.make_folder(root)
             files.probe(root)
-            state._lock = Lock.take(root / "lock")  # 1
+            state._lock = take_lock(root / "lock", take_over=take_over)  # 1
             state._refuse_if_migrated(successor)
             if not state.exists:
                 state.create()  # 2
             state.verify()  # 3
             create_missing(state.keyed, plan, state.remembered())
-            for path in state.notes_on_disk():
+            for path in sealed_files(state):
                 files.unseal(path)
             for table in state.tables:  # 4
                 if (note := table.log.mend()) is not None:
@@ -219,7 +232,7 @@ class State:
         except StateDamaged as e:
             yield e
         for name in FOLDERS:
-            if not (self.root / name).is_dir():
+            if isinstance(self.root, Path) and not (self.root / name).is_dir():  # an object store has no folders
                 yield StateDamaged(str(self.root / name), "the folder is missing")
         for table in self.tables:
             yield from table.log.problems()
@@ -246,10 +259,10 @@ class State:
     def load_consistently(self, applications: Collection[str]) -> None:
         """Load the tables for a reader, all of the same moment: a wave settles between two commits on the outbox."""
         for _ in range(_LOADS):
-            last = self.outbox.log.versions()
+            last = self.outbox.log.last()
             for table in self.tables:
                 table.load(applications)
-            if self.outbox.log.versions()[-1:] == last[-1:]:
+            if self.outbox.log.last() == last:
                 return
 
     def staged(self, table: Table) -> list[DataFile]:
@@ -262,45 +275,35 @@ class State:
             parts += [part for result in self.journal.results(wave) if (part := result.ledger_part) is not None]
         return [table.data_file(p) for p in parts]
 
-    def notes_on_disk(self) -> list[Path]:
-        """The sealed files: commands that wait, and the journal."""
-        passes = self.journal.passes() if self.journal.folder.is_dir() else []
-        folders = [self.commands, *(self.journal.folder / str(p) for p in passes)]
-        found = [path for name in (MIGRATED, MIGRATION, PASSED) if (path := self.root / name).exists()]
-        found += [p for folder in folders if folder.is_dir() for p in folder.iterdir() if p.is_file()]
-        return sorted(p for p in found if not p.name.startswith(files.TEMPORARY))
-
-    def damage(self) -> StateDamaged | None:
-        """The first data file that is not what was written, all of them read: for a query that failed over one."""
-        for table in self.tables:
-            for file in (*table.files.values(), *self.staged(table)):
-                if (what := verify(table.folder / file.path)) is not None:
-                    return StateDamaged(str(table.folder / file.path), what)
-        return None
-
     @property
     def application(self) -> str:
         """Application id of the epochs."""
         return f"ferryman.plan.{self.plan.key}"
 
-    def scratch(self, name: str) -> Path:
+    def scratch(self, name: str) -> StatePath:
         """An empty folder for what need not survive: listings, what they were compared with."""
         folder = self.staging / name
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
+        files.remove_folder(folder)
+        files.workplace(folder).mkdir(parents=True, exist_ok=True)
         return folder
 
     def clear_staging(self) -> None:
         """Empty our folder for scratch, and remove those of the drivers before us."""
-        for path in (self.root / "staging").iterdir():
-            if not path.name.isdigit() or int(path.name) <= self.epoch:
-                shutil.rmtree(path, ignore_errors=True)
-        self.staging.mkdir(exist_ok=True)
+        for name in files.names(self.root / "staging"):
+            if not name.isdigit() or int(name) <= self.epoch:
+                files.remove_folder(self.root / "staging" / name)
+        self.spill.mkdir(exist_ok=True)
 
     def retire(self, table: Table, paths: Iterable[str]) -> None:
-        """Remove files that this table does not name any more: now, or later where somebody reads just now."""
+        """Remove files that this table does not name any more: now, or later where somebody reads just now. In an
+        object store, when the next scan begins (``remove_retired``): tasks of this one may still read them."""
         table.retire(paths)
-        with self.removable() as before:
+        if isinstance(self.root, Path):
+            self.remove_retired()
+
+    def remove_retired(self) -> None:
+        """Remove what was retired."""
+        with self.removable() if isinstance(self.root, Path) else contextlib.nullcontext() as before:
             for each in self.tables:
                 each.remove_retired(before)
 
@@ -318,7 +321,7 @@ class State:
         files.replace(self.root / MIGRATED, files.sealed({"to": version}))
 
     def _refuse_if_migrated(self, successor: int | None) -> None:
-        if not (path := self.root / MIGRATED).exists():
+        if not files.exists(path := self.root / MIGRATED):
             return
         if (to := msgspec.convert(files.unseal(path), dict[str, int])["to"]) != successor:
             raise StateForeign(
@@ -326,13 +329,9 @@ class State:
                 "Run that version; status, deliveries and history of this one can still be read."
             )
 
-    def bytes_owed(self) -> int:
-        """Disk that waiting rows take."""
-        return sum(f.size for f in self.outbox.files.values())
-
     def refuse_foreign_folder(self) -> None:
         """Never make a state inside something else's folder: whatever is there must be a state in the making."""
-        if not self.root.exists() or self.exists or any(t.log.marks.is_dir() for t in self.tables):
+        if self.exists or any(t.made for t in self.tables):
             return
         if found := list(itertools.islice(strange(self.root), 3)):
             raise StateForeign(
@@ -342,7 +341,7 @@ class State:
 
     def _refuse_headless_tables(self) -> None:
         for table in self.tables:
-            if table.folder.exists() and any(table.log.versions()):  # more than the making of an empty table
+            if any(table.log.versions()):  # more than the making of an empty table
                 raise StateDamaged(str(self.root / IDENTITY), "the file is missing, and the tables are not empty")
 
     def identity(self) -> dict[str, Any]:
@@ -361,8 +360,8 @@ class State:
             files.make_folder(self.root / name)
         self.journal.create()
         for table in self._core:
-            if not table.folder.exists() or not table.log.marks.exists():
-                shutil.rmtree(table.folder, ignore_errors=True)  # half made by a crash, nothing can be in it yet
+            if not table.made:
+                files.remove_folder(table.folder)  # half made by a crash, nothing can be in it yet
                 table.create()
             crash.point("create.table")
         create_missing(self.keyed, self.plan, {})
@@ -376,7 +375,7 @@ class State:
         for table in self.tables:
             table.fence(self.application, self.epoch)
             crash.point("epoch.table")
-        self.staging.mkdir(exist_ok=True)
+        self.spill.mkdir(exist_ok=True)
         self.readers.create()
 
     def __enter__(self) -> Self:
@@ -387,7 +386,7 @@ class State:
         if not isinstance(error, Exception) or isinstance(error, StateLost):
             return
         self.check_ours(error)  # whatever is missing or damaged, it may be somebody else's doing
-        if isinstance(error, duckdb.Error) and (found := self.damage()) is not None:
+        if isinstance(error, duckdb.Error) and (found := damaged_data(self)) is not None:
             raise found from error
 
     def check_ours(self, error: BaseException | None = None) -> None:

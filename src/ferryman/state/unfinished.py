@@ -55,7 +55,7 @@ def _failed(state: State, logs: Collection[str], where: str) -> list[tuple[str, 
     paths = state.documents.paths()
     if not paths or not logs:
         return []
-    with connect(state.staging) as db:
+    with connect(state.spill) as db:
         db.register("documents", parquet.scan(paths, DOCUMENTS))
         return db.execute(f"""
             SELECT source, count(*), min(document) FROM (
@@ -79,7 +79,7 @@ def _below(state: State, nodes: Collection[str]) -> Iterator[str]:
     found: Counter[tuple[str, str]] = Counter()
     examples: dict[tuple[str, str], str] = {}
     for file in filter(has_exports, state.outbox.files.values()):
-        rows = read_part(state.outbox.folder / file.path, ["source", "document"])
+        rows = read_part(state.outbox.path(file.path), ["source", "document"])
         for source, document in zip(*(column.to_pylist() for column in rows.columns), strict=True):
             if source in nodes:
                 place = (file.partition["destination"], source)

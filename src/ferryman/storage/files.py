@@ -1,40 +1,54 @@
-"""Durable files on a local disk: what returns from here survives a power cut."""
+"""Durable files: what returns from here survives a power cut.
+
+A state lives in a folder of a file system or in an object store, and this is the only module that knows the difference:
+its functions take a ``StatePath``, which is one or the other. On a disk a name is durable once its folder is synced; an
+object is durable, and whole, when the store has taken it.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
-import fcntl
 import os
+import shutil
 import uuid
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from hashlib import blake2b
 from pathlib import Path
-from typing import Final
 
 import msgspec
 
 from ferryman.errors import StateDamaged, UsageError
+from ferryman.storage import cache, disk, objects
+from ferryman.storage.disk import TEMPORARY, discarding, needed, temporary_name, write_synced
+from ferryman.storage.objects import ObjectPath
 
-TEMPORARY = ".tmp-"
-
-_UNSUPPORTED: Final = (errno.ENOTSUP, errno.ENOSYS, errno.EINVAL, errno.EPERM, errno.ENOLCK, errno.EMLINK)
-"""What file systems say of what they do not have."""
-
-
-def fsync_folder(folder: Path | str) -> None:
-    """Make the names in a folder durable."""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+StatePath = Path | ObjectPath
+"""A name in a state, wherever the state is."""
 
 
-def fsync_file(path: Path | str) -> None:
+def path_of(where: str | StatePath) -> StatePath:
+    """What somebody has named: the folder of a state, or its URL.
+
+    Raises:
+        UsageError: a URL of something else than an object store.
+    """
+    if isinstance(where, ObjectPath):
+        return where
+    return ObjectPath.parse(str(where)) if objects.is_url(where) else Path(where)
+
+
+def fsync_folder(folder: StatePath | str) -> None:
+    """Make the names in a folder durable. In an object store, they are."""
+    if not isinstance(folder, ObjectPath):
+        disk.sync_folder(folder)
+
+
+def fsync_file(path: StatePath | str) -> None:
     """Make a file's content durable, whoever wrote it."""
+    if isinstance(path, ObjectPath):
+        return
     fd = os.open(path, os.O_RDONLY)
     try:
         os.fsync(fd)
@@ -42,48 +56,24 @@ def fsync_file(path: Path | str) -> None:
         os.close(fd)
 
 
-def fsync_tree(folder: Path) -> None:
-    """Make all files in a folder and below durable, with their names: in one go where the system can, which of 50 000
-    files takes a second and not minutes."""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        if _syncfs is None:
-            os.sync()
-        elif _syncfs(fd):
-            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(folder))
-    finally:
-        os.close(fd)
-
-
-_syncfs = getattr(ctypes.CDLL(None, use_errno=True), "syncfs", None)
-"""Linux's call for all that is not written yet of one file system."""
-
-
-def write_synced(path: Path, data: bytes | memoryview) -> None:
-    """Write a new file and fsync it; its name is durable only after ``fsync_folder``."""
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
-    try:
-        view = memoryview(data)
-        while view:
-            view = view[os.write(fd, view) :]
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
-def replace(path: Path, data: bytes) -> None:
+def replace(path: StatePath, data: bytes) -> None:
     """Set a file's content, all or nothing, durably."""
-    temporary = _temporary(path)
-    with _discarding(temporary):
+    if isinstance(path, ObjectPath):
+        path.store.put(path.key, data)
+        return
+    temporary = temporary_name(path)
+    with discarding(temporary):
         write_synced(temporary, data)
         os.replace(temporary, path)
     fsync_folder(path.parent)
 
 
-def publish(path: Path, data: bytes) -> bool:
+def publish(path: StatePath, data: bytes) -> bool:
     """Make a file whole and once for all: False if it is there already (its content is not looked at). Durable."""
-    temporary = _temporary(path)
-    with _discarding(temporary):
+    if isinstance(path, ObjectPath):
+        return path.store.create(path.key, data) is not None
+    temporary = temporary_name(path)
+    with discarding(temporary):
         write_synced(temporary, data)
         try:
             os.link(temporary, path)
@@ -93,80 +83,266 @@ def publish(path: Path, data: bytes) -> bool:
     return True
 
 
-def write_private(path: Path, text: str) -> None:
-    """Write a file that only its owner can read and write, from its first byte on."""
-    path.unlink(missing_ok=True)
-    with os.fdopen(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w", encoding="utf-8") as out:
-        out.write(text)
-
-
-def make_folder(folder: Path, mode: int = 0o777) -> None:
-    """Make a folder and its parents, durably. ``mode``: of those that are made, less the umask."""
+def make_folder(folder: StatePath, mode: int = 0o777) -> None:
+    """Make a folder and its parents, durably; an object store needs none. ``mode``: of those that are made, less the
+    umask."""
+    if isinstance(folder, ObjectPath):
+        return
     missing = []
     while not folder.exists():
         missing.append(folder)
         folder = folder.parent
     for each in reversed(missing):
         each.mkdir(mode, exist_ok=True)
-        with _needed(each.parent, "a sync of folders"):
+        with needed(each.parent, "a sync of folders"):
             fsync_folder(each.parent)
 
 
-def probe(folder: Path) -> None:
-    """Has the file system of a folder all that a state needs? Leaves nothing behind.
+def probe(folder: StatePath) -> None:
+    """Has the file system of a folder, or the object store, all that a state needs? Leaves nothing behind.
 
     Raises:
         UsageError: it has not; names what is missing.
     """
-    one, two = _temporary(folder / "probe"), _temporary(folder / "probe")
-    with _discarding(one), _discarding(two):
-        one.touch()
-        with _needed(folder, "hard links"):
-            os.link(one, two)
-        with _needed(folder, "a sync of folders"):
-            fsync_folder(folder)
-        with _needed(folder, "locks (flock)"), one.open("rb") as first, one.open("rb") as second:
-            fcntl.flock(first, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            try:
-                fcntl.flock(second, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return
-            raise OSError(errno.ENOLCK, "two processes may have the same lock")
+    if isinstance(folder, ObjectPath):
+        _probe_store(folder)
+    else:
+        disk.probe(folder)
 
 
-@contextlib.contextmanager
-def _needed(folder: Path, what: str) -> Iterator[None]:
+def _probe_store(folder: ObjectPath) -> None:
+    store, key = folder.store, (folder / f"{TEMPORARY}{uuid.uuid4().hex}").key
     try:
-        yield
-    except OSError as e:
-        if e.errno not in _UNSUPPORTED:
-            raise
+        refused = store.create(key, b"1") and not store.create(key, b"2") and store.put(key, b"3", '"0"') is None
+    finally:
+        store.delete([key])
+    if not refused:
         raise UsageError(
-            f"{folder}: this file system has no {what} ({e.strerror}). A state needs hard links, locks (flock) and a "
-            "sync of folders: give a --state on another one, a local disk for example. Nothing was sent."
-        ) from e
+            f"{folder}: this object store overwrites what only one may create (it ignores If-None-Match or If-Match). "
+            "A state needs both: use a newer release of it, or another store. Nothing was sent."
+        )
 
 
-def remove_temporary(folder: Path, before: float) -> None:
-    """Remove the half-written files that a crash left in a folder: those that nobody has changed since ``before`` (a
-    time of the file system, seconds since 1970). A younger one may be somebody's who is at work."""
-    for name in os.listdir(folder):
-        path = folder / name
-        if name.startswith(TEMPORARY) and changed_before(path, before):
-            path.unlink(missing_ok=True)
+def read(path: StatePath) -> bytes:
+    """A file's content.
+
+    Raises:
+        FileNotFoundError: there is none.
+    """
+    if isinstance(path, Path):
+        return path.read_bytes()
+    if (data := path.store.get(path.key)) is None:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+    return data
 
 
-def stamp(path: Path) -> tuple[int, int, int] | None:
-    """What tells a file from another one of its name; None: there is none."""
+def exists(path: StatePath) -> bool:
+    """Is there a file of this name?"""
+    return path.exists() if isinstance(path, Path) else path.store.head(path.key) is not None
+
+
+def is_folder(path: StatePath) -> bool:
+    """Is there a folder of this name? In an object store: anything below it."""
+    return path.is_dir() if isinstance(path, Path) else any(path.store.children(path.key))
+
+
+def names(folder: StatePath) -> list[str]:
+    """Names of the files and folders in a folder, in no order; none if it is not there."""
+    if isinstance(folder, ObjectPath):
+        folders, found = folder.store.children(folder.key)
+        return [*folders, *(each.key.rpartition("/")[2] for each in found)]
     try:
-        found = path.stat()
+        return os.listdir(folder)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def below(folder: StatePath) -> Iterator[str]:
+    """Names of all files and folders in a folder and below it, with "/" between their parts; of its own, if it is a
+    file."""
+    if isinstance(folder, ObjectPath):
+        start = len(folder.key) + 1
+        yield from (found.key[start:] for _, found in objects.walk(folder))
+    elif folder.is_dir():
+        yield from (path.relative_to(folder).as_posix() for path in folder.rglob("*"))
+    elif folder.exists():
+        yield folder.name
+
+
+def sizes(folder: StatePath) -> dict[str, int]:
+    """Name -> bytes of the files in a folder."""
+    if isinstance(folder, ObjectPath):
+        return {each.key.rpartition("/")[2]: each.size for each in folder.store.children(folder.key)[1]}
+    try:
+        with os.scandir(folder) as entries:
+            return {entry.name: entry.stat().st_size for entry in entries if entry.is_file()}
+    except FileNotFoundError:
+        return {}
+
+
+def sizes_of(folder: StatePath, wanted: Sequence[str]) -> list[int | None]:
+    """Bytes of these files in a folder; None: it is not there."""
+    if isinstance(folder, ObjectPath):
+        found = sizes(folder) if wanted else {}
+        return [found.get(name) for name in wanted]
+    return [_size(folder / name) for name in wanted]
+
+
+def _size(path: Path) -> int | None:
+    try:
+        return path.stat().st_size
     except FileNotFoundError:
         return None
-    return found.st_ino, found.st_mtime_ns, found.st_size
 
 
-def changed_before(path: Path, when: float) -> bool:
-    """Was a file that is there changed last before this time of the file system (seconds since 1970)?"""
+def touch(path: StatePath) -> None:
+    """Its age counts from now, where that can be said: not of somebody else's file, nor of an object."""
+    if isinstance(path, Path):
+        with contextlib.suppress(OSError):
+            os.utime(path)
+
+
+def time_of(path: StatePath) -> float:
+    """The time of its file system, or store, seconds since 1970: it is written to for that."""
+    if isinstance(path, ObjectPath):
+        path.store.put(path.key, b"")
+        found = path.store.head(path.key)
+        return 0.0 if found is None else found.changed
+    os.utime(path)
+    return path.stat().st_mtime
+
+
+def remove(path: StatePath) -> None:
+    """Remove a file, if it is there."""
+    if isinstance(path, ObjectPath):
+        path.store.delete([path.key])
+        cache.drop(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def remove_all(paths: Iterable[StatePath]) -> None:
+    """Remove files, in their order; those that are not there are passed over."""
+    gone = list(paths)
+    in_store = [path for path in gone if isinstance(path, ObjectPath)]
+    if in_store:
+        in_store[0].store.delete([path.key for path in in_store])
+    for path in gone:
+        if isinstance(path, Path):
+            path.unlink(missing_ok=True)
+        else:
+            cache.drop(path)
+
+
+def move(path: StatePath, to: StatePath) -> None:
+    """Give a file another name."""
+    if isinstance(path, Path) and isinstance(to, Path):
+        path.rename(to)
+    else:
+        replace(to, read(path))
+        remove(path)
+
+
+def remove_folder(folder: StatePath) -> None:
+    """Remove a folder with all that is in it, as far as that is possible."""
+    if isinstance(folder, ObjectPath):
+        folder.store.delete([found.key for _, found in objects.walk(folder)])
+        cache.drop_folder(folder)
+    else:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def remove_emptied(folder: StatePath) -> None:
+    """Remove a folder of files, with what is in it.
+
+    Raises:
+        OSError: something came into it meanwhile, or it cannot be removed.
+    """
+    if isinstance(folder, ObjectPath):
+        remove_folder(folder)
+        return
+    for leftover in folder.iterdir():
+        leftover.unlink(missing_ok=True)
+    folder.rmdir()
+
+
+def local(path: StatePath) -> Path:
+    """A file that never changes, as a file of this machine: itself, or a copy of the object.
+
+    Raises:
+        FileNotFoundError: there is no such object.
+    """
+    return cache.fetch(path) if isinstance(path, ObjectPath) else path
+
+
+def local_all(paths: Iterable[StatePath]) -> list[Path]:
+    """The same for many, several at a time."""
+    wanted = list(paths)
+    if not any(isinstance(path, ObjectPath) for path in wanted):
+        return [local(path) for path in wanted]
+    return cache.fetch_all([path for path in wanted if isinstance(path, ObjectPath)])
+
+
+def here(name: str | Path) -> str:
+    """A file's path, or an object's URL, as a task has it: as the path of a file of this machine. See ``local``."""
+    return str(local(path_of(str(name))))
+
+
+def to_write(path: StatePath) -> Path:
+    """A file of this machine to write, for what is read once and soon; others see it after ``share``."""
+    return workplace(path.parent) / path.name
+
+
+def share(path: StatePath) -> None:
+    """What was written is there for others: on a disk it is already. Nothing is synced."""
+    if isinstance(path, ObjectPath):
+        path.store.put(path.key, cache.copy_of(path))
+
+
+def give(made: Path, path: StatePath) -> None:
+    """A file of this machine, synced, gets its name; see ``workplace``."""
+    if isinstance(path, ObjectPath):
+        path.store.put(path.key, made)
+        made.replace(cache.copy_of(path))
+    else:
+        made.rename(path)
+
+
+def workplace(folder: StatePath) -> Path:
+    """A folder of this machine from which ``give`` can name files in a folder of the state: the folder itself on a
+    disk."""
+    if isinstance(folder, Path):
+        return folder
+    found = cache.copy_of(folder)
+    found.mkdir(parents=True, exist_ok=True)
+    return found
+
+
+def remove_temporary(folder: StatePath, before: float) -> None:
+    """Remove the half-written files that a crash left in a folder: those that nobody has changed since ``before`` (a
+    time of the file system, seconds since 1970). A younger one may be somebody's who is at work."""
+    for name in names(folder):
+        if name.startswith(TEMPORARY) and changed_before(folder / name, before):
+            remove(folder / name)
+
+
+def stamp(path: StatePath) -> tuple[int | str, ...] | None:
+    """What tells a file from another one of its name; None: there is none."""
+    if isinstance(path, ObjectPath):
+        found = path.store.head(path.key)
+        return None if found is None else (found.tag, found.size)
+    try:
+        seen = path.stat()
+    except FileNotFoundError:
+        return None
+    return seen.st_ino, seen.st_mtime_ns, seen.st_size
+
+
+def changed_before(path: StatePath, when: float) -> bool:
+    """Was a file that is there changed last before this time of its file system or store (seconds since 1970)?"""
+    if isinstance(path, ObjectPath):
+        found = path.store.head(path.key)
+        return found is not None and found.changed < when
     try:
         return path.stat().st_mtime < when
     except FileNotFoundError:
@@ -184,14 +360,14 @@ def sealed(record: object) -> bytes:
     return b"%08x " % zlib.crc32(body) + body
 
 
-def unseal(path: Path) -> object:
+def unseal(path: StatePath) -> object:
     """The record in a sealed file.
 
     Raises:
         StateDamaged: the file is missing, or not what was written.
     """
     try:
-        data = path.read_bytes()
+        data = read(path)
     except FileNotFoundError:
         raise StateDamaged(str(path), "the file is missing") from None
     body = data[9:]
@@ -205,15 +381,3 @@ def disk_full(error: BaseException) -> bool:
     if isinstance(error, OSError) and error.errno is not None:
         return error.errno in (errno.ENOSPC, errno.EDQUOT)
     return "No space left on device" in str(error)
-
-
-def _temporary(path: Path) -> Path:
-    return path.with_name(f"{TEMPORARY}{uuid.uuid4().hex}")
-
-
-@contextlib.contextmanager
-def _discarding(temporary: Path) -> Iterator[None]:
-    try:
-        yield
-    finally:
-        temporary.unlink(missing_ok=True)

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from ferryman.storage.files import here
 from ferryman.storage.parquet import check_footer, damaged
 
 
@@ -92,6 +93,7 @@ class RowGroups(Groups):
 
     def __init__(self, path: str, columns: list[str], *, verified: bool = False) -> None:
         self._columns = columns
+        path = here(path)
         if verified:
             check_footer(Path(path))
         self._file = pq.ParquetFile(path, page_checksum_verification=verified, memory_map=False)
@@ -112,7 +114,7 @@ class ArrowBatches(Groups):
     """Of an Arrow IPC file: there is nothing to encode and decode. Its first column is small: it tells the rows."""
 
     def __init__(self, path: str, columns: list[str]) -> None:
-        self._file = pa.OSFile(path)
+        self._file = pa.OSFile(here(path))
         schema = pa.ipc.open_file(self._file).schema
         first = self._reader([0])
         super().__init__(path, [first.get_batch(n).num_rows for n in range(first.num_record_batches)])

@@ -15,6 +15,9 @@ from typing import Final, Self
 import msgspec
 
 from ferryman.errors import StateHeld
+from ferryman.storage import files
+from ferryman.storage.files import StatePath
+from ferryman.storage.lease import ObjectLease
 
 _CLEARING_S: Final = 5.0
 """A reader waits so long for a driver that removes files: unlinking is quick, unless that driver is stopped."""
@@ -53,6 +56,19 @@ class Lock:
             self._fd = -1
 
 
+def take_lock(path: StatePath, *, take_over: bool = False) -> Lock | ObjectLease:
+    """Be the only driver of a state.
+
+    Args:
+        path: of the lock, in the state's folder.
+        take_over: in an object store: whoever seems to hold it.
+
+    Raises:
+        StateHeld: another process has it; says which.
+    """
+    return Lock.take(path) if isinstance(path, Path) else ObjectLease.take(path, take_over=take_over)
+
+
 @contextlib.contextmanager
 def turn(path: Path, wait_s: float | None = None) -> Iterator[bool]:
     """Hold a lock file, which dies with its process; False: somebody else had it for all this time.
@@ -70,20 +86,25 @@ def turn(path: Path, wait_s: float | None = None) -> Iterator[bool]:
 class Readers:
     """Those who read a state just now: each holds a shared lock on one file while it does.
 
-    A driver removes files that it has replaced only where nobody reads, or where they were replaced long ago.
+    A driver removes files that it has replaced only where nobody reads, or where they were replaced long ago. In an
+    object store nobody can say that he reads: there, only the second.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: StatePath) -> None:
         self._path = path
 
     def create(self) -> None:
         """Make the file if it is not there."""
-        self._path.touch()
+        if isinstance(self._path, Path):
+            self._path.touch()
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[None]:
         """What is replaced meanwhile stays, for a while at least. Where it cannot be had, one reads without it."""
         fd = None
+        if not isinstance(self._path, Path):
+            yield
+            return
         with contextlib.suppress(OSError):  # an older state, or somebody who may not even read the file
             fd = os.open(self._path, os.O_RDONLY)
         try:
@@ -97,6 +118,9 @@ class Readers:
     @contextlib.contextmanager
     def kept_out(self) -> Iterator[bool]:
         """Nobody begins to read inside; False: somebody is reading already, and nobody is kept out."""
+        if not isinstance(self._path, Path):
+            yield False
+            return
         fd = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
             yield _locked(fd, fcntl.LOCK_EX)
@@ -104,9 +128,8 @@ class Readers:
             os.close(fd)
 
     def now(self) -> float:
-        """The file system's own time, seconds since 1970."""
-        os.utime(self._path)
-        return self._path.stat().st_mtime
+        """The file system's own time, or the store's, seconds since 1970."""
+        return files.time_of(self._path)
 
 
 def _waited_for(fd: int, kind: int, wait_s: float | None) -> bool:

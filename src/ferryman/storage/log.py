@@ -23,7 +23,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ferryman.errors import StateDamaged
-from ferryman.storage.files import TEMPORARY, checksum, fsync_file, fsync_folder, make_folder, replace, sealed, unseal
+from ferryman.storage.disk import TEMPORARY
+from ferryman.storage.files import checksum, fsync_file, fsync_folder, make_folder, replace, sealed, unseal
 
 _COMMIT = re.compile(r"(\d{20})\.json\Z")
 _CHECKPOINT = re.compile(r"(\d{20})\.checkpoint\.parquet\Z")
@@ -39,8 +40,21 @@ class TableLog:
     """The log of the table in ``folder``: ``_delta_log/`` and its marks in ``_marks/``."""
 
     def __init__(self, folder: Path) -> None:
+        self.root = folder
         self.folder = folder / "_delta_log"
         self.marks = folder / "_marks"
+
+    @property
+    def made(self) -> bool:
+        """Is the table there? A kill while it was made leaves no mark."""
+        return self.marks.is_dir()
+
+    def refresh(self) -> None:
+        """See what is there now: files need nothing for that."""
+
+    def publish(self, version: int) -> bool:
+        """The entry that delta-rs has written takes effect: as a file it has; False: another driver's is there."""
+        return True
 
     def path(self, version: int) -> Path:
         """The log file of a version."""
@@ -82,6 +96,11 @@ class TableLog:
         if not self.folder.is_dir():
             return []
         return sorted(int(m[1]) for p in self.folder.iterdir() if (m := _COMMIT.match(p.name)))
+
+    def last(self) -> int:
+        """The last version as it is now, -1: there is none."""
+        self.refresh()
+        return max(self.versions(), default=-1)
 
     def base(self) -> tuple[str, set[str]]:
         """What a version may be read from: the first entry that there is (""), and the checkpoints, marked or not."""

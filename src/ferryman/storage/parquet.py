@@ -25,7 +25,8 @@ import pyarrow.parquet as pq
 from ferryman import limits
 from ferryman.errors import StateDamaged
 from ferryman.limits import MIB
-from ferryman.storage.files import TEMPORARY
+from ferryman.storage.disk import TEMPORARY
+from ferryman.storage.files import StatePath, give, here, workplace
 
 _NAME = re.compile(r"[0-9]+-[0-9a-f]{32}-([0-9a-f]{8})-([0-9a-f]{8})\.parquet\Z")
 _EPOCH = re.compile(rf"(?:{re.escape(TEMPORARY)})?([0-9]+)-[0-9a-f]{{32}}")
@@ -63,10 +64,10 @@ class PartWriter:
         epoch: of the driver for which it is written. It is in the file's name: an older driver leaves the file alone.
     """
 
-    def __init__(self, folder: Path, schema: pa.Schema, *, epoch: int) -> None:
+    def __init__(self, folder: StatePath, schema: pa.Schema, *, epoch: int) -> None:
         self._folder = folder
         self._name = f"{epoch}-{uuid.uuid4().hex}"
-        self._temporary = folder / f"{TEMPORARY}{self._name}"
+        self._temporary = workplace(folder) / f"{TEMPORARY}{self._name}"
         self._writer = pq.ParquetWriter(
             str(self._temporary),
             schema,
@@ -98,7 +99,7 @@ class PartWriter:
             crc, size = _crc(file)
             footer_crc = zlib.crc32(_footer(file))
         name = f"{self._name}-{crc:08x}-{footer_crc:08x}.parquet"
-        self._temporary.rename(self._folder / name)
+        give(self._temporary, self._folder / name)
         return Part(name, size, self.rows, stats)
 
 
@@ -118,7 +119,7 @@ def epoch_of(name: str) -> int:
     return int(found[1]) if found else 0
 
 
-def write_part(folder: Path, table: pa.Table, *, epoch: int, stats: dict[str, Any] | None = None) -> Part:
+def write_part(folder: StatePath, table: pa.Table, *, epoch: int, stats: dict[str, Any] | None = None) -> Part:
     """Write a whole table's file, see ``PartWriter``."""
     writer = PartWriter(folder, table.schema, epoch=epoch)
     writer.write(table)
@@ -220,7 +221,7 @@ def damaged(path: Path, error: Exception) -> StateDamaged:
 
 def unpacked_bytes(path: str, columns: tuple[str, ...] | None = None) -> int:
     """Of these columns of a file, all if none are named, unpacked."""
-    metadata = pq.read_metadata(path)
+    metadata = pq.read_metadata(here(path))
     groups = [metadata.row_group(n) for n in range(metadata.num_row_groups)]
     if columns is None:
         return sum(group.total_byte_size for group in groups)

@@ -14,6 +14,7 @@ import pyarrow as pa
 from ferryman import limits
 from ferryman.errors import StateDamaged
 from ferryman.storage import parquet
+from ferryman.storage.files import here
 from ferryman.storage.spread import hashed
 
 _BATCH: Final = 65_536
@@ -114,7 +115,7 @@ def read_rows(
         schema: of the columns.
     """
     first = 0
-    for group in _together(list(map(str, paths))):
+    for group in _together(list(map(here, paths))):
         files = quoted_list(group)
         file = f"list_position({files}, filename) - 1 + {first}" if len(group) > 1 else str(first)
         rows = f"SELECT *, {file} AS file FROM read_parquet({files}, file_row_number = true, filename = true)"

@@ -9,8 +9,8 @@ with it, and syncs.
 from __future__ import annotations
 
 import contextlib
-import os
 import re
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -21,11 +21,13 @@ from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Tr
 from deltalake.exceptions import DeltaError
 from deltalake.transaction import AddAction, RemoveAction
 
-from ferryman import crash
+from ferryman import crash, limits
 from ferryman.errors import EngineError, StateDamaged, StateLost
-from ferryman.storage.files import TEMPORARY, changed_before, fsync_folder, make_folder
+from ferryman.storage import files as stored
+from ferryman.storage.disk import TEMPORARY
+from ferryman.storage.files import StatePath, changed_before, fsync_folder, make_folder
 from ferryman.storage.handles import DataFile, OpenTable, newest, newest_to_read
-from ferryman.storage.log import TableLog
+from ferryman.storage.mirror import log_of
 from ferryman.storage.parquet import Part, epoch_of
 
 _CONFIGURATION: dict[str, str | None] = {
@@ -39,18 +41,23 @@ _HOOKS = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=
 class Table:
     """One table of the state. ``files`` are the live files as of our last load or commit."""
 
-    def __init__(self, folder: Path, schema: pa.Schema, partition_by: list[str]) -> None:
+    def __init__(self, folder: StatePath, schema: pa.Schema, partition_by: list[str]) -> None:
         self.folder = folder
         self.name = folder.name
         self.schema = schema
         self.partition_by = partition_by
-        self.log = TableLog(folder)
+        self.log = log_of(folder)
         self.files: dict[str, DataFile] = {}
         self.version = -1
         self.transactions: dict[str, int] = {}
         self._fence: tuple[str, int] | None = None
-        self._retired: list[Path] = []
+        self._retired: list[tuple[StatePath, float]] = []
         self._handle: OpenTable | None = None
+
+    @property
+    def made(self) -> bool:
+        """Is it there? A kill while it was made leaves no mark."""
+        return self.log.made
 
     @property
     def epoch(self) -> int:
@@ -66,10 +73,11 @@ class Table:
     def create(self) -> None:
         """Make it if it is not there, durably."""
         make_folder(self.folder)
-        if not DeltaTable.is_deltatable(str(self.folder)):
-            DeltaTable.create(
-                str(self.folder), self.schema, partition_by=self.partition_by or None, configuration=_CONFIGURATION
-            )
+        self.log.refresh()
+        place = str(self.log.root)
+        if not DeltaTable.is_deltatable(place):
+            DeltaTable.create(place, self.schema, partition_by=self.partition_by or None, configuration=_CONFIGURATION)
+            self.log.publish(0)
         fsync_folder(self.folder)
         self.log.sync(0)
         self.log.mark(0)
@@ -80,9 +88,10 @@ class Table:
         Raises:
             StateDamaged: the log cannot be read. (To a reader beside a driver that trims it, it may look so.)
         """
+        self.log.refresh()
         torn = self.log.torn()
         with self._readable():  # a handle reads the older part of the log only when it is asked
-            handle = newest_to_read(self.folder) if torn is None else OpenTable(self.folder, torn - 1)
+            handle = newest_to_read(self.log.root) if torn is None else OpenTable(self.log.root, torn - 1)
             self.version = handle.version
             self.transactions = {a: handle.transaction(a) for a in applications}
             self.files = handle.files()
@@ -95,7 +104,7 @@ class Table:
         """
         if application not in self.transactions:
             with self._readable():
-                handle = newest_to_read(self.folder)
+                handle = newest_to_read(self.log.root)
                 if self._fence is not None and handle.version != self.version:
                     raise taken_over(self.folder, handle.transaction(self._fence[0]), self.epoch)
                 self.transactions[application] = handle.transaction(application)
@@ -199,6 +208,8 @@ class Table:
                     f"({_one_line(e)})"
                 ) from e
             raise EngineError(f"{self.folder}: the commit failed: {_one_line(e)}") from e
+        if not self.log.publish(self.version + 1):
+            raise StateLost(f"{self.folder}: another driver committed while this one held the state: this one stops.")
         self.version += 1
         crash.point(f"{kind}.logged")
         self.log.sync(self.version)  # 3
@@ -216,14 +227,12 @@ class Table:
         Raises:
             StateDamaged: names the file.
         """
-        for file in self.files.values() if files is None else files:
-            path = self.folder / file.path
-            try:
-                size = path.stat().st_size
-            except FileNotFoundError:
-                raise StateDamaged(str(path), "the file is missing") from None
+        wanted = list(self.files.values() if files is None else files)
+        for file, size in zip(wanted, stored.sizes_of(self.folder, [file.path for file in wanted]), strict=True):
+            if size is None:
+                raise StateDamaged(str(self.folder / file.path), "the file is missing")
             if size != file.size:
-                raise StateDamaged(str(path), f"it has {size} bytes, not {file.size}")
+                raise StateDamaged(str(self.folder / file.path), f"it has {size} bytes, not {file.size}")
 
     def checkpoint(self) -> None:
         """Fold the log into one file and trim it, so that loading stays cheap over any number of commits."""
@@ -265,24 +274,36 @@ class Table:
             before: only those last changed before this time of the file system (seconds since 1970); None: all.
         """
         wanted = {*self.files, *keep}
-        strays = [p for p in self.folder.iterdir() if p.is_file() and p.name not in wanted]
-        return _remove((p for p in strays if epoch_of(p.name) <= self.epoch), before)
+        strays = [name for name in stored.sizes(self.folder) if name not in wanted]
+        return _remove((self.folder / name for name in strays if epoch_of(name) <= self.epoch), before)
 
     def retire(self, paths: Iterable[str]) -> None:
         """These files are not live any more; ``remove_retired`` removes them. Their age counts from now."""
         for path in (self.folder / p for p in paths):
-            with contextlib.suppress(OSError):  # somebody else's file system: it counts from its last change then
-                os.utime(path)
-            self._retired.append(path)
+            stored.touch(path)
+            self._retired.append((path, time.monotonic()))
 
     def remove_retired(self, before: float | None = None) -> None:
         """Remove retired files; see ``sweep``."""
-        _remove(self._retired, before)
-        self._retired = [p for p in self._retired if p.exists()] if before is not None else []
+        old = [path for path, since in self._retired if isinstance(path, Path) or _long_ago(since)]
+        _remove(old, before if isinstance(self.folder, Path) else None)
+        self._retired = [each for each in self._retired if each[0] not in old or stored.exists(each[0])]
 
-    def paths(self) -> list[Path]:
-        """Live files, absolute."""
-        return [self.folder / f for f in self.files]
+    def paths(self, names: Iterable[str] | None = None) -> list[Path]:
+        """Live files, or these, as files of this machine.
+
+        Raises:
+            StateDamaged: one is missing.
+        """
+        wanted = [self.folder / name for name in (self.files if names is None else names)]
+        try:
+            return stored.local_all(wanted)
+        except FileNotFoundError as e:
+            raise StateDamaged(str(e.filename), "the file is missing") from e
+
+    def path(self, name: str) -> Path:
+        """One of its files, as a file of this machine."""
+        return self.paths([name])[0]
 
     def data_file(self, part: Part, partition: Mapping[str, str] | None = None) -> DataFile:
         """A written part as a file to add."""
@@ -291,7 +312,7 @@ class Table:
     def _to_commit(self) -> OpenTable:
         """A handle at the newest version that nobody else has."""
         with self._readable():
-            self._handle = newest(self.folder, self._handle)
+            self._handle = newest(self.log.root, self._handle)
         return self._handle
 
     @contextlib.contextmanager
@@ -302,17 +323,22 @@ class Table:
             raise StateDamaged(str(self.folder / "_delta_log"), f"the log cannot be read ({_one_line(e)})") from e
 
 
-def _remove(paths: Iterable[Path], before: float | None) -> int:
+def _long_ago(since: float) -> bool:
+    """Was an object retired so long ago that nobody reads it any more?"""
+    return time.monotonic() - since > limits.READERS_GRACE_S
+
+
+def _remove(paths: Iterable[StatePath], before: float | None) -> int:
     removed = 0
     for path in paths:
         if before is not None and not path.name.startswith(TEMPORARY) and not changed_before(path, before):
             continue
-        path.unlink(missing_ok=True)
+        stored.remove(path)
         removed += 1
     return removed
 
 
-def taken_over(place: Path, held: int, ours: int) -> StateLost:
+def taken_over(place: StatePath, held: int, ours: int) -> StateLost:
     """The error for a driver whose epoch is not the state's any more."""
     return StateLost(
         f"{place}: another driver has taken this state over (epoch {held}, ours is {ours}): this one stops."

@@ -33,6 +33,7 @@ from ferryman.cli.options import (
     seconds,
     spark_settings,
 )
+from ferryman.errors import UsageError
 
 if TYPE_CHECKING:
     from ferryman.engine.runner.base import Runner
@@ -160,8 +161,10 @@ def serve(
     may.check()
     if smtp is not None:
         mail_server(smtp)
+    if work is None and not isinstance(root, Path):
+        raise UsageError(f"{root}: a state in an object store needs a folder for the jobs' files: give --work DIR.")
     how = Serving(
-        work or root.parent / "work",
+        work or Path(str(root.parent), "work"),
         *(threads, not drop_originals, full / 100, once, may, report_secret, lowest_rate),
         job_time_s=seconds("--job-time", job_time) or 0.0,
         smtp=smtp,

@@ -57,7 +57,7 @@ def dump(
     change it: pause it first, for a dump of one moment.
     """
     from ferryman.intake.redaction import dump_without_secrets
-    from ferryman.storage.files import write_private
+    from ferryman.storage.disk import write_private
 
     with opened(queue) as found:
         data = found.dump() if with_secrets else dump_without_secrets(found.dump())

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from ferryman.destinations.base import Delivery
 from ferryman.destinations.directory.names import below, key, plain, unlike
 from ferryman.destinations.sequences import LastDelivery
-from ferryman.storage import files
+from ferryman.storage import disk, files
 
 INDEX: Final = ".ferryman"
 """The folder in the directory that is ours: the index, and files that are being written."""
@@ -99,7 +99,7 @@ class Shelf:
             if body.data is None or (body.content and os.path.exists(below(self._folder, body.content))):
                 continue
             temporary = self._new / uuid.uuid4().hex
-            files.write_synced(temporary, body.data)
+            disk.write_synced(temporary, body.data)
             placed.append((temporary, Path(below(self._folder, body.content or paths[id]))))
         touched = set()
         for temporary, path in placed:

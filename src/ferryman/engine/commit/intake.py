@@ -6,16 +6,16 @@ driver is killed before it, the next one makes that commit, of what the tasks ha
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Final, NamedTuple
 
 import msgspec
 
 from ferryman.engine.ranges import EntryRange
+from ferryman.engine.transform.once import OPEN
 from ferryman.state.state import State
 from ferryman.storage import files
+from ferryman.storage.files import StatePath
 
 TAKEN: Final = "ferryman.intake"
 """Application id: the last wave that had an intake (on the outbox)."""
@@ -31,7 +31,7 @@ class Intake(NamedTuple):
 
     wave: int
     ranges: list[EntryRange]
-    folder: Path
+    folder: StatePath
 
 
 def commit_intake(state: State, number: int, ranges: Sequence[EntryRange], positions: Mapping[str, int]) -> Intake:
@@ -42,6 +42,7 @@ def commit_intake(state: State, number: int, ranges: Sequence[EntryRange], posit
     """
     intake = Intake(number, list(ranges), _folder(state, state.epoch, number))
     files.make_folder(intake.folder)
+    files.publish(intake.folder / OPEN, b"")
     info = {"wave": number, "begun_by": state.epoch, "ranges": msgspec.to_builtins(intake.ranges)}
     state.outbox.commit("intake", transactions={TAKEN: number, **positions}, info=info)
     return intake
@@ -49,7 +50,9 @@ def commit_intake(state: State, number: int, ranges: Sequence[EntryRange], posit
 
 def end_intake(state: State) -> None:
     """Its wave is committed: what its tasks have left is not needed, and none can begin."""
-    shutil.rmtree(_folder(state, state.epoch, 0).parent, ignore_errors=True)
+    for name in files.names(folder := _folder(state, state.epoch, 0).parent):
+        files.remove(folder / name / OPEN)
+    files.remove_folder(folder)
 
 
 def open_intake(state: State) -> Intake | None:
@@ -62,5 +65,5 @@ def open_intake(state: State) -> Intake | None:
     return Intake(number, ranges, _folder(state, info["begun_by"], number))
 
 
-def _folder(state: State, epoch: int, number: int) -> Path:
+def _folder(state: State, epoch: int, number: int) -> StatePath:
     return state.root / "staging" / str(epoch) / "once" / str(number)

@@ -180,8 +180,8 @@ class Dispatcher:
         return free if node.policy.lanes is None else min(free, node.policy.lanes)
 
     def _order(self, files: list[DataFile]) -> dict[int, SendOrder]:
-        paths = {first_sequence(f): self._state.outbox.folder / f.path for f in files}
-        return order_of(paths, sum(map(pending_rows, files)), self._state.staging)
+        paths = {first_sequence(f): self._state.outbox.path(f.path) for f in files}
+        return order_of(paths, sum(map(pending_rows, files)), self._state.spill)
 
     def _deliver_one(self, task: Pass, lanes: list[Lane]) -> tuple[list[LaneReport], str]:
         """A worker that dies ends only this destination's pass: what it noted counts, the rest stays pending."""

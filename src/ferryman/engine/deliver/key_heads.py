@@ -7,7 +7,6 @@ review because it failed, was rejected, or is in doubt. Rows of one export (its 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,6 +19,7 @@ from ferryman.state.outbox import first_sequence, has_exports, has_others, lane_
 from ferryman.state.state import State
 from ferryman.storage.handles import DataFile
 from ferryman.storage.parquet import read_part
+from ferryman.storage.tables import Table
 
 Numbers = np.ndarray[Any, Any]
 
@@ -70,7 +70,7 @@ class KeyHeads:
     def _found(self, files: Sequence[DataFile]) -> dict[str, Waiting]:
         if all(pending_rows(f) == f.rows and not int(f.stats["maxValues"]["due"]) for f in files):
             return {f.path: Waiting(0, 0) for f in files}  # nothing of them was tried: the first rows of each key go
-        return waiting_rows(self._state.outbox.folder, files, ended_holds=self._ended_holds)
+        return waiting_rows(self._state.outbox, files, ended_holds=self._ended_holds)
 
 
 class _Rows(NamedTuple):
@@ -88,13 +88,13 @@ _ENDED = -1
 """Due time of a row that is held for review."""
 
 
-def waiting_rows(folder: Path, files: Sequence[DataFile], *, ended_holds: bool) -> dict[str, Waiting]:
+def waiting_rows(outbox: Table, files: Sequence[DataFile], *, ended_holds: bool) -> dict[str, Waiting]:
     """What the exports in these files of one destination wait for, by path; those of ``CONTEST_ROWS`` at a time."""
     shares = max(1, -(-sum(f.rows for f in files) // limits.CONTEST_ROWS))
     due: dict[str, int] = {}
     behind = dict.fromkeys((f.path for f in files), 0)
     for share in range(shares):
-        rows = _Rows(*map(np.concatenate, zip(*_read(folder, files, share, shares), strict=True)))
+        rows = _Rows(*map(np.concatenate, zip(*_read(outbox, files, share, shares), strict=True)))
         rows = rows if ended_holds else _Rows(*(column[rows.due != _ENDED] for column in rows))
         for at, first, held in _heads(rows, len(files)):
             path = files[at].path
@@ -104,10 +104,10 @@ def waiting_rows(folder: Path, files: Sequence[DataFile], *, ended_holds: bool) 
     return {f.path: Waiting(due.get(f.path), behind[f.path]) for f in files}
 
 
-def _read(folder: Path, files: Sequence[DataFile], share: int, shares: int) -> Iterator[_Rows]:
+def _read(outbox: Table, files: Sequence[DataFile], share: int, shares: int) -> Iterator[_Rows]:
     names: dict[str, int] = {}
     for at, file in enumerate(files):
-        rows = read_part(folder / file.path, ["row", "source", "key_hash", "revision", "due"])
+        rows = read_part(outbox.path(file.path), ["row", "source", "key_hash", "revision", "due"])
         rows = rows.filter(pc.is_valid(rows["key_hash"]))
         mine = rows["key_hash"].to_numpy() % shares == share
         rows = rows.filter(pa.array(mine))
@@ -117,14 +117,14 @@ def _read(folder: Path, files: Sequence[DataFile], share: int, shares: int) -> I
         yield _Rows(np.full(len(keys), at), places, np.array(numbers, np.int64), keys, revisions, dues)
 
 
-def rows_behind(folder: Path, files: Sequence[DataFile]) -> dict[str, list[int]]:
+def rows_behind(outbox: Table, files: Sequence[DataFile]) -> dict[str, list[int]]:
     """By path: pending rows of exports behind one of their key that is held for review."""
     if not any(pending_rows(f) < f.rows for f in files):
         return {}
     found: dict[str, list[int]] = {}
     shares = max(1, -(-sum(f.rows for f in files) // limits.CONTEST_ROWS))
     for share in range(shares):
-        read = zip(*_read(folder, files, share, shares), strict=True)
+        read = zip(*_read(outbox, files, share, shares), strict=True)
         rows, is_head, stuck = _in_order(_Rows(*map(np.concatenate, read)))
         behind = stuck & ~is_head & (rows.due != _ENDED)
         for at, file in enumerate(files):

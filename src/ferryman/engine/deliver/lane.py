@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from ferryman import crash, limits
@@ -18,6 +17,7 @@ from ferryman.errors import PermanentError, describe
 from ferryman.plan import DestinationNode, errors_node
 from ferryman.state.identity import id_of
 from ferryman.state.journal import Journal
+from ferryman.storage.files import path_of
 
 
 class Lane(NamedTuple):
@@ -67,11 +67,11 @@ class Pass:
         plan = self.shipped.plan()
         node = next(n for n in plan.nodes if n.name == lane.destination)
         assert isinstance(node, DestinationNode)
-        journal = Journal(Path(self.root) / "journal")
+        journal = Journal(path_of(self.root) / "journal")
         if (why := journal.given_up(self.number, node.name)) is not None:
             return LaneReport(node.name, why, hung=True)
         turn = Turn(
-            Path(self.root),
+            path_of(self.root),
             node,
             self.number,
             epoch=self.epoch,
@@ -82,7 +82,7 @@ class Pass:
             ended_holds=errors_node(plan.nodes) is None,
         )
         context = DestinationContext(
-            plan.name, plan.version, node.name, self.number, node.policy.guarantee, id_of(Path(self.root))
+            plan.name, plan.version, node.name, self.number, node.policy.guarantee, id_of(path_of(self.root))
         )
         stopped = LaneStop()
         try:

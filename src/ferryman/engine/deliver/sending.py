@@ -35,7 +35,7 @@ from ferryman.records.events import sent_events
 from ferryman.records.row_results import Result, RowResult, Rows
 from ferryman.records.schemas import OUTBOX_CONTENT, OUTBOX_KEPT
 from ferryman.records.statuses import Status
-from ferryman.storage.files import fsync_folder
+from ferryman.storage.files import fsync_folder, local
 from ferryman.storage.groups import RowGroups, values
 from ferryman.storage.parquet import read_part, write_part
 
@@ -67,7 +67,7 @@ class FileDelivery:
         self.turn = turn
         self.file = file
         self.policy: Policy = turn.node.policy
-        path = turn.root / "outbox" / file.path
+        path = local(turn.root / "outbox" / file.path)
         table = read_part(path, OUTBOX_KEPT)
         self.places, self.table = self._eligible(table)
         self.rows: np.ndarray[Any, Any] = self.table["row"].to_numpy()
@@ -123,7 +123,7 @@ class FileDelivery:
         if result.ledger_part is None:
             yield from result.rows
             return
-        events = read_part(self.turn.root / "ledger" / result.ledger_part.path, ["delivery_hash", "status"])
+        events = read_part(local(self.turn.root / "ledger" / result.ledger_part.path), ["delivery_hash", "status"])
         told = dict(zip(*(column.to_pylist() for column in events.columns), strict=True))
         for row, digest in zip(self.rows.tolist(), self.table["delivery_hash"].to_pylist(), strict=True):
             if digest in told:

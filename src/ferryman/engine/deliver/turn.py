@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from ferryman import limits
@@ -17,6 +16,7 @@ from ferryman.errors import plain_text
 from ferryman.plan import DestinationNode
 from ferryman.records.row_results import Rows
 from ferryman.state.journal import Journal
+from ferryman.storage.files import StatePath
 
 
 class OutboxFile(NamedTuple):
@@ -54,7 +54,7 @@ class Turn:
 
     def __init__(
         self,
-        root: Path,
+        root: StatePath,
         node: DestinationNode,
         number: int,
         *,

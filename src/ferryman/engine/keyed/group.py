@@ -5,7 +5,6 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -18,6 +17,7 @@ from ferryman.engine.runner.base import PickledPlan
 from ferryman.plan import KeyedNode
 from ferryman.records.keyed import BUCKETS
 from ferryman.state.outbox import row_groups
+from ferryman.storage.files import local, path_of, share, to_write, workplace
 
 
 class SortedRun(NamedTuple):
@@ -61,8 +61,10 @@ class Grouping:
         plan = self.shipped.plan()
         node = next(n for n in plan.nodes if n.name == self.node)
         assert isinstance(node, KeyedNode)
-        keying = Keying(node, plan, self.contributions, Path(self.folder))
-        tables = [keying.keyed(rows, file.first, file.held) for rows in row_groups(Path(self.outbox) / file.path)]
+        keying = Keying(node, plan, self.contributions, workplace(path_of(self.folder)))
+        tables = [
+            keying.keyed(rows, file.first, file.held) for rows in row_groups(local(path_of(self.outbox) / file.path))
+        ]
         found = [run for run in self._runs(pa.concat_tables(tables)) if run.rows]
         crash.point("update.grouped")
         return found
@@ -72,9 +74,10 @@ class Grouping:
         edges = np.searchsorted(rows["bucket"].to_numpy(), range_starts(self.ranges))
         for number, (first, end) in enumerate(zip(edges, [*edges[1:], rows.num_rows], strict=True)):
             mine = rows.slice(first, end - first)
-            path = Path(self.folder) / f"{number}-{uuid.uuid4().hex}.arrow"
+            path = path_of(self.folder) / f"{number}-{uuid.uuid4().hex}.arrow"
             if mine.num_rows:
-                write_run(path, mine, self.files)
+                write_run(to_write(path), mine, self.files)
+                share(path)
             yield SortedRun(number, str(path), mine.num_rows, mine.nbytes)
 
 

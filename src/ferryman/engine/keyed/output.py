@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
@@ -17,6 +16,7 @@ from ferryman.records.keyed import CONTRIBUTIONS, EXPORTS_FILE, KEY_STATE, file_
 from ferryman.records.row_results import UNTOUCHED, RowResult
 from ferryman.records.schemas import LEDGER
 from ferryman.records.statuses import Status
+from ferryman.storage.files import StatePath, remove
 from ferryman.storage.parquet import Part, PartWriter
 
 _ROWS: Final = 16_384
@@ -43,7 +43,7 @@ class _Table:
         dealt_by: number of a column by which rows are ``dealt``; None: they stand as they come.
     """
 
-    def __init__(self, folder: Path, schema: pa.Schema, epoch: int, dealt_by: int | None = None) -> None:
+    def __init__(self, folder: StatePath, schema: pa.Schema, epoch: int, dealt_by: int | None = None) -> None:
         self._open: Callable[[], PartWriter] = lambda: PartWriter(folder, schema, epoch=epoch)
         self._schema = schema
         self._dealt_by = dealt_by
@@ -92,7 +92,7 @@ class Output:
         followed: does something follow the node?
     """
 
-    def __init__(self, root: Path, node: str, wave: int, epoch: int, first_bucket: int, *, followed: bool) -> None:
+    def __init__(self, root: StatePath, node: str, wave: int, epoch: int, first_bucket: int, *, followed: bool) -> None:
         self._node = node
         self._wave = wave
         self._lane = lane_of(first_bucket)
@@ -164,7 +164,7 @@ class Output:
         """Remove the files: another task has done the same before."""
         for name, folder in self._folders.items():
             if (part := getattr(result, name)) is not None:
-                (folder / part.path).unlink(missing_ok=True)
+                remove(folder / part.path)
 
     def abandon(self) -> None:
         """Forget the files, after an error."""

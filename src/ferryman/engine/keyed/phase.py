@@ -9,7 +9,6 @@ Settle makes it known. What was not published has not happened: the documents ar
 from __future__ import annotations
 
 import dataclasses
-import shutil
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
@@ -30,6 +29,7 @@ from ferryman.sources import Log
 from ferryman.state.keyed import may_hold
 from ferryman.state.outbox import first_sequence, has_exports, pending_rows
 from ferryman.state.state import State
+from ferryman.storage.files import remove_folder
 from ferryman.storage.handles import DataFile
 
 
@@ -60,7 +60,8 @@ class KeyUpdates:
     def _update(self, node: KeyedNode, files: list[DataFile], number: int, now_us: int) -> list[KeyReport]:
         state, ranges = self._state, self._ranges(node, files)
         folder = state.scratch(f"update-{node.name}")
-        given = tuple(map(str, state.keyed[node.name].contributions.paths())) if self._may_change(node) else ()
+        before = state.keyed[node.name].contributions
+        given = tuple(str(before.folder / name) for name in before.files) if self._may_change(node) else ()
         grouping = Grouping(self._shipped, node.name, str(state.outbox.folder), str(folder), ranges, given, len(files))
         updating = Updating(self._shipped, str(state.root), node.name, ranges, number, now_us, state.epoch)
         try:
@@ -70,7 +71,7 @@ class KeyUpdates:
         except WorkerDied as e:
             return [KeyReport(False, f"its worker died, as often as it was tried ({e})", permanent=True)]
         finally:
-            shutil.rmtree(folder, ignore_errors=True)
+            remove_folder(folder)
 
     def _may_change(self, node: KeyedNode) -> bool:
         """Do documents come to it that can change or vanish?"""
@@ -82,11 +83,11 @@ class KeyUpdates:
         keys = {first_sequence(file): file.path for file in files}
         held: dict[int, list[int]] = {}
         if self._may_change(node) and not all(int(file.partition["wave"]) == number for file in files):
-            paths = {key: self._state.outbox.folder / path for key, path in keys.items()}
-            order = order_of(paths, sum(map(pending_rows, files)), self._state.staging)
+            paths = dict(zip(keys, self._state.outbox.paths(keys.values()), strict=True))
+            order = order_of(paths, sum(map(pending_rows, files)), self._state.spill)
             held = {key: each.held.tolist() for key, each in order.items()}
         exports = [file for file in files if has_exports(file)] if errors_node(self._state.plan.nodes) is None else []
-        for path, rows in rows_behind(self._state.outbox.folder, exports).items():
+        for path, rows in rows_behind(self._state.outbox, exports).items():
             key = first_sequence(next(file for file in exports if file.path == path))
             held[key] = [*held.get(key, []), *rows]
         return [GroupFile(path, key, held.get(key, [])) for key, path in keys.items()]

@@ -16,6 +16,7 @@ import pyarrow as pa
 from ferryman import limits
 from ferryman.records.events import EVENT_OF_ROW
 from ferryman.records.schemas import OUTBOX_FILE
+from ferryman.storage.files import here
 
 ORDER: Final = ("bucket", "key", "source_number", "place", "sequence")
 """Documents of a key stand by source, then of a log by sequence, of another source by id (``place``)."""
@@ -108,7 +109,7 @@ class _Run:
 def merged(paths: Sequence[str]) -> Iterator[pa.Table]:
     """All rows in order, some at a time."""
     with ExitStack() as files:
-        runs = [_Run(files.enter_context(pa.OSFile(path))) for path in paths]
+        runs = [_Run(files.enter_context(pa.OSFile(here(path)))) for path in paths]
         while runs := [run for run in runs if run.fill()]:
             if len(runs) == 1:
                 yield runs[0].take(None)

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
@@ -27,6 +26,7 @@ from ferryman.plan import KeyedNode, successors
 from ferryman.records.due import latest_us
 from ferryman.records.key_values import KeyFile, KeyRow, KeyValues
 from ferryman.state.journal import Journal
+from ferryman.storage.files import path_of
 from ferryman.storage.groups import values
 
 
@@ -67,7 +67,7 @@ class Updating:
         assert isinstance(node, KeyedNode)
         first = range_starts(self.ranges)[keys.number]
         followed = bool(successors(plan.nodes)[node.name])
-        output = Output(Path(self.root), self.node, self.wave, self.epoch, first, followed=followed)
+        output = Output(path_of(self.root), self.node, self.wave, self.epoch, first, followed=followed)
         known = KeyValues(keys.known)
         caller: UpdateCaller = ChildCaller(node) if self.isolated else DirectCaller(node)
         calls = KeyCalls(node, output, caller, self.now_us)
@@ -83,7 +83,7 @@ class Updating:
             caller.end()
         if result.sent or result.withdrawn:
             crash.point("update.staged")
-            if not Journal(Path(self.root) / "journal").publish_update(self.wave, result):
+            if not Journal(path_of(self.root) / "journal").publish_update(self.wave, result):
                 output.remove(result)
             crash.point("update.result")
         return report

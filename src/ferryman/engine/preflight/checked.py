@@ -6,7 +6,6 @@ import contextlib
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
 from ferryman.engine.preflight.facts import NAMES, DriverView, names_in, proved, reads
@@ -14,6 +13,7 @@ from ferryman.engine.preflight.seen import Differs, ExecutorView, differences, l
 from ferryman.engine.runner.base import Answer, Item, Runner
 from ferryman.errors import EngineError, UsageError, message_of
 from ferryman.plan import Plan
+from ferryman.storage.files import StatePath
 
 _MOST: Final = 1_000
 """Tasks that look, however many slots there are."""
@@ -125,7 +125,7 @@ class CheckedRunner:
 
 @contextlib.contextmanager
 def checked(
-    runner: Runner, states: Sequence[tuple[Plan, Path, str]], tell: Callable[[str], None]
+    runner: Runner, states: Sequence[tuple[Plan, StatePath, str]], tell: Callable[[str], None]
 ) -> Iterator[CheckedRunner]:
     """A runner whose executors have been looked at; each that comes later is looked at, too.
 

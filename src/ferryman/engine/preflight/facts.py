@@ -16,6 +16,7 @@ from typing import Final, NamedTuple
 
 import ferryman
 from ferryman.plan import DestinationNode, Node, Plan, SourceNode
+from ferryman.storage.files import StatePath
 
 PROOF: Final = ".ferryman-preflight-"
 """How the hidden files are called; then the id of the state, and a random text."""
@@ -86,7 +87,7 @@ def _nodes(plans: Iterable[Plan]) -> Iterator[Node]:
 
 
 @contextlib.contextmanager
-def proved(states: Iterable[tuple[Plan, Path, str]]) -> Iterator[DriverView]:
+def proved(states: Iterable[tuple[Plan, StatePath, str]]) -> Iterator[DriverView]:
     """The facts of plans with their states' folders and ids. Meanwhile the proofs lie in the folders.
 
     Raises:
@@ -107,8 +108,9 @@ def proved(states: Iterable[tuple[Plan, Path, str]]) -> Iterator[DriverView]:
                 os.unlink(os.path.join(each.path, each.proof))
 
 
-def _folders(plan: Plan, root: Path) -> Iterator[tuple[str, str]]:
-    yield str(root), "the state"
+def _folders(plan: Plan, root: StatePath) -> Iterator[tuple[str, str]]:
+    if isinstance(root, Path):
+        yield str(root), "the state"
     for node in _nodes([plan]):
         if isinstance(node, DestinationNode):
             for path in node.destination.local_paths():

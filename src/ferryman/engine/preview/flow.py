@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from ferryman.account.questions import retry_read
@@ -12,12 +11,13 @@ from ferryman.engine.preview.preview import Preview, Previewing, Seen, scratch
 from ferryman.observe.progress import Observer, Silent
 from ferryman.plan import Flow, Plan
 from ferryman.state.state import State, state_root
+from ferryman.storage.files import StatePath
 
 
 def preview_flow(
     flow: Flow,
     *,
-    state: str | Path | None = None,
+    state: str | StatePath | None = None,
     spark: Any = None,
     master: str = "local[*]",
     conf: Mapping[str, str] | None = None,
@@ -47,5 +47,5 @@ def preview_flow(
     return found
 
 
-def _seen(plan: Plan, root: Path) -> Seen:
+def _seen(plan: Plan, root: StatePath) -> Seen:
     return retry_read(root, lambda: Seen.of(State(root, plan)))

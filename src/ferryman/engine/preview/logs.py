@@ -97,8 +97,8 @@ def gone_through(state: State, document: str, sources: Iterable[str], folder: Pa
     sources = list(sources)
     if not sources or not state.exists:
         return {}
-    paths = [*state.ledger.paths(), *(state.ledger.folder / file.path for file in state.staged(state.ledger))]
-    unsent = [state.outbox.folder / path for path in state.outbox.files]
+    paths = [*state.ledger.paths(), *state.ledger.paths(file.path for file in state.staged(state.ledger))]
+    unsent = state.outbox.paths()
     found: dict[str, int] = {}
     mine = f"source IN {quoted_list(sources)} AND origin = $id"
     with connect(folder) as db:

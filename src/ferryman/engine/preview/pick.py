@@ -18,6 +18,7 @@ from ferryman.engine.scan.reason import Reason
 from ferryman.records.events import table_of
 from ferryman.storage.groups import RowGroups
 from ferryman.storage.query import connect, quoted_list
+from ferryman.storage.tables import Table
 
 _UNSURE = (Reason.LOOK, Reason.UNCHANGED)
 """A document of which the content decides whether it is processed; one that is not processed."""
@@ -38,14 +39,14 @@ def pick(
     id: str,
     cuts: Iterable[TaskSplit],
     listings: Iterable[Listing],
-    documents: list[Path],
+    documents: Table,
     folder: Path,
     through: Mapping[str, int] | None = None,
 ) -> Picked:
     """Find it among what is processed, else in the listing.
 
     Args:
-        documents: files of the state's table.
+        documents: the state's table.
         folder: for the rows.
         through: logs whose entry of this id was processed, and its revision: that nothing else is known of it does not
             make it new.

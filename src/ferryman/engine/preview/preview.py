@@ -41,7 +41,7 @@ from ferryman.state.commands import waiting
 from ferryman.state.layout import TABLES
 from ferryman.state.outbox import pending_rows
 from ferryman.state.state import State, state_root
-from ferryman.storage.files import disk_full
+from ferryman.storage.files import StatePath, disk_full
 from ferryman.storage.parquet import read_part
 
 _DELIVERY: Final = (*EVENT_OF_ROW, "attempt")
@@ -102,7 +102,7 @@ class Preview:
 def preview(
     plan: Plan,
     *,
-    state: str | Path | None = None,
+    state: str | StatePath | None = None,
     spark: Any = None,
     master: str = "local[*]",
     conf: Mapping[str, str] | None = None,
@@ -200,7 +200,7 @@ class Previewing:
         folder: for scratch files; see ``scratch``.
     """
 
-    def __init__(self, plan: Plan, root: Path, folder: Path, runner: Runner, observer: Observer) -> None:
+    def __init__(self, plan: Plan, root: StatePath, folder: Path, runner: Runner, observer: Observer) -> None:
         self._plan = plan
         self._root = root
         self._folder = folder
@@ -279,7 +279,7 @@ class Previewing:
             if document is not None:
                 cuts = [cut for piece in changes.slices for cut in piece.tasks]
                 through = logs.gone_through(state, document, logs.logs_of(self._plan), folder)
-                picked = pick(document, cuts, listings, state.documents.paths(), folder, through)
+                picked = pick(document, cuts, listings, state.documents, folder, through)
             ahead = logs.logs_ahead(self._plan, state)
         return Detected(seen, changes, ahead, picked)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -19,6 +18,7 @@ from ferryman import limits
 from ferryman.engine.scan.known import KNOWN, joined
 from ferryman.engine.scan.reason import Reason
 from ferryman.records.events import table_of
+from ferryman.storage.files import StatePath, share, to_write
 from ferryman.storage.groups import RowGroups
 
 COMPARED: Final = pa.schema(
@@ -142,7 +142,7 @@ class Splitter:
         rows, size: how much there is at most, in all.
     """
 
-    def __init__(self, folder: Path, slots: int, rows: int, size: int, wave_bytes: int) -> None:
+    def __init__(self, folder: StatePath, slots: int, rows: int, size: int, wave_bytes: int) -> None:
         self._folder = folder
         self._task_rows = int(np.clip(rows // (2 * slots), 256, limits.TASK_DOCUMENTS))
         enough = np.clip(size // (2 * slots), limits.MIB, limits.EVEN_TASK_BYTES)
@@ -152,7 +152,7 @@ class Splitter:
         self._tasks: list[TaskSplit] = []
         self._bytes = 0
         self._writer: pq.ParquetWriter | None = None
-        self._path = ""
+        self._file = folder
         self._written = 0
         self._source = ""
         self._pending: list[Any] = []
@@ -216,19 +216,22 @@ class Splitter:
 
     def _write(self, tables: list[pa.Table]) -> RowRange:
         if self._writer is None:
-            self._path = str(self._folder / f"slice-{len(self._slices):06d}.parquet")
+            self._file = self._folder / f"slice-{len(self._slices):06d}.parquet"
             constant = ["part", "reason", "known_file"]  # nearly
-            self._writer = pq.ParquetWriter(self._path, SLICE, compression="lz4", use_dictionary=constant)
+            self._writer = pq.ParquetWriter(
+                str(to_write(self._file)), SLICE, compression="lz4", use_dictionary=constant
+            )
             self._written = 0
         table = pa.concat_tables(tables)
         self._writer.write_table(table, row_group_size=table.num_rows)
         self._written += table.num_rows
-        return RowRange(self._path, self._written - table.num_rows, self._written)
+        return RowRange(str(self._file), self._written - table.num_rows, self._written)
 
     def _end_wave(self) -> None:
         if self._writer is not None:
             self._writer.close()
             self._writer = None
+            share(self._file)
         if self._tasks:
             self._slices.append(WaveBatch(self._tasks, self._bytes))
             self._tasks, self._bytes = [], 0

@@ -20,6 +20,7 @@ from ferryman.engine.scan.reason import Reason
 from ferryman.engine.scan.unconfirmed import UNCONFIRMED, unconfirmed, unconfirmed_of
 from ferryman.records.due import is_due_sql
 from ferryman.records.events import table_of
+from ferryman.storage.files import here
 from ferryman.storage.parquet import unpacked_bytes
 from ferryman.storage.query import quoted, quoted_list, read_rows, stream
 from ferryman.storage.spread import Spread, half_of, part_of, partitions_for
@@ -387,4 +388,4 @@ def due_now(now_us: int, longest_s: float, waiting: Collection[str]) -> str:
 
 
 def _rows_of(paths: list[str]) -> str:
-    return f"read_parquet({quoted_list(paths)})"
+    return f"read_parquet({quoted_list(map(here, paths))})"

@@ -21,6 +21,7 @@ from ferryman.engine.scan.listing import Listing
 from ferryman.plan import conflicting_sources
 from ferryman.records.schemas import DOCUMENTS
 from ferryman.state.state import State
+from ferryman.storage.files import StatePath, local_all, path_of, workplace
 from ferryman.storage.query import connect, register
 
 
@@ -38,7 +39,7 @@ class ChangeSet(NamedTuple):
 def detect_changes(
     listings: list[Listing],
     state: State,
-    folder: Path,
+    folder: StatePath,
     *,
     now_us: int,
     only_owed: bool = False,
@@ -57,16 +58,17 @@ def detect_changes(
         slots: tasks that run at once; a small scan is cut so that all have work.
     """
     notes = [_incomplete(x, why) for x in listings for why in x.failures]
-    files = kept(state.documents.paths(), folder / "known")
+    desk = workplace(folder)
+    files = kept(state.documents, desk / "known")
     conflicts = conflicting_sources(state.plan.nodes)
     due = due_now(now_us, state.plan.longest_backoff_s, waiting)
-    with connect(folder) as db:
-        register(db, "documents", [Path(file) for file in files], DOCUMENTS)
+    with connect(desk) as db:
+        register(db, "documents", local_all(map(path_of, files)), DOCUMENTS)
         comparisons: dict[str, SourceComparison] = {}
         for listing in listings:
             name = listing.source.name
             others = {other: comparisons.get(other) for other in conflicts.get(name, ())}
-            place = Path(tempfile.mkdtemp(dir=folder))
+            place = Path(tempfile.mkdtemp(dir=desk))
             comparisons[name] = SourceComparison(
                 db, place, listing, state.documents, files, state.outbox, due, now_us, only_owed, others
             )

@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 
 from ferryman.records.family import Published, decode_published, encode_published
 from ferryman.storage.groups import RowGroups
+from ferryman.storage.tables import Table
 
 KNOWN: Final = {
     "known_version": "version",
@@ -31,14 +32,17 @@ KNOWN: Final = {
 """Columns that a compared row has from its document's last row in ``documents``, and what they are called there."""
 
 
-def kept(paths: Iterable[Path], folder: Path) -> list[str]:
-    """These files under names of their own in ``folder``, where they stay whatever becomes of the table between waves.
+def kept(table: Table, folder: Path) -> list[str]:
+    """The table's files under names of their own in ``folder``, where they stay whatever becomes of the table between
+    waves. In an object store they stay until the next scan.
 
     Where there are no links across (a preview in another file system) they are read where they are.
     """
+    if not isinstance(table.folder, Path):
+        return [str(table.folder / name) for name in table.files]
     folder.mkdir(exist_ok=True)
     found = []
-    for path in paths:
+    for path in table.paths():
         link = folder / path.name
         if not link.exists():
             try:

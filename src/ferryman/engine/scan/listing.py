@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import chain, groupby
 from operator import itemgetter
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
@@ -25,7 +24,7 @@ from ferryman.outages import is_connection
 from ferryman.plan import Plan, SourceNode, source_named, sources_of
 from ferryman.records.events import table_of
 from ferryman.sources import DataFrame, Doubt, Listed, Log, Source
-from ferryman.storage.files import disk_full
+from ferryman.storage.files import StatePath, disk_full, path_of, share, to_write
 
 LISTING: Final = pa.schema(
     [
@@ -123,7 +122,7 @@ NONE: Final[Only] = MappingProxyType({})
 def list_sources(
     plan: Plan,
     shipped: PickledPlan,
-    folder: Path,
+    folder: StatePath,
     runner: Runner,
     only: Only | None = None,
     live: str = "",
@@ -268,7 +267,7 @@ class _Writer:
 
     def __init__(self, folder: str, source: str) -> None:
         self._source = source
-        self._path = f"{folder}/{source}-{uuid.uuid4().hex}.parquet"
+        self._file = path_of(folder) / f"{source}-{uuid.uuid4().hex}.parquet"
         self._writer: pq.ParquetWriter | None = None
         self._content: pa.RecordBatchFileWriter | None = None
         self._rows: list[tuple[Any, ...]] = []
@@ -318,7 +317,10 @@ class _Writer:
     def finish(self, failure: str | None = None) -> ListedPart:
         self._flush_rows()
         self.__exit__()
-        return ListedPart(self._source, self._path, self._written, self._bytes, failure)
+        if self._written:
+            share(self._file)
+            share(self._file.parent / content_path(self._file.name))
+        return ListedPart(self._source, str(self._file), self._written, self._bytes, failure)
 
     def _flush_rows(self) -> None:
         if self._rows:
@@ -332,9 +334,9 @@ class _Writer:
         columns["row"] = pa.array(range(self._written, self._written + n), pa.int64())
         if self._writer is None:  # not compressed: it is read once, and soon, and lz4 takes longer than all the rest
             self._writer = pq.ParquetWriter(
-                self._path, LISTING, compression="none", use_dictionary=False, write_statistics=False
+                str(to_write(self._file)), LISTING, compression="none", use_dictionary=False, write_statistics=False
             )
-            self._content = pa.ipc.new_file(content_path(self._path), CONTENT)
+            self._content = pa.ipc.new_file(content_path(str(to_write(self._file))), CONTENT)
         assert self._content is not None
         columns |= constant
         listed, content = (

@@ -52,7 +52,7 @@ def unconfirmed(db: duckdb.DuckDBPyConnection, outbox: Table, source: str) -> It
     for file in outbox.files.values():
         by_destination[file.partition["destination"]].append(file.path)
     for destination, paths in by_destination.items():
-        db.register("outbox", parquet.scan([outbox.folder / path for path in paths], _COLUMNS))
+        db.register("outbox", parquet.scan(outbox.paths(paths), _COLUMNS))
         yield from stream(
             db,
             f"""

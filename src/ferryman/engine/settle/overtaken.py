@@ -43,16 +43,16 @@ def _dropped(noted: RowResult) -> RowResult:
 
 def _overtaken(state: State, file: DataFile, rows: list[int]) -> set[int]:
     names = ["row", "source", "document", "revision", "route", "operation", "key_hash"]
-    of_file = parquet.scan([state.outbox.folder / file.path], pa.schema([OUTBOX.field(n) for n in names]))
+    of_file = parquet.scan([state.outbox.path(file.path)], pa.schema([OUTBOX.field(n) for n in names]))
     again = of_file.to_table(filter=pc.field("row").isin(rows))
     destination = file.partition["destination"]
     key = int(file.partition["first_sequence"])
-    with connect(state.staging) as db:
+    with connect(state.spill) as db:
         db.register("again", again)
         found = set()
         for other in state.outbox.files.values():
             if other.partition["destination"] == destination:
-                db.register("other", parquet.scan([state.outbox.folder / other.path], of_file.schema))
+                db.register("other", parquet.scan([state.outbox.path(other.path)], of_file.schema))
                 later = f'e."row" + {int(other.partition["first_sequence"])} > a."row" + {key}'
                 found |= _rows(db.execute(_NEWER.format(events="other", where="true", later=later)).fetchall())
         db.register("events", parquet.scan(state.ledger.paths(), LEDGER))

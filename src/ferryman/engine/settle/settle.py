@@ -21,7 +21,6 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 import pyarrow as pa
@@ -40,7 +39,7 @@ from ferryman.records.statuses import Status
 from ferryman.state.journal import Journal
 from ferryman.state.outbox import OutboxWriter, row_groups
 from ferryman.state.state import SETTLED, State
-from ferryman.storage.files import fsync_folder
+from ferryman.storage.files import fsync_folder, local, path_of
 from ferryman.storage.handles import DataFile
 from ferryman.storage.parquet import Part, read_part, write_part
 
@@ -258,7 +257,7 @@ def _stale(fold: Fold, by_key: dict[int, DataFile]) -> dict[str, int]:
 
 def _unknown(state: State, file: DataFile, rows: Rows, meant: list[int] | None) -> list[RowResult]:
     """A claimed chunk without a result: every row that the claim meant is unknown."""
-    table = read_part(state.outbox.folder / file.path, ["row", "attempt"])
+    table = read_part(state.outbox.path(file.path), ["row", "attempt"])
     why = "in doubt: the worker ended before it recorded a result"
     wanted = None if meant is None else set(meant)
     return [
@@ -277,7 +276,7 @@ class Repairer:
 
     def __call__(self, item: Repair) -> tuple[Part | None, int, int]:
         """(the file, how many of its rows leave the outbox, how many of these are deletes)."""
-        table = read_part(Path(self.root) / "outbox" / item.path, OUTBOX_KEPT)
+        table = read_part(local(path_of(self.root) / "outbox" / item.path), OUTBOX_KEPT)
         rows = table["row"]
         mask = pc.and_(pc.greater_equal(rows, item.rows.first), pc.less(rows, item.rows.end))
         if item.eligible is not None:
@@ -285,7 +284,7 @@ class Repairer:
         events = sent_events(table.filter(mask).combine_chunks(), item.noted, item.destination, item.wave)
         if not events.num_rows:
             return None, 0, 0
-        part = write_part(Path(self.root) / "ledger", events, epoch=self.epoch)
+        part = write_part(path_of(self.root) / "ledger", events, epoch=self.epoch)
         crash.point("settle.repair")
         done = events.filter(pc.equal(events["status"], "INDEXED"))
         return part, done.num_rows, pc.sum(pc.equal(done["operation"], "delete")).as_py() or 0
@@ -309,13 +308,13 @@ def rewrite(item: Rewrite) -> tuple[Part | None, Part | None]:
     A row leaves when the ledger says INDEXED or DROPPED. ERROR waits until it is due; the rest is held for review
     (due null).
     """
-    root = Path(item.root)
+    root = path_of(item.root)
     columns = ["delivery_hash", "status", *_TRIES, "message"]
-    said = pa.concat_tables([read_part(root / "ledger" / p, columns) for p in item.parts])
+    said = pa.concat_tables([read_part(local(root / "ledger" / p), columns) for p in item.parts])
     latest = {h: tuple(told) for h, *told in zip(*(c.to_pylist() for c in said.columns), strict=True)}
     failed = {h: told[-1] or "" for h, told in latest.items() if told[0] in (Status.DEAD, Status.ERROR_DOC)}
     writer, errors = (OutboxWriter(root / "outbox", epoch=item.epoch) for _ in range(2))
-    for group in row_groups(root / "outbox" / item.path):
+    for group in row_groups(local(root / "outbox" / item.path)):
         writer.write(_staying(group, latest))
         if item.refused is not None and failed:
             errors.write(item.refused.messages(group, failed, errors.rows))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -15,6 +14,7 @@ from ferryman.records.events import table_of
 from ferryman.records.family import FailedMember, encode_failures, open_deliveries
 from ferryman.records.schemas import DOCUMENTS
 from ferryman.state.outbox import due_stats
+from ferryman.storage.files import StatePath
 from ferryman.storage.parquet import Part, write_part
 
 
@@ -25,7 +25,7 @@ class DocumentStage:
         files: one for each ``flush`` with rows.
     """
 
-    def __init__(self, root: Path, source: str, wave: int, epoch: int) -> None:
+    def __init__(self, root: StatePath, source: str, wave: int, epoch: int) -> None:
         self._folder = root / "documents"
         self._epoch = epoch
         self._shared = {"source": source, "wave": wave}

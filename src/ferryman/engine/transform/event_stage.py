@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import datetime as dt
-from pathlib import Path
 from typing import Any, Final
 
 from ferryman import crash
 from ferryman.records.events import ORDINAL_STEPS, table_of
 from ferryman.records.schemas import LEDGER
+from ferryman.storage.files import StatePath, remove
 from ferryman.storage.parquet import Part, PartWriter
 
 _ROWS: Final = 65_536
@@ -40,7 +40,7 @@ class EventStage:
         files: in the order of their rows.
     """
 
-    def __init__(self, root: Path, source: str, wave: int, epoch: int) -> None:
+    def __init__(self, root: StatePath, source: str, wave: int, epoch: int) -> None:
         self._folder = root / "ledger"
         self._epoch = epoch
         self._shared = {"source": source, "wave": wave, "ordinal": ORDINAL_STEPS}
@@ -66,7 +66,7 @@ class EventStage:
             self._writer.abandon()
         self._writer, self._rows = None, []
         for part in self.files[mark:]:
-            (self._folder / part.path).unlink()
+            remove(self._folder / part.path)
         del self.files[mark:]
 
     def gather(self) -> None:

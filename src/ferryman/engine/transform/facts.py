@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from ferryman.document import Document, Operation
 from ferryman.engine.transform.block import Block
 from ferryman.engine.transform.document_stage import DocumentStage
@@ -15,13 +13,14 @@ from ferryman.plan import DestinationNode, Plan, ends, source_named
 from ferryman.records.family import FailedMember, parent_of
 from ferryman.records.statuses import Status
 from ferryman.sources import Log
+from ferryman.storage.files import StatePath
 
 
 class StagedFacts:
     """Of the documents of one task."""
 
     def __init__(
-        self, plan: Plan, source: str, root: Path, wave: int, now_us: int, epoch: int, entries: LogEntries | None
+        self, plan: Plan, source: str, root: StatePath, wave: int, now_us: int, epoch: int, entries: LogEntries | None
     ) -> None:
         self._now_us = now_us
         self._nodes = {n.name: n for n in plan.nodes if isinstance(n, DestinationNode)}

@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable
-from pathlib import Path
 from typing import Final
 
 from ferryman import crash
 from ferryman.engine.transform.staged import NOTHING, Staged
-from ferryman.storage.files import publish
+from ferryman.storage.files import StatePath, exists, publish, read
+
+OPEN: Final = "open"
+"""A file of the folder: as long as it is there, tasks may begin."""
 
 IN_DOUBT: Final = NOTHING._replace(in_doubt=True)
 
 
-def run_once(folder: Path, number: int, run: Callable[[], Staged]) -> Staged:
+def run_once(folder: StatePath, number: int, run: Callable[[], Staged]) -> Staged:
     """What the task of this number returns.
 
     Raises:
@@ -26,6 +28,8 @@ def run_once(folder: Path, number: int, run: Callable[[], Staged]) -> Staged:
     """
     if not publish(folder / f"{number}.begun", b""):
         return _kept(folder, number)
+    if not exists(folder / OPEN):  # in an object store, the folder does not say it
+        raise FileNotFoundError(f"{folder}: its wave is over")
     crash.point("once.begun")
     staged = run()
     publish(_file(folder, number), pickle.dumps(staged))
@@ -33,7 +37,7 @@ def run_once(folder: Path, number: int, run: Callable[[], Staged]) -> Staged:
     return staged
 
 
-def result_of(folder: Path, number: int) -> Staged | None:
+def result_of(folder: StatePath, number: int) -> Staged | None:
     """What the task of this number has come to, for a driver that comes after its own; None: it has not begun, and
     cannot any more."""
     try:
@@ -42,14 +46,14 @@ def result_of(folder: Path, number: int) -> Staged | None:
         return IN_DOUBT  # somebody has removed the folder
 
 
-def _kept(folder: Path, number: int) -> Staged:
+def _kept(folder: StatePath, number: int) -> Staged:
     kept = _file(folder, number)
-    if not kept.exists():
+    if not exists(kept):
         return IN_DOUBT
-    staged = pickle.loads(kept.read_bytes())
+    staged = pickle.loads(read(kept))
     assert isinstance(staged, Staged)
     return staged
 
 
-def _file(folder: Path, number: int) -> Path:
+def _file(folder: StatePath, number: int) -> StatePath:
     return folder / f"{number}.kept"

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from functools import partial
-from pathlib import Path
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -19,6 +18,7 @@ from ferryman.engine.transform.outbox_buffer import OutboxBuffer
 from ferryman.records.delivery_hash import DeliveryHash, hasher
 from ferryman.records.family import Owed, Published
 from ferryman.state.outbox import OutboxWriter
+from ferryman.storage.files import StatePath, remove
 from ferryman.storage.parquet import Part
 
 End = tuple[str, str]
@@ -67,7 +67,7 @@ class OutboxStage:
 
     def __init__(
         self,
-        root: Path,
+        root: StatePath,
         source: str,
         epoch: int,
         hashes: DeliveryHashes,
@@ -138,7 +138,7 @@ class OutboxStage:
             writer.abandon()
         self._writers, self._waiting = {}, 0
         for _, part in self.files[mark.files :]:
-            (self._folder / part.path).unlink()
+            remove(self._folder / part.path)
         del self.files[mark.files :]
         self._family_at = mark.family_at
 

@@ -18,6 +18,7 @@ from ferryman.engine.transform.task import Transform
 from ferryman.errors import WorkerDied
 from ferryman.records.due import now_us
 from ferryman.state.state import State
+from ferryman.storage import files
 
 
 class TransformPhase:
@@ -87,7 +88,7 @@ class TransformPhase:
             of_table = ([part for _, part in each.outbox], each.documents, each.ledger)
             for table, parts in zip(tables, of_table, strict=True):
                 for part in parts:
-                    (table.folder / part.path).unlink(missing_ok=True)
+                    files.remove(table.folder / part.path)
 
     def _tasks(self, task: Transform, items: Sequence[TaskSplit | LogSplit]) -> list[Staged]:
         """If a worker dies, the tasks one by one, and those that die again in isolation mode."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from pathlib import Path
 from typing import Final
 
 from ferryman import crash, limits
@@ -47,6 +46,7 @@ from ferryman.records.family import (
 )
 from ferryman.records.reasons import with_traceback
 from ferryman.records.statuses import Status
+from ferryman.storage.files import StatePath
 
 _End = tuple[str, str]
 
@@ -62,7 +62,7 @@ class Stager(StagedFacts):
         self,
         plan: Plan,
         source: str,
-        root: Path,
+        root: StatePath,
         wave: int,
         now_us: int,
         epoch: int,

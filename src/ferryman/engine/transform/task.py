@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Final, Self
 
 from ferryman.engine.live import FIRST, Live
@@ -27,6 +26,7 @@ from ferryman.engine.transform.staged import Staged
 from ferryman.engine.transform.staging import Stager
 from ferryman.plan.paths import called_below
 from ferryman.state.identity import id_of
+from ferryman.storage.files import path_of
 
 _BLOCK: Final = 4096
 """Rows handled at a time: what is held as Python objects."""
@@ -54,7 +54,7 @@ class Transform:
 
     def __call__(self, cut: TaskSplit | LogSplit) -> Staged:
         if self.once:
-            return run_once(Path(self.once), cut.number, partial(self._run, cut))
+            return run_once(path_of(self.once), cut.number, partial(self._run, cut))
         return self._run(cut)
 
     def _run(self, cut: TaskSplit | LogSplit) -> Staged:
@@ -76,8 +76,8 @@ class TaskProcessing:
         self._pulses = health(plan, task.nodes, 0 if once else cut.rows)
         below = called_below(plan.nodes, cut.source) if once else ()
         self._on_the_way = [self._pulses[name] for name in below]
-        self._stager = Stager(plan, cut.source, Path(task.root), task.wave, task.now_us, task.epoch, self._entries)
-        state = id_of(Path(task.root))  # none in a preview
+        self._stager = Stager(plan, cut.source, path_of(task.root), task.wave, task.now_us, task.epoch, self._entries)
+        state = id_of(path_of(task.root))  # none in a preview
         self._feed = DocumentReader(plan, cut, self._stager, self._pulses, state=state)
         self._live = Live(task.live, errors=task.live_errors)
         self._feed.walk.heard = self._heard if self._live.wants_errors else None

@@ -1,0 +1,39 @@
+"""What of a state is looked at for damage beside the logs of its tables."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ferryman.errors import StateDamaged
+from ferryman.state.layout import MIGRATED, MIGRATION, PASSED
+from ferryman.storage import files
+from ferryman.storage.disk import TEMPORARY
+from ferryman.storage.files import StatePath
+from ferryman.storage.parquet import verify
+
+if TYPE_CHECKING:
+    from ferryman.state.state import State
+
+
+def sealed_files(state: State) -> list[StatePath]:
+    """Commands that wait, the journal, and notes of what happened to the state."""
+    if not state.exists:
+        return []
+    there = files.sizes(state.root)
+    folders = [state.commands, *(state.journal.folder / str(number) for number in state.journal.passes())]
+    found = [state.root / name for name in (MIGRATED, MIGRATION, PASSED) if name in there]
+    found += [folder / name for folder in folders for name in files.sizes(folder)]
+    return sorted((path for path in found if not path.name.startswith(TEMPORARY)), key=str)
+
+
+def damaged_data(state: State) -> StateDamaged | None:
+    """The first data file that is not what was written, all of them read: for a query that failed over one."""
+    for table in state.tables:
+        for file in (*table.files.values(), *state.staged(table)):
+            try:
+                what = verify(table.path(file.path))
+            except StateDamaged as e:
+                return e
+            if what is not None:
+                return StateDamaged(str(table.folder / file.path), what)
+    return None

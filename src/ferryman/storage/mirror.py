@@ -1,0 +1,184 @@
+"""The log of a table in an object store, worked on in a copy.
+
+delta-rs reads and writes a folder of this machine, which has the same log; the store has the truth. A commit takes
+effect when its entry is created in the store under the next number, which of two drivers only one can do. So delta-rs
+makes no requests, and all that ``storage.log`` does with files holds here too.
+
+What is in the store beside the entries: for each a mark, an object whose name has the entry's tag. A list shows
+entries, tags and marks at once, so the log is verified without reading it again.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from ferryman.errors import StateDamaged
+from ferryman.storage.files import StatePath, checksum, replace, sealed
+from ferryman.storage.log import TableLog
+from ferryman.storage.objects import ObjectPath, StoredObject
+
+_MARKS: Final = "_marks"
+_AT_ONCE: Final = 8
+"""Entries that are fetched at a time."""
+
+
+class MirroredLog(TableLog):
+    """The log of a table in an object store."""
+
+    def __init__(self, home: ObjectPath) -> None:
+        self._temporary = tempfile.TemporaryDirectory(prefix="ferryman-log-", ignore_cleanup_errors=True)
+        super().__init__(Path(self._temporary.name))
+        self._home = home / "_delta_log"
+        self._tags: dict[str, str] = {}
+        """Name -> tag of the object, of all files of the copy."""
+        self._marks: dict[int, str] = {}
+        """Version -> name of its mark in the store."""
+        self._looked = False
+        self._turn = threading.RLock()
+        self.folder.mkdir()
+
+    @property
+    def made(self) -> bool:
+        if not self._looked or not self._marks:
+            self.refresh()
+        return bool(self._marks)
+
+    def refresh(self) -> None:
+        """Bring the copy to what is in the store now."""
+        with self._turn:
+            found = {each.key.removeprefix(f"{self._home.key}/"): each for each in self._below()}
+            entries = {name: each for name, each in found.items() if "/" not in name}
+            for name in self._tags.keys() - entries.keys():
+                (self.folder / name).unlink(missing_ok=True)
+                del self._tags[name]
+            changed = [name for name, each in entries.items() if self._tags.get(name) != each.tag]
+            with ThreadPoolExecutor(_AT_ONCE) as pool:
+                for name, data in zip(changed, pool.map(self._get, changed), strict=True):
+                    if data is None:  # trimmed since it was listed
+                        continue
+                    replace(self.folder / name, data)
+                    self._tags[name] = entries[name].tag
+            self._take_marks([name.partition("/")[2] for name in found if name.startswith(f"{_MARKS}/")])
+            self._looked = True
+
+    def publish(self, version: int) -> bool:
+        """Make an entry that delta-rs has written to the copy take effect; False: another driver's is there."""
+        path = self.path(version)
+        with self._turn:
+            try:
+                tag = self._store_create(path)
+            except BaseException:
+                path.unlink()
+                raise
+            if tag is None:
+                path.unlink()
+                return False
+            self._tags[path.name] = tag
+            return True
+
+    def mark(self, version: int) -> None:
+        super().mark(version)
+        name = _mark_of(version, self._tags[self.path(version).name])
+        self._put(f"{_MARKS}/{name}", sealed(checksum(self.path(version).read_bytes())))
+        self._marks[version] = name
+
+    def mend(self) -> str | None:
+        with self._removing():
+            return super().mend()
+
+    def mark_checkpoint(self, version: int) -> None:
+        for path in (self.folder / f"{version:020d}.checkpoint.parquet", self.folder / "_last_checkpoint"):
+            self._tags[path.name] = self._put(path.name, path.read_bytes())
+        super().mark_checkpoint(version)
+        self._put(f"{_MARKS}/checkpoint", (self.marks / "checkpoint").read_bytes())
+
+    def trim(self, version: int) -> None:
+        with self._removing():
+            super().trim(version)
+        gone = [number for number in self._marks if number < version]
+        self._delete([f"{_MARKS}/{self._marks.pop(number)}" for number in gone])
+
+    def problems(self) -> Iterator[StateDamaged]:
+        self.refresh()
+        for found in super().problems():
+            path = found.path.replace(str(self.folder), str(self._home))
+            yield StateDamaged(path.replace(str(self.marks), f"{self._home}/{_MARKS}"), found.what)
+
+    @contextmanager
+    def _removing(self) -> Iterator[None]:
+        """What is removed from the copy is removed from the store."""
+        with self._turn:
+            yield
+            gone = [name for name in self._tags if not (self.folder / name).exists()]
+            self._delete(gone)
+            for name in gone:
+                del self._tags[name]
+
+    def _take_marks(self, names: list[str]) -> None:
+        """Marks that fit their entries are marks of the copy; one that does not fit any entry is a bad mark of its
+        own."""
+        self.marks.mkdir(exist_ok=True)
+        self._marks = {int(name.partition(".")[0]): name for name in names if name[0].isdigit()}
+        for path in self.marks.iterdir():
+            if path.name.isdigit() and int(path.name) not in self._marks:
+                path.unlink()
+        for version, name in self._marks.items():
+            path = self.path(version)
+            fits = path.name in self._tags and name == _mark_of(version, self._tags[path.name])
+            content = sealed(checksum(path.read_bytes()) if fits else "another entry's")
+            if (mark := self.marks / f"{version:020d}").exists() and mark.read_bytes() == content:
+                continue
+            mark.write_bytes(content)
+        if "checkpoint" in names:
+            data = self._get(f"{_MARKS}/checkpoint")
+            (self.marks / "checkpoint").write_bytes(data or b"")
+        else:
+            (self.marks / "checkpoint").unlink(missing_ok=True)
+
+    def _below(self) -> list[StoredObject]:
+        return self._home.store.below(f"{self._home.key}/")
+
+    def _get(self, name: str) -> bytes | None:
+        return self._home.store.get(f"{self._home.key}/{name}")
+
+    def _put(self, name: str, data: bytes) -> str:
+        return self._home.store.put(f"{self._home.key}/{name}", data) or ""
+
+    def _store_create(self, path: Path) -> str | None:
+        return self._home.store.create(f"{self._home.key}/{path.name}", path.read_bytes())
+
+    def _delete(self, names: list[str]) -> None:
+        if names:
+            self._home.store.delete([f"{self._home.key}/{name}" for name in names])
+
+
+def _mark_of(version: int, tag: str) -> str:
+    return f"{version:020d}.{checksum(tag.encode())}"
+
+
+_mirrors: dict[ObjectPath, tuple[int, MirroredLog]] = {}
+
+
+def log_of(folder: StatePath) -> TableLog:
+    """The log of the table in a folder. A process has one copy of each, whoever asks."""
+    if isinstance(folder, Path):
+        return TableLog(folder)
+    pid, found = _mirrors.get(folder, (0, None))
+    if found is None or pid != os.getpid():
+        found = MirroredLog(folder)
+        _mirrors[folder] = os.getpid(), found
+    return found
+
+
+def log_folder(folder: StatePath) -> Path | None:
+    """Of a table, the folder of this machine where its log can be read as it is now; None: there is no such table."""
+    log = log_of(folder)
+    log.refresh()
+    return log.root if log.folder.is_dir() and (isinstance(folder, Path) or log.versions()) else None

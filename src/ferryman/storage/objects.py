@@ -1,0 +1,269 @@
+"""Object stores as a place for a state: names in them, and the few requests that Ferryman makes.
+
+A name is an ``ObjectPath``; ``storage.files`` has the same functions for it as for a file's path. What makes a store
+good enough: an object is there whole or not at all; of two who create a name one wins (``If-None-Match``); who replaces
+it can say which version is meant (``If-Match``); a list shows what was written before it. Amazon S3 has all of that
+since 2024, as have Google's and Microsoft's stores, MinIO and versitygw.
+
+Credentials and addresses come from the environment: ``AWS_ACCESS_KEY_ID``, ``AWS_ENDPOINT_URL`` …, as obstore and most
+other programs take them.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Final, NamedTuple, Protocol
+
+from ferryman.errors import EngineError, UsageError
+
+_URL = re.compile(r"(s3a?|gs|abfss?|az|memory)://([^/]+)(?:/(.*))?\Z")
+_NONCE: Final = "ferryman-nonce"
+"""Metadata of an object that only one may create: tells its maker from others, after an answer that was lost."""
+_RETRY_S: Final = 60
+"""How long a request is repeated that a store answers with an error of its own, or does not answer."""
+
+
+class StoredObject(NamedTuple):
+    """An object that is there."""
+
+    key: str
+    size: int
+    changed: float
+    """Seconds since 1970, by the store's clock."""
+    tag: str
+    """Of this version."""
+
+
+class ObjectStore(Protocol):
+    """What a state asks of an object store. Keys are whole names in the bucket, "/" between their parts.
+
+    All of it may raise ``EngineError``: the store is away, or refuses.
+    """
+
+    def create(self, key: str, data: bytes) -> str | None:
+        """Make an object; its tag. None: one of this name is there already. Also where an answer was lost, one maker
+        wins, and knows it."""
+
+    def put(self, key: str, data: bytes | Path, if_match: str | None = None) -> str | None:
+        """Make an object, or replace it; its tag. None: it is not the version ``if_match`` any more."""
+
+    def get(self, key: str) -> bytes | None:
+        """An object's content; None: there is none."""
+
+    def get_tagged(self, key: str) -> tuple[bytes, str] | None:
+        """The same, with the tag of this version."""
+
+    def head(self, key: str) -> StoredObject | None:
+        """What is known of an object; None: there is none."""
+
+    def below(self, prefix: str) -> list[StoredObject]:
+        """All objects whose keys begin so, in the order of their keys."""
+
+    def children(self, folder: str) -> tuple[list[str], list[StoredObject]]:
+        """What lies directly below "folder/": names of folders; objects."""
+
+    def delete(self, keys: Sequence[str]) -> None:
+        """Remove objects; those that are not there are passed over."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class ObjectPath:
+    """A name in an object store, such as s3://bucket/states/papers-v1/state.json."""
+
+    bucket: str
+    """"s3://bucket"."""
+    key: str
+
+    @classmethod
+    def parse(cls, url: str) -> ObjectPath:
+        """Of a URL.
+
+        Raises:
+            UsageError: it is not one of a store that can be used.
+        """
+        found = _URL.match(url)
+        if found is None:
+            raise UsageError(f"{url}: not the URL of an object store. Give s3://BUCKET/PREFIX, gs://… or abfss://…")
+        key = (found[3] or "").strip("/")
+        return cls(f"{found[1]}://{found[2]}", "/".join(part for part in key.split("/") if part))
+
+    @property
+    def name(self) -> str:
+        return self.key.rpartition("/")[2]
+
+    @property
+    def parent(self) -> ObjectPath:
+        return ObjectPath(self.bucket, self.key.rpartition("/")[0])
+
+    @property
+    def store(self) -> ObjectStore:
+        return store_at(self.bucket)
+
+    def __truediv__(self, name: str) -> ObjectPath:
+        return ObjectPath(self.bucket, f"{self.key}/{name}" if self.key else name)
+
+    def __str__(self) -> str:
+        return f"{self.bucket}/{self.key}"
+
+    def __fspath__(self) -> str:
+        raise TypeError(f"{self} is in an object store, and was taken for a file")
+
+
+def is_url(place: str | os.PathLike[str]) -> bool:
+    """Is this meant for an object store? Also one that is not known here."""
+    return isinstance(place, str) and re.match(r"[a-z][a-z0-9+.-]*://", place) is not None
+
+
+_opened: dict[str, tuple[int, ObjectStore]] = {}
+
+
+def store_at(bucket: str) -> ObjectStore:
+    """The store of a bucket, opened once in a process."""
+    pid, store = _opened.get(bucket, (0, None))
+    if store is None or pid != os.getpid():
+        store = _opener(bucket)
+        _opened[bucket] = os.getpid(), store
+    return store
+
+
+class RemoteStore:
+    """A store that obstore reaches."""
+
+    def __init__(self, bucket: str) -> None:
+        try:
+            from obstore import store as known
+        except ImportError:
+            raise UsageError(f"{bucket}: a state there needs obstore: pip install 'ferryman[store]'") from None
+        retry: Any = {"max_retries": 10, "retry_timeout": timedelta(seconds=_RETRY_S)}
+        self._bucket = bucket
+        self._store: Any = known.from_url(bucket, retry_config=retry)
+
+    def create(self, key: str, data: bytes) -> str | None:
+        from obstore.exceptions import AlreadyExistsError
+
+        nonce = uuid.uuid4().hex
+        with self._explained(key):
+            try:
+                return str(self._store.put(key, data, mode="create", attributes={_NONCE: nonce})["e_tag"])
+            except AlreadyExistsError:  # it may be our own, if the answer to it was lost and it was sent again
+                return self._made_by(nonce, key)
+
+    def put(self, key: str, data: bytes | Path, if_match: str | None = None) -> str | None:
+        from obstore.exceptions import PreconditionError
+
+        mode: Any = "overwrite" if if_match is None else {"e_tag": if_match}
+        with self._explained(key):
+            try:
+                return str(self._store.put(key, data, mode=mode)["e_tag"])
+            except (PreconditionError, FileNotFoundError):
+                if if_match is None:
+                    raise
+                found = self.head(key) if self.get(key) == data else None  # as above
+                return found.tag if found else None
+
+    def get(self, key: str) -> bytes | None:
+        with self._explained(key):
+            try:
+                return bytes(self._store.get(key).bytes())
+            except FileNotFoundError:
+                return None
+
+    def get_tagged(self, key: str) -> tuple[bytes, str] | None:
+        with self._explained(key):
+            try:
+                found = self._store.get(key)
+                return bytes(found.bytes()), str(found.meta["e_tag"])
+            except FileNotFoundError:
+                return None
+
+    def head(self, key: str) -> StoredObject | None:
+        with self._explained(key):
+            try:
+                return _found(self._store.head(key))
+            except FileNotFoundError:
+                return None
+
+    def below(self, prefix: str) -> list[StoredObject]:
+        # the store lists by whole parts of a name: what begins in the middle of one is picked here
+        folder = prefix.rpartition("/")[0]
+        with self._explained(prefix):
+            found = [_found(each) for batch in self._store.list(folder or None) for each in batch]
+        return sorted(each for each in found if each.key.startswith(prefix))
+
+    def children(self, folder: str) -> tuple[list[str], list[StoredObject]]:
+        with self._explained(folder):
+            found = self._store.list_with_delimiter(folder or None)
+        folders = [prefix.rstrip("/").rpartition("/")[2] for prefix in found["common_prefixes"]]
+        return folders, [_found(each) for each in found["objects"]]
+
+    def delete(self, keys: Sequence[str]) -> None:
+        if keys:
+            with self._explained(keys[0]):
+                try:
+                    self._store.delete(list(keys))
+                except FileNotFoundError:  # some stores mind; what is behind it in the batch may still be there
+                    for key in keys:
+                        try:
+                            self._store.delete(key)
+                        except FileNotFoundError:
+                            continue
+
+    def _made_by(self, nonce: str, key: str) -> str | None:
+        try:
+            found = self._store.get(key)
+        except FileNotFoundError:
+            return None
+        return str(found.meta["e_tag"]) if found.attributes.get(_NONCE) == nonce else None
+
+    def _explained(self, key: str) -> _Explained:
+        return _Explained(f"{self._bucket}/{key}")
+
+
+class _Explained:
+    """What a store refuses, or does not answer, comes out as an error of ours."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        from obstore.exceptions import BaseError
+
+        if isinstance(error, BaseError):
+            raise EngineError(
+                f"{self._what}: the object store did not do as it was asked ({_first_line(error)}). Nothing is lost: "
+                "look at address, credentials and permissions, then run again."
+            ) from error
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).partition("\n")[0][:300].rstrip()
+
+
+def _found(meta: Any) -> StoredObject:
+    return StoredObject(meta["path"], meta["size"], meta["last_modified"].timestamp(), meta["e_tag"] or "")
+
+
+_opener: Callable[[str], ObjectStore] = RemoteStore
+
+
+def opened_by(opener: Callable[[str], ObjectStore]) -> Callable[[str], ObjectStore]:
+    """From now on stores are made so, in this process: for tests. What made them before."""
+    global _opener
+    before, _opener = _opener, opener
+    _opened.clear()
+    return before
+
+
+def walk(folder: ObjectPath) -> Iterator[tuple[ObjectPath, StoredObject]]:
+    """All objects below a folder."""
+    for found in folder.store.below(f"{folder.key}/"):
+        yield ObjectPath(folder.bucket, found.key), found

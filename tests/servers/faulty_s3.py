@@ -1,0 +1,251 @@
+"""An object store in memory that speaks S3, in a process of its own, and fails as it is told.
+
+Amazon's is always consistent, and so is this one. It can do what networks and stores do: carry a request out and lose
+the answer, say 503, be slow. A fake: tests/storage/test_stores.py holds it against moto.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import sys
+import threading
+import time
+from email.utils import formatdate
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.request import Request, urlopen
+from xml.etree import ElementTree
+from xml.sax.saxutils import escape
+
+from tests.servers.server import Server
+
+FAULTS: Final = "/~faults"
+COUNTS: Final = "/~counts"
+BUCKET: Final = "bucket"
+
+
+class FaultyS3(Server):
+    """Its buckets are there when they are used."""
+
+    name = "faulty-s3"
+
+    @classmethod
+    def install(cls) -> Path:
+        return Path(sys.prefix)
+
+    def command(self) -> list[str]:
+        return [sys.executable, "-m", "tests.servers.faulty_s3", str(self.port)]
+
+    def environment(self) -> dict[str, str]:
+        return {"PYTHONPATH": str(Path(__file__).parents[2])}
+
+    def ready(self) -> bool:
+        return self.answers(COUNTS)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """The environment of a process that keeps a state in it."""
+        return settings(self.url)
+
+    def fail(self, *, lost: float = 0, refused: float = 0, slow_s: float = 0, seed: int = 0) -> None:
+        """From now on: share of requests whose answer is lost, share that gets 503, longest delay of an answer."""
+        faults = {"lost": lost, "refused": refused, "slow_s": slow_s, "seed": seed}
+        with urlopen(Request(self.url + FAULTS, json.dumps(faults).encode(), method="PUT")):
+            pass
+
+    def counts(self) -> dict[str, int]:
+        """Requests since the last call, by kind: PUT, GET, HEAD, LIST, DELETE."""
+        with urlopen(self.url + COUNTS) as answer:
+            found: dict[str, int] = json.load(answer)
+            return found
+
+
+def settings(url: str) -> dict[str, str]:
+    """What obstore and delta-rs read, for a server without TLS that takes any credentials."""
+    return {
+        "AWS_ENDPOINT_URL": url,
+        "AWS_ACCESS_KEY_ID": "k3y-of-tests",
+        "AWS_SECRET_ACCESS_KEY": "s3cr3t",
+        "AWS_REGION": "us-east-1",
+        "AWS_ALLOW_HTTP": "true",
+    }
+
+
+class Kept(NamedTuple):
+    """An object."""
+
+    data: bytes
+    tag: str
+    changed: float
+    metadata: dict[str, str]
+
+
+class Memory:
+    """What the server holds. One lock: a request is carried out at one moment."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.objects: dict[str, Kept] = {}
+        self.faults: dict[str, float] = {}
+        self.chance = random.Random()
+        self.counts: dict[str, int] = {}
+
+    def put(self, key: str, data: bytes, headers: dict[str, str]) -> tuple[int, Kept | None]:
+        found = self.objects.get(key)
+        if headers.get("if-none-match") == "*" and found is not None:
+            return 412, found
+        wanted = headers.get("if-match")
+        if wanted is not None and (found is None or found.tag != wanted):
+            return (404 if found is None else 412), found
+        metadata = {name: value for name, value in headers.items() if name.startswith("x-amz-meta-")}
+        made = Kept(data, f'"{hashlib.md5(data).hexdigest()}"', time.time(), metadata)
+        self.objects[key] = made
+        return 200, made
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+    wbufsize = -1
+    memory = Memory()
+
+    def log_message(self, *_: Any) -> None:
+        """Not a line a request."""
+
+    def do_PUT(self) -> None:
+        body = self._body()
+        if self.path == FAULTS:
+            self.memory.faults = json.loads(body)
+            self.memory.chance.seed(self.memory.faults["seed"])
+            self._answer(200)
+            return
+        if self._refused("PUT"):
+            return
+        key = self._key()
+        with self.memory.lock:
+            if "x-amz-copy-source" in self.headers:
+                source = self.memory.objects.get(unquote(self.headers["x-amz-copy-source"]).lstrip("/"))
+                body = source.data if source else b""
+            code, kept = self.memory.put(key, body, {name.lower(): value for name, value in self.headers.items()})
+        self._answer(code, headers={"ETag": kept.tag} if kept and code == 200 else {})
+
+    def do_GET(self) -> None:
+        if self.path == COUNTS:
+            counts, self.memory.counts = self.memory.counts, {}
+            self._answer(200, json.dumps(counts).encode())
+            return
+        query = parse_qs(urlsplit(self.path).query)
+        if "list-type" in query:
+            if not self._refused("LIST"):
+                self._list({name: values[0] for name, values in query.items()})
+        elif not self._refused(self.command):
+            self._get()
+
+    do_HEAD = do_GET
+
+    def do_DELETE(self) -> None:
+        if not self._refused("DELETE"):
+            with self.memory.lock:
+                self.memory.objects.pop(self._key(), None)
+            self._answer(204)
+
+    def do_POST(self) -> None:
+        body = self._body()
+        if self._refused("DELETE"):
+            return
+        bucket = urlsplit(self.path).path.strip("/")
+        keys = [each.text or "" for each in ElementTree.fromstring(body).iter() if each.tag.endswith("Key")]
+        with self.memory.lock:
+            for key in keys:
+                self.memory.objects.pop(f"{bucket}/{key}", None)
+        gone = "".join(f"<Deleted><Key>{escape(key)}</Key></Deleted>" for key in keys)
+        self._answer(200, f"<DeleteResult>{gone}</DeleteResult>".encode())
+
+    def _get(self) -> None:
+        with self.memory.lock:
+            kept = self.memory.objects.get(self._key())
+        if kept is None:
+            self._answer(404, b"<Error><Code>NoSuchKey</Code></Error>")
+            return
+        data, code, headers = kept.data, 200, {}
+        if (asked := self.headers.get("Range")) is not None:
+            first, _, last = asked.removeprefix("bytes=").partition("-")
+            start = int(first) if first else max(0, len(data) - int(last))
+            end = min(len(data), int(last) + 1) if first and last else len(data)
+            headers["Content-Range"] = f"bytes {start}-{end - 1}/{len(data)}"
+            data, code = data[start:end], 206
+        headers |= {"ETag": kept.tag, "Last-Modified": formatdate(kept.changed, usegmt=True), **kept.metadata}
+        self._answer(code, data, headers)
+
+    def _list(self, query: dict[str, str]) -> None:
+        bucket, prefix = urlsplit(self.path).path.strip("/"), query.get("prefix", "")
+        after, delimiter = query.get("start-after", ""), query.get("delimiter", "")
+        with self.memory.lock:
+            found = {k.removeprefix(f"{bucket}/"): v for k, v in sorted(self.memory.objects.items())}
+        found = {k: v for k, v in found.items() if k.startswith(prefix) and k > after}
+        rest = {k: k[len(prefix) :].partition(delimiter) if delimiter else ("", "", "") for k in found}
+        folders = sorted({prefix + name + delimiter for name, slash, _ in rest.values() if slash})
+        contents = "".join(
+            f"<Contents><Key>{escape(k)}</Key><ETag>{escape(v.tag)}</ETag><Size>{len(v.data)}</Size>"
+            f"<LastModified>{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(v.changed))}.000Z</LastModified></Contents>"
+            for k, v in found.items()
+            if not rest[k][1]
+        )
+        common = "".join(f"<CommonPrefixes><Prefix>{escape(f)}</Prefix></CommonPrefixes>" for f in folders)
+        self._answer(200, f"<ListBucketResult>{contents}{common}</ListBucketResult>".encode())
+
+    def _refused(self, kind: str) -> bool:
+        with self.memory.lock:
+            self.memory.counts[kind] = self.memory.counts.get(kind, 0) + 1
+            faults, draw = self.memory.faults, self.memory.chance.random
+            refused = bool(faults) and draw() < faults["refused"]
+            self._lost = bool(faults) and draw() < faults["lost"]
+            slow_s = faults["slow_s"] * draw() if faults else 0.0
+        if slow_s:
+            time.sleep(slow_s)
+        if refused:
+            self._lost = False
+            self._answer(503, b"<Error><Code>SlowDown</Code></Error>")
+        return refused
+
+    _lost = False
+
+    def _answer(self, code: int, data: bytes = b"", headers: dict[str, str] | None = None) -> None:
+        if self._lost:
+            self._lost = False
+            self.close_connection = True
+            self.connection.close()
+            return
+        self.send_response(code)
+        for name, value in (headers or {}).items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(data)
+
+    def _key(self) -> str:
+        return unquote(urlsplit(self.path).path).lstrip("/")
+
+    def _body(self) -> bytes:
+        return self.rfile.read(int(self.headers.get("Content-Length") or 0))
+
+
+class Quiet(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 256
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that has gone, or a connection that was closed on purpose."""
+
+
+if __name__ == "__main__":
+    Quiet(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
