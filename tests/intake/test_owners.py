@@ -235,3 +235,13 @@ def test_a_creation_is_checked_with_the_change(queue: Queue) -> None:
     with pytest.raises(Conflict, match="/locks/storage/x"):
         store.commit([Check("/locks/storage/x", creation=node.creation), Create("/locks/storage/y")])
     assert layout(queue) == {"/locks/storage/x": ""}
+
+
+@pytest.mark.rule("intake.revoke")
+def test_who_was_revoked_can_be_given_the_job_again(queue: Queue, opening: Opening, job_id: str) -> None:
+    """Nobody else may be there to acquire it; ZooKeeper's handle remembered the lock for good."""
+    first = acquired(queue)
+    opening().load_job(job_id).revoke()
+    with pytest.raises(LockLost):
+        first.success()
+    assert acquired(queue).id == job_id

@@ -5,6 +5,7 @@ Nothing new is acquired while its queue is paused. A pending job of a collection
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from itertools import islice
@@ -43,6 +44,8 @@ class Acquirer:
         self._tree, self._locks = tree, locks
         self.passed_over = PassedOver(warn)
         self._paused = False
+        self._read_alone: dict[JobState, set[str]] = defaultdict(set)
+        """JSON nodes that were asked for while jobs of a state were held: they come with the lock from then on."""
         self._batch_names: dict[str, tuple[tuple[int, int], list[str]]] = {}
         self._done_with: dict[str, set[str]] = {"pending": set(), "making": set(), "reporting": set()}
 
@@ -59,10 +62,12 @@ class Acquirer:
                 continue
             try:
                 look = (PAUSED, COLLECTION_LOCKS) if state is JobState.PENDING else (PAUSED,)
-                found = job.acquire(state, Check(f"{folder}/{name}"), look=(*look, *job.json_paths))
+                wanted = sorted(self._read_alone[state])
+                paths = [f"{job.path}/{each}" for each in wanted]
+                found = job.acquire(state, Check(f"{folder}/{name}"), look=(*look, *paths))
                 if found is None:
                     continue
-                job.keep(found[len(look) :])
+                job.keep(dict(zip(wanted, found[len(look) :], strict=True)), self._read_alone[state])
                 paused, *holds = found[: len(look)]
                 self._paused = paused is not None
                 if self._paused:

@@ -29,6 +29,8 @@ class Job(Item):
         self._priority: int | None = None
         self._kept: dict[str, StoredNode | None] = {}
         """JSON nodes as they were read under the lock: nobody but its holder may change them."""
+        self._read_alone: set[str] = set()
+        """JSON nodes that were read one by one, since they did not come with the lock; shared by jobs of a state."""
 
     @property
     def path(self) -> str:
@@ -208,8 +210,11 @@ class Job(Item):
             NodeInvalid: a node is missing or malformed.
         """
         names = ("status", "bid", "priority", "space_needed", *JSON_NODES)
-        paths = [f"{self.path}/{name}" for name in names]
-        found = dict(zip(names, self._tree.store.read(paths), strict=True))
+        known = dict(self._kept) if self._hold is not None else {}
+        self._read_alone |= set(JSON_NODES) - known.keys()
+        unknown = [name for name in names if name not in known]
+        paths = [f"{self.path}/{name}" for name in unknown]
+        found = {**known, **dict(zip(unknown, self._tree.store.read(paths), strict=True))}
         self.status_of(found["status"])
         for name in ("bid", "priority", "space_needed"):
             if found[name] is None:
@@ -243,14 +248,12 @@ class Job(Item):
         path = f"{self.path}/{name}"
         return whole_number(path, self._tree.get(path).data)
 
-    @property
-    def json_paths(self) -> list[str]:
-        """Its JSON nodes, in the order of ``JSON_NODES``."""
-        return [f"{self.path}/{name}" for name in JSON_NODES]
+    def keep(self, nodes: Mapping[str, StoredNode | None], read_alone: set[str]) -> None:
+        """Some of its JSON nodes, as they were read under the lock: they are not read again while this object holds it.
 
-    def keep(self, found: Sequence[StoredNode | None]) -> None:
-        """Its JSON nodes, as they were read under the lock: they are not read again while this object holds it."""
-        self._kept = dict(zip(JSON_NODES, found, strict=True))
+        The names of others that are asked for meanwhile go into ``read_alone``.
+        """
+        self._kept, self._read_alone = dict(nodes), read_alone
 
     def _lose(self) -> None:
         self._kept = {}
@@ -258,9 +261,19 @@ class Job(Item):
 
     def _json(self, name: str) -> dict[str, Any]:
         path = f"{self.path}/{name}"
-        kept = self._kept
-        found = kept[name] if self._hold is not None and name in kept else self._tree.find(path)
+        found = self._node(name)
         return {} if found is None else decoded(path, found.data)
+
+    def _node(self, name: str) -> StoredNode | None:
+        """One of its JSON nodes; under the lock it is read once."""
+        hold, kept = self._hold, self._kept  # another thread may find the lock lost, and begin anew
+        if hold is not None and name in kept:
+            return kept[name]
+        self._read_alone.add(name)
+        found = self._tree.find(f"{self.path}/{name}")
+        if hold is not None and hold is self._hold:
+            kept[name] = found
+        return found
 
     def _set_json(self, name: str, values: Mapping[str, Any]) -> None:
         self._change(lambda now: self._replaced(name, values))
@@ -269,8 +282,8 @@ class Job(Item):
         """What makes these the values of a node; {} removes it."""
         path = f"{self.path}/{name}"
         data = encoded(path, dict(values))
-        self._kept.pop(name, None)
-        found = self._tree.find(path)
+        found = self._node(name)
+        self._kept.pop(name, None)  # if it is not as it was known, it is read anew
         if not values:
             return [Delete(path)] if found else []
         return [Set(path, data) if found else Create(path, data)]

@@ -157,6 +157,7 @@ class ZooKeeperStore:
             if isinstance(op, Check) and op.creation is not None:
                 (found,) = self.read([op.path])
                 if found is None or found.creation != op.creation:
+                    self._held.discard(op.path)  # an operator took the lock away: this handle may take it again
                     raise Conflict(index, op.path, Why.CHANGED if found else Why.MISSING)
 
     def _refuse(self, ops: Sequence[Op], results: list[Any]) -> None:
@@ -313,7 +314,11 @@ class ZooKeeperStore:
                 given, last = TRIED_BLINDLY, True
 
     def _are_held(self, items: str, names: Sequence[str]) -> list[bool]:
-        return [node is not None for node in self.read([lock_of(items, name) for name in names])]
+        """What this handle holds is not asked for."""
+        locks = [lock_of(items, name) for name in names]
+        asked = [lock for lock in locks if lock not in self._held]
+        free = {lock for lock, node in zip(asked, self.read(asked), strict=True) if node is None}
+        return [lock not in free for lock in locks]
 
     def walk(self, path: str) -> Iterator[tuple[str, StoredNode]]:
         level = [path]
