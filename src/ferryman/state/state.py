@@ -140,7 +140,7 @@ class State:
         state.refuse_foreign_folder()
         try:
             files.make_folder(root)
-            files.probe(root)
+            files.probe(root if isinstance(root, Path) else root / "staging" / "probe")
             state._lock = take_lock(root / "lock", take_over=take_over)  # 1
             state._refuse_if_migrated(successor)
             if not state.exists:
