@@ -161,6 +161,18 @@ AT_WORK: Final[dict[str, str]] = {
 }
 """The durable steps around the work of a stage, and of making a batch's jobs -> what a kill there leaves."""
 
+MINTED: Final[dict[str, str]] = {
+    "minted.noted": "what a document's identifiers are is noted in the working space, its delivery is not",
+    "minted.moved": "a job has its identifiers and has moved to Storing; both were one change",
+}
+"""The durable steps of ``JobIdentifiers`` -> what a kill there leaves."""
+
+EDITED: Final[dict[str, str]] = {
+    "requeue.checked": "the operator's correction is checked, and the job is as it was",
+    "requeue.moved": "the job has its correction and has moved; both were one change, and nobody was told",
+}
+"""The steps of ``ferryman intake requeue`` with a correction -> what a kill there leaves."""
+
 QUEUES: Final[dict[str, str]] = {
     "queue.built": "a queue lies complete under a temporary name",
     "queue.named": "it has its name, which may not be durable",
@@ -200,7 +212,7 @@ def arm(spec: str, seen_file: str | None = None, by: int = signal.SIGKILL) -> No
     the file is made at the kill, and where it exists the point stays silent. ``by`` SIGSTOP the process does not die,
     it stops there until somebody wakes it."""
     name, _, count = spec.partition(":")
-    known = [*POINTS, *KEYED, *RESET, *ONCE, *INTAKE, *AT_WORK, *QUEUES]
+    known = [*POINTS, *KEYED, *RESET, *ONCE, *INTAKE, *AT_WORK, *MINTED, *EDITED, *QUEUES]
     if name not in known:
         raise KeyError(f"no crash point {name!r}; there are {', '.join(known)}")
     _armed[name] = (int(count or 1), seen_file, by)

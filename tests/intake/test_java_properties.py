@@ -11,6 +11,7 @@ from ferryman.errors import UsageError
 from ferryman.intake import Queue
 from ferryman.intake.java_properties import CHARACTERS_MAX, properties_of
 from ferryman.intake.legacy import RECORD_BYTES_MAX, import_legacy, parsed
+from ferryman.intake.legacy_names import renamed
 
 PLAIN = bytes.fromhex(
     "aced0005737200146a6176612e7574696c2e50726f706572746965733912d07a70363e980200014c000864656661756c74737400164c"
@@ -45,6 +46,21 @@ HASHMAP = bytes.fromhex(
     "726573686f6c6478703f4000000000000c77080000001000000001740001617400016278"
 )
 
+INGEST = bytes.fromhex(
+    "aced0005737200146a6176612e7574696c2e50726f706572746965733912d07a70363e980200014c000864656661756c74737400164c6a"
+    "6176612f7574696c2f50726f706572746965733b787200136a6176612e7574696c2e486173687461626c6513bb0f25214ae4b803000246"
+    "000a6c6f6164466163746f724900097468726573686f6c6478703f4000000000001477080000001b000000127400086f626a6563744944"
+    "74000d61726b3a2f31333033302f6d3574000866696c656e616d6574000b6c6574746572732e7a697074000872657461696e6564737200"
+    "116a6176612e6c616e672e426f6f6c65616ecd207280d59cfaee0200015a000576616c756578700174000b64696765737456616c756574"
+    "002039613033363462396539396262343830646432356531663032383463383535357400056a6f6249447400056a69642d387400076c6f"
+    "63616c494474000c6d61702d313b206d61702d327400057469746c657400074c65747465727374000474797065740009636f6e7461696e"
+    "6572740007626174636849447400056269642d377400067570646174657371007e00090074000c726573706f6e7365466f726d74000378"
+    "6d6c74000770726f66696c6574000f6d6572726974745f636f6e74656e7474000a646967657374547970657400034d4435740007637265"
+    "61746f72740007446f652c204a2e7400046e6f74657400016e7400097375626d6974746572740011416e6e612f416e6e61204578616d70"
+    "6c6574000d71756575655072696f72697479740002323074000464617465740004313930317870"
+)
+"""What ingest submitted (its names, and a Boolean for ``update``), with one more Boolean."""
+
 OWN = {
     "batchID": "b-1",
     "jobID": "j-5",
@@ -74,7 +90,10 @@ def test_serialized_properties_become_a_job() -> None:
     done = import_legacy(queue, [(NAME, HEAD + PLAIN)])
     ((_, job_id),) = done.jobs
     job = queue.load_job(job_id)
-    assert (job.priority, job.status, job.configuration) == (2, "Pending", {**OWN, "legacy_record": NAME})
+    expected = {"profile_name" if key == "profile" else key: value for key, value in OWN.items() if key != "title"}
+    expected["legacy_record"] = NAME
+    assert job.metadata == {"erc_what": OWN["title"]}
+    assert (job.priority, job.status, job.configuration) == (2, "Pending", expected)
     assert queue.audit() == []
 
 
@@ -86,6 +105,38 @@ def test_what_java_writes_is_read() -> None:
     long = b"|" + struct.pack(">Q", 70_000) + b"x" * 70_000
     assert properties_of(holding(1, text(b"long") + long)) == {"long": "x" * 70_000}
     assert properties_of(PLAIN + b"\0\0") == OWN
+
+
+@pytest.mark.rule("intake.legacy")
+def test_names_of_ingest_become_ours() -> None:
+    """Of the configuration, identifiers and metadata, and of the batch; what has no name of ours keeps its own."""
+    queue = Queue.open("memory:")
+    done = import_legacy(queue, [(NAME, HEAD + INGEST)])
+    ((_, job_id),) = done.jobs
+    job = queue.load_job(job_id)
+    assert job.configuration == {
+        "batchID": "bid-7", "jobID": "jid-8", "profile_name": "merritt_content", "payload_type": "container",
+        "payload_file_name": "letters.zip", "submitter": "Anna/Anna Example", "response_type": "xml",
+        "digest": "md5:9a0364b9e99bb480dd25e1f0284c8555", "primary_id": "ark:/13030/m5", "local_id": "map-1; map-2",
+        "queuePriority": "20", "note": "n", "update": "false", "retained": "true", "legacy_record": NAME,
+    }  # fmt: skip
+    assert job.identifiers == {"primary_id": "ark:/13030/m5", "local_id": ["map-1", "map-2"]}
+    assert job.metadata == {"erc_who": "Doe, J.", "erc_what": "Letters", "erc_when": "1901"}
+    batch = queue.load_batch(job.batch_id)
+    kept = {key: batch.submission[key] for key in ("batchID", "submitter", "profile_name")}
+    assert kept == {"batchID": "bid-7", "submitter": "Anna/Anna Example", "profile_name": "merritt_content"}
+    assert queue.audit() == []
+
+
+def test_our_names_count_where_both_are_given() -> None:
+    """And nothing is lost; a value that nobody gave is none."""
+    both = {"profile": "old", "profile_name": "new", "digestType": "SHA-256", "digestValue": "AB", "date": "(:unas)"}
+    assert renamed(both) == ({"profile": "old", "profile_name": "new", "digest": "sha256:ab"}, {}, {})
+    assert renamed({"digest": "md5:1", "digestType": "MD5"}).configuration == {"digest": "md5:1", "digestType": "MD5"}
+    assert renamed({"local_id": ["a"], "localID": "b", "primary_id": "p"}).identifiers == {
+        "primary_id": "p",
+        "local_id": ["a"],
+    }
 
 
 def nested(levels: int) -> bytes:
@@ -126,7 +177,7 @@ def test_a_record_larger_than_a_node_is_refused() -> None:
 
 def mutated(random_: random.Random) -> bytes:
     """One of Java's streams with some bytes changed, cut out or doubled."""
-    data = bytearray(random_.choice([PLAIN, DEFAULTS, SHARED, INTEGER]))
+    data = bytearray(random_.choice([PLAIN, DEFAULTS, SHARED, INTEGER, INGEST]))
     for _ in range(random_.randint(1, 3)):
         at = random_.randrange(random_.choice((4, 152, 152)), len(data))  # more often behind the names of classes
         match random_.randrange(4):

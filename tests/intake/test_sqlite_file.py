@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -71,3 +73,31 @@ def test_a_watch_of_a_quiet_queue_asks_nothing_of_its_nodes(place: Path, monkeyp
         again = queue.watch_jobs("Pending")
         other.load_batch(batch.id).create_job({})
         assert again.wait(60)
+
+
+ONE_MORE = """
+import sys
+from ferryman.intake import Queue
+with Queue.open(sys.argv[1]) as queue:
+    print(queue.create_batch({"batchID": sys.argv[2]}).id)
+"""
+
+
+@pytest.mark.rule("intake.sqlite-handles")
+def test_two_handles_of_one_process(place: Path) -> None:
+    """To open the file again gives up no lock on it: what another process changes and this one changes then, stays.
+
+    It did, and the other process took itself for the last one when it ended, and removed the log beneath both handles.
+    """
+    url = f"sqlite:///{place}/queue.db"
+    with Queue.open(url) as first, Queue.open(url) as second:
+        for number, ours in enumerate((first, second)):
+            theirs = subprocess.run(
+                [sys.executable, "-c", ONE_MORE, url, f"theirs {number}"], capture_output=True, text=True, check=True
+            ).stdout.strip()
+            own = ours.create_batch({"batchID": f"ours {number}"}).id
+            for handle in (first, second):
+                assert {theirs, own} <= set(handle.list_batches())
+    with Queue.open(url) as found:
+        assert len(found.list_batches()) == 4
+        assert found.audit() == []

@@ -10,9 +10,11 @@ from pathlib import Path
 import msgspec
 
 from ferryman import crash
+from ferryman.cli.app import start
 from ferryman.engine import wave  # noqa: F401 - loaded before the first fork
 from ferryman.service import isolation
 from tests.service import killer
+from tests.service.minting import minting_into
 from tests.service.place import Place
 
 CHILD = __name__
@@ -27,6 +29,14 @@ class Job(msgspec.Struct):
     kill_after_s: float | None = None
     killer: bool = False
     """Do files end their process whose names say so?"""
+    url: str = ""
+    """Of the queue; none: the place's own."""
+    state: str = ""
+    """The folder of the plan's state, where several processes serve: each drives its own."""
+    mints: bool = False
+    """Does the plan mint identifiers?"""
+    command: list[str] = []
+    """A command line of ``ferryman`` instead of serving."""
 
 
 def work(job: Job) -> None:
@@ -38,7 +48,14 @@ def work(job: Job) -> None:
     if job.killer:
         killer.install()
         isolation.COMMAND = killer.COMMAND  # type: ignore[misc]
-    place = Place(Path(job.folder), session_timeout_s=1.5)
+    if job.command:
+        assert start(job.command) == 0
+        return
+    place = Place(Path(job.folder), session_timeout_s=1.5, url=job.url)
+    if job.mints:
+        place.plan = minting_into(place.folder / "index.db")
+    if job.state:
+        place.states = job.state
     place.serve()
     place.queue.close()
     print("\n".join(place.said.lines))

@@ -75,6 +75,8 @@ class Place:
         may = Reach((str(folder),), ("127.0.0.1", "localhost"))
         self.serving = Serving(folder / "work", threads=2, once=True, reach=may)
         self.said = Said()
+        self.states = "state"
+        """The folder of the plan's state."""
 
     def put(self, name: str, content: bytes | str) -> Path:
         path = self.files / name
@@ -113,7 +115,7 @@ class Place:
 
     @property
     def root(self) -> Path:
-        return self.folder / "state" / self.plan.key
+        return self.folder / self.states / self.plan.key
 
     def serve(self, stop: threading.Event | None = None, **options: Any) -> None:
         """Until nothing is left to do."""

@@ -6,12 +6,14 @@ import socket
 import time
 import zipfile
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 
 from ferryman.cli.app import start
 from ferryman.errors import UsageError
+from ferryman.service import bundles
 from ferryman.service.bundles import KEPT_S, ask
 from tests.service.child import CHILD
 from tests.service.place import Place
@@ -49,6 +51,41 @@ def test_a_bundle(intake: Place) -> None:
     assert contents(token["url"]) == {
         f"{job}/{f}.txt": f"content of {o}/{f}.txt".encode() for o, job in enumerate((first, second)) for f in range(2)
     }
+
+
+@pytest.mark.rule("intake.access")
+def test_the_token_follows_the_request(intake: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its state is that of the request, from Pending on; its node is that of who puts the bundle together."""
+    served(intake)
+    good, bad = (ask(intake.queue, [f"object {n}"], time.time()) for n in range(2))
+    assert (good.token["status"], good.status) == ("Pending", "Pending")
+    assert "delivery-node" not in good.token
+    (job,) = bad.token["jobs"]
+    (intake.serving.work / "originals" / job / "files" / "0.txt").write_bytes(b"other")
+    seen: list[tuple[str, str, str]] = []
+    add = bundles._add
+
+    def adds(*args: Any) -> None:
+        (id,) = intake.queue.list_assemblies("small", "Processing")
+        at_work = intake.queue.load_assembly("small", id)
+        seen.append((at_work.token["status"], at_work.status, at_work.token["delivery-node"]))
+        add(*args)
+
+    monkeypatch.setattr(bundles, "_add", adds)
+    intake.serve()
+    assert set(seen) == {("Processing", "Processing", socket.gethostname())}
+    assert [(each.token["status"], each.status) for each in (good, bad)] == [
+        ("Completed", "Completed"),
+        ("Failed", "Failed"),
+    ]
+    assert bad.token["delivery-node"] == socket.gethostname()
+    assert "url" not in bad.token
+
+    monkeypatch.undo()
+    (intake.serving.work / "originals" / job / "files" / "0.txt").write_bytes(b"content of 1/0.txt")
+    bad.set_status("Processing")
+    intake.serve()
+    assert (bad.token["status"], bad.status) == ("Completed", "Completed")
 
 
 def test_small_and_large(intake: Place) -> None:
@@ -92,10 +129,10 @@ def test_a_bundle_expires(intake: Place) -> None:
     from ferryman.service.bundles import Bundles
     from ferryman.service.workspace import Workspace
 
-    bundles = Bundles(intake.queue, Workspace(intake.serving.work), "small", lambda: None, lambda _: None)
-    bundles.expire(time.time())
+    found = Bundles(intake.queue, Workspace(intake.serving.work), "small", lambda: None, lambda _: None)
+    found.expire(time.time())
     assert path.exists()
-    bundles.expire(time.time() + KEPT_S)
+    found.expire(time.time() + KEPT_S)
     assert not path.exists()
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ferryman.cli.intake import serve
-from ferryman.crash import AT_WORK, INTAKE
+from ferryman.crash import AT_WORK, EDITED, INTAKE, MINTED
 from tests.support.page import QuickShell, Shell
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -48,7 +48,7 @@ def test_operate_the_queue(place: Path) -> None:
 def test_every_crash_point_is_told() -> None:
     """The reference has each point, with what it leaves."""
     page = (DOCS / "reference" / "intake-service.md").read_text("utf-8")
-    for point, leaves in (INTAKE | AT_WORK).items():
+    for point, leaves in (INTAKE | AT_WORK | MINTED | EDITED).items():
         assert f"| `{point}` | {leaves} |\n" in page
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +16,8 @@ from ferryman.reach import Reach
 from ferryman.service import isolation
 from ferryman.service.at_work import ATTEMPTS, AtWork
 from ferryman.service.errors import ChildDied, Later, Stopping
+from tests.intake.conftest import PATIENT_S, zookeeper_url
+from tests.servers.server import Server
 from tests.service import killer
 from tests.service.child import CHILD
 from tests.service.place import Place
@@ -57,6 +61,56 @@ def test_a_job_that_kills_its_consumer_is_found(place: Path) -> None:
     assert there.rows() == [(f"{name}/{name}.txt", name) for name in GOOD]
     assert said.count("ended the child process") == ATTEMPTS
     assert list(there.serving.work.joinpath("at-work").iterdir()) == []
+
+
+def delivered(there: Place, bad: str) -> None:
+    """All but the killer, once; it has failed with the reason."""
+    found = ended(there)
+    status, why = found.pop(bad)
+    assert (status, f"in each of {ATTEMPTS} attempts: signal 9 (SIGKILL)" in why) == ("Failed", True), why
+    assert {status for status, _ in found.values()} == {"Completed"}
+    assert there.rows() == [(f"{name}/{name}.txt", name) for name in GOOD]
+    assert there.queue.audit() == []
+    there.queue.close()
+
+
+@pytest.mark.server
+@pytest.mark.rule("intake.killer")
+def test_it_is_found_on_zookeeper(place: Path, server: Callable[[str], Server]) -> None:
+    """Whose lock of the job ends with the session of the ``serve`` that died."""
+    url = zookeeper_url(server)
+    there = Place(place, session_timeout_s=PATIENT_S, url=url)
+    bad = submitted(there, killer.KILLS)
+    with Zygote(place, CHILD) as zygote:
+        for ends in (-9, 0):
+            code, said = zygote.run(folder=str(place), killer=True, url=url)
+            assert code == ends, said
+    assert said.count("ended the child process") == ATTEMPTS
+    delivered(there, bad)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("store", ["sqlite", pytest.param("zookeeper", marks=pytest.mark.server)])
+def test_it_is_found_by_two_serves(place: Path, store: str, request: pytest.FixtureRequest) -> None:
+    """That carry the queue together and share the working space: one of them dies of it, and is started again."""
+    url = "" if store == "sqlite" else zookeeper_url(request.getfixturevalue("server"))
+    there = Place(place, session_timeout_s=PATIENT_S, url=url)
+    bad = submitted(there, killer.KILLS)
+
+    def kept_up(name: str) -> list[int]:
+        """One that is started again whenever it dies; how it ended each time."""
+        folder = place / name
+        folder.mkdir()
+        codes = []
+        with Zygote(folder, CHILD) as zygote:
+            while not codes or (codes[-1] and len(codes) < 5):
+                codes.append(zygote.run(folder=str(place), killer=True, url=url, state=name)[0])
+        return codes
+
+    with ThreadPoolExecutor(2) as pool:
+        codes = sorted(pool.map(kept_up, ("a", "b")))
+    assert codes == [[-9, 0], [0]]
+    delivered(there, bad)
 
 
 POINTS = ["work.counted", "work.begun:5", "work.died", "work.counted:3", "work.ended:4"]

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import ssl
 from collections.abc import Iterator
 from email import message_from_bytes, policy
 from email.message import EmailMessage
+from pathlib import Path
 from typing import Any
 
 import pytest
 from aiosmtpd.controller import Controller
-from aiosmtpd.smtp import SMTP
+from aiosmtpd.smtp import SMTP, AuthResult
 
 from ferryman.errors import FerrymanError, PermanentError, TransientError, UsageError
 from ferryman.service.mail import JOBS, BatchReports, Mail, is_address, mail_of, mail_server
+from tests.servers import certificates
 from tests.service.place import Place
 from tests.service.receiver import Receiver
 
@@ -55,6 +59,75 @@ def mailbox() -> Iterator[tuple[KeptMails, str]]:
     controller.start()
     yield box, f"smtp://127.0.0.1:{controller.port}?from=library@example.org"
     controller.stop()
+
+
+@pytest.fixture(scope="module")
+def vouched(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, ssl.SSLContext]:
+    """An authority's certificate, and what a server at 127.0.0.1 that it vouches for speaks TLS with."""
+    folder = tmp_path_factory.mktemp("authority")
+    authority = certificates.authority(folder)
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(certificates.server(folder))
+    return authority, context
+
+
+class Login:
+    """Lets in one user, and notes who came, and whether through TLS."""
+
+    def __init__(self) -> None:
+        self.came: list[tuple[bytes, bytes, bool]] = []
+
+    def __call__(self, server: SMTP, session: Any, envelope: Any, mechanism: str, data: Any) -> AuthResult:
+        is_secret = session.ssl is not None or server.transport.get_extra_info("sslcontext") is not None
+        self.came.append((data.login, data.password, is_secret))
+        return AuthResult(success=(data.login, data.password) == (b"me", b"p/w"), handled=False)
+
+
+@contextlib.contextmanager
+def secured(context: ssl.SSLContext, login: Login, *, at_once: bool) -> Iterator[tuple[KeptMails, str]]:
+    """A server that speaks TLS from the first byte on, or once it is asked (STARTTLS); its users and host."""
+    box = KeptMails()
+    options: dict[str, Any] = {"authenticator": login, "auth_required": True}
+    if at_once:
+        options |= {"ssl_context": context, "auth_require_tls": False}  # it does not count TLS from the first byte on
+    else:
+        options |= {"tls_context": context, "require_starttls": True}
+    controller = AnyPort(box, hostname="127.0.0.1", port=0, **options)
+    controller.start()
+    yield box, f"{'smtps' if at_once else 'smtp'}://{{}}127.0.0.1:{controller.port}?from=library@example.org"
+    controller.stop()
+
+
+@pytest.mark.rule("intake.mail")
+@pytest.mark.parametrize("at_once", [True, False], ids=["smtps", "starttls"])
+def test_a_server_with_tls_and_login(
+    vouched: tuple[Path, ssl.SSLContext], monkeypatch: pytest.MonkeyPatch, at_once: bool
+) -> None:
+    """The password goes through TLS only; a wrong one is refused for good, and not repeated."""
+    authority, context = vouched
+    monkeypatch.setenv("SSL_CERT_FILE", str(authority))
+    login = Login()
+    with secured(context, login, at_once=at_once) as (box, url):
+        assert Mail(url.format("me:p%2Fw@"), pause_s=0).tell(TO, WHAT)
+        with pytest.raises(PermanentError, match="refuses user and password") as refused:
+            Mail(url.format("me:other@"), pause_s=0).tell(TO, WHAT)
+        assert "other" not in str(refused.value)
+        with pytest.raises(PermanentError, match="530"):
+            Mail(url.format(""), pause_s=0).tell(TO, WHAT)
+    assert len(box.mails) == 1
+    assert {user for user, _, _ in login.came} == {b"me"}
+    assert [(password, is_secret) for _, password, is_secret in login.came[:1]] == [(b"p/w", True)]
+    assert all(is_secret for _, _, is_secret in login.came)
+
+
+@pytest.mark.rule("intake.mail")
+@pytest.mark.parametrize("at_once", [True, False], ids=["smtps", "starttls"])
+def test_a_server_that_nobody_vouches_for(vouched: tuple[Path, ssl.SSLContext], at_once: bool) -> None:
+    """Gets neither the password nor the mail."""
+    login = Login()
+    with secured(vouched[1], login, at_once=at_once) as (box, url), pytest.raises(TransientError):
+        Mail(url.format("me:p%2Fw@"), pause_s=0).tell(TO, WHAT)
+    assert (login.came, box.mails) == ([], [])
 
 
 @pytest.mark.rule("intake.mail")

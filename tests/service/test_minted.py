@@ -8,36 +8,17 @@ from typing import Any
 
 import pytest
 
-from ferryman import Plan
 from ferryman.destinations import JobIdentifiers
 from ferryman.destinations.base import Delivery, DestinationContext, Guarantee
-from ferryman.document import Document
 from ferryman.errors import Misconfigured
-from ferryman.sources import Jobs
+from tests.service.minting import minting_into
 from tests.service.place import Place
 from tests.service.receiver import Receiver
 
 
-def mint(doc: Document) -> Document:
-    """A primary id from the object's local id; a local id from what the file says."""
-    word = doc.text().strip()
-    if word.startswith("two ids"):
-        doc["primary_id"] = f"ark:/9/{doc['path']}"
-    elif not doc.get("primary_id"):
-        doc["primary_id"] = f"ark:/9/{doc.get('local_id')}"
-    if word.startswith("alias"):
-        doc["local_id"] = word.split()
-    if word.startswith("bad"):
-        doc["primary_id"] = "a\nb"
-    return doc
-
-
 @pytest.fixture
 def minting(intake: Place) -> Place:
-    plan = Plan("minting", version=1)
-    ids = plan.source("jobs", Jobs()).step("mint", mint)
-    ids.destination("ids", JobIdentifiers())
-    intake.plan = plan
+    intake.plan = minting_into(intake.folder / "index.db")
     return intake
 
 

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Final
 
 import msgspec
 
+from ferryman import crash
 from ferryman.destinations.base import Delivery, Destination, Effect, Facts, Outcome
 from ferryman.errors import Misconfigured, UsageError
 from ferryman.intake.nodes import mapped
@@ -105,6 +106,7 @@ class JobIdentifiers(Destination):
             return Outcome.ok()
         files.make_folder(path.parent, 0o700)
         files.replace(path, msgspec.json.encode(note))
+        crash.point("minted.noted")
         return Outcome.ok()
 
     def _found(self, delivery: Delivery) -> IdentifierNote:

@@ -1,7 +1,8 @@
-"""Serialized ``Properties`` of Java, read without Java: keys and values, both text, and nothing else.
+"""Serialized ``Properties`` of Java, read without Java: keys are text, values text or a Boolean, and nothing else.
 
-The stream is read by hand, for this one class: no other class is looked up, made or called. A stream that names
-another one is refused, and so is anything but text. See "Object Serialization Stream Protocol" of Java.
+The stream is read by hand, for these classes: no other class is looked up, made or called. A stream that names
+another one is refused. A Boolean, which ingest wrote for ``update``, becomes ``true`` or ``false`` in text. See
+"Object Serialization Stream Protocol" of Java.
 """
 
 from __future__ import annotations
@@ -31,6 +32,9 @@ _HASHTABLE: Final = (
     b"\x00\x13java.util.Hashtable" + bytes.fromhex("13bb0f25214ae4b8 03 0002")
     + b"F\x00\x0aloadFactorI\x00\x09threshold"
 )  # fmt: skip
+_BOOLEAN: Final = (
+    b"\x00\x11java.lang.Boolean" + bytes.fromhex("cd207280d59cfaee 02 0001") + b"Z\x00\x05value" + bytes([_END, _NULL])
+)
 
 
 def is_serialized(data: bytes) -> bool:
@@ -39,7 +43,7 @@ def is_serialized(data: bytes) -> bool:
 
 
 def properties_of(data: bytes) -> dict[str, str]:
-    """The keys and values of a stream that holds one ``Properties``; those of its defaults where it has no own.
+    """The keys and values, in text, of a stream that holds one ``Properties``; of its defaults where it has no own.
 
     Raises:
         ValueError: it holds something else, is cut off, or too large; says which, and at which byte.
@@ -93,7 +97,7 @@ class _SerializedStream:
         pairs = self.number(">i")
         if not 0 <= pairs <= (len(self._data) - self.at) // _PAIR_BYTES_MIN:
             raise self.error(f"{pairs} entries are announced, more than fit")
-        own = {self.text(): self.text() for _ in range(pairs)}
+        own = {self.text(): self.value() for _ in range(pairs)}
         self.expect(bytes([_END]), "the end of a Hashtable")
         return {**self._defaults(depth), **own}
 
@@ -124,6 +128,31 @@ class _SerializedStream:
         if not 0 <= handle < len(self._handles):
             raise self.error("a reference to what is not there")
         return self._handles[handle]
+
+    def value(self) -> str:
+        """A text, or a Boolean in words."""
+        start = self.at
+        if self._data[start : start + 1] == bytes([_OBJECT]):
+            self.at += 1
+            return self._boolean()
+        if self._data[start : start + 1] == bytes([_REFERENCE]):
+            self.at += 1
+            found = self._referred()
+            if isinstance(found, bool):
+                return str(found).lower()
+            self.at = start
+        return self.text()
+
+    def _boolean(self) -> str:
+        kind = self.number("B")
+        if kind == _CLASS:
+            self.expect(_BOOLEAN, "java.lang.Boolean (a value that is not text, of another class, is not read)")
+            self._handles.append(_BOOLEAN)
+        elif kind != _REFERENCE or self._referred() is not _BOOLEAN:
+            raise self.error("a value that is not text, and of another class than Boolean")
+        found = self.number("B") != 0
+        self._handles.append(found)
+        return str(found).lower()
 
     def text(self) -> str:
         """A text, or a reference to an earlier one."""

@@ -127,12 +127,16 @@ class Job(Item):
         values = {} if identifiers is None else {"identifiers": identifiers}
         self._move(lambda now: self.table.succeeded(now.state), message, unlock=unlock, values=values)
 
-    def requeue(self, message: str = "", configuration: Mapping[str, Any] | None = None) -> None:
+    def requeue(
+        self, message: str = "", configuration: Mapping[str, Any] | None = None, priority: int | None = None
+    ) -> None:
         """Take a failed job up again: in the state after the last one that succeeded, counted as a retry.
 
         With another ``configuration``, which replaces its own in the same change: from Pending, and nothing that was
-        fetched for the old one is used.
+        fetched for the old one is used. Another ``priority`` is part of that change too.
         """
+        if priority is not None:
+            checked_priority(priority)
         values = {} if configuration is None else {"configuration": configuration}
 
         def after(now: StatusNode) -> JobState:
@@ -141,7 +145,7 @@ class Job(Item):
                 raise StateError(now.state, resumed)
             return resumed
 
-        self._move(after, message, retry=True, values=values)
+        self._move(after, message, priority=priority, retry=True, values=values)
 
     def _moved(
         self,

@@ -3,14 +3,15 @@
 A node ``mrtQ-PPHWNNNNNNNNNN`` (priority, high-priority flag, worker digit, sequence) holds a status byte, eight bytes
 of time, and a payload: JSON, XML, or Java properties, as text or serialized by Java. Names of inventory's records have
 no flag and no worker: ``mrtQ-PPNNNNNNNNNN``. Each record becomes a job of the batch that its payload names, in the
-state that it was in; what cannot be read is named and skipped. An import that was killed can be done again.
+state that it was in, with our names for ingest's properties (``legacy_names``); what cannot be read is named and
+skipped. An import that was killed can be done again.
 """
 
 from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 from xml.etree import ElementTree
@@ -21,6 +22,7 @@ from ferryman.errors import FerrymanError, UsageError, plain_text
 from ferryman.intake import java_properties
 from ferryman.intake.batch import Batch
 from ferryman.intake.job import Job
+from ferryman.intake.legacy_names import renamed
 from ferryman.intake.nodes import time_text
 from ferryman.intake.queue import Queue
 from ferryman.intake.states import JobState
@@ -87,8 +89,9 @@ def import_legacy(queue: Queue, records: Iterable[tuple[str, bytes]]) -> Importe
             if name in known:
                 done.known.append(name)
                 continue
+            nodes = renamed(record.payload)
             job = batch.place_job(
-                {"configuration": {**record.payload, RECORD: name}, "identifiers": _identifiers(record.payload)},
+                {**nodes._asdict(), "configuration": {**nodes.configuration, RECORD: name}},
                 record.priority,
                 record.state,
                 f"imported: {time_text(record.time_s)}",
@@ -110,7 +113,8 @@ def _batch(
         if batch is None:
             submission: dict[str, Any] = {"batchID": uuid, "submission_mode": "legacy"}
             kept = ("submitter", "profile_name")
-            submission |= {key: record.payload[key] for key in kept if key in record.payload}
+            configuration = renamed(record.payload).configuration
+            submission |= {key: configuration[key] for key in kept if key in configuration}
             batch = queue.create_batch(submission)
         if batch.status == "Pending":
             batch.acquired()
@@ -122,16 +126,6 @@ def _records(queue: Queue, batch: Batch) -> dict[str, str]:
     """The records that jobs of a batch were made of."""
     ids = [*batch.processing_jobs, *batch.completed_jobs, *batch.failed_jobs, *batch.deleted_jobs]
     return {str(Job(queue.tree, job).configuration.get(RECORD)): job for job in ids}
-
-
-def _identifiers(payload: Mapping[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    if payload.get("primary_id"):
-        found["primary_id"] = payload["primary_id"]
-    local = payload.get("local_id")
-    if local:
-        found["local_id"] = local if isinstance(local, list) else [part.strip() for part in str(local).split(";")]
-    return found
 
 
 def parsed(name: str, data: bytes) -> Record:

@@ -246,6 +246,7 @@ class Processing:
                 job.fail(why, unlock=True)
             else:
                 job.processed("delivered", identifiers, unlock=True)
+                crash.point("minted.moved")
         except NodeInvalid as e:
             self._queue.pass_over(job.id, f"{job.id}: {e}")
         except (LockLost, StateError) as e:

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from ferryman import crash
 from ferryman.cli.intake.options import Collection, Ids, QueueUrl, batch_of, each, item, job_of, opened
 from ferryman.cli.options import Json, Verbose
 from ferryman.cli.terminal import error, json_line, note, say, table
@@ -107,9 +108,10 @@ def requeue(
             from ferryman.service.edition import edited
 
             job = job_of(found, name)
-            job.requeue(message, edited(job, edits) if edits else None)
-            if priority is not None:
-                job.set_status(job.status, message, priority=priority)
+            configuration = edited(job, edits) if edits else None
+            crash.point("requeue.checked")
+            job.requeue(message, configuration, priority)
+            crash.point("requeue.moved")
             return job.status
 
         names = []

@@ -105,6 +105,9 @@ def import_legacy(
     Their payloads are JSON, XML, or Java's properties, as text or serialized; of what Java serialized nothing else is
     read, and no code is run.
 
+    Ingest's properties get their names here: profile, type, filename, responseForm, objectID, localID, digestType
+    and digestValue, and creator, title and date as metadata. Others keep theirs.
+
     Each becomes a job in the state that it was in, of the batch that it names. What cannot be read is named and
     skipped; the command ends with 1 then. Typed again, it takes over only what is not there yet.
     """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -33,6 +34,11 @@ CREATE INDEX node_owner ON node (owner) WHERE owner != 0;
 CREATE TABLE session (id INTEGER PRIMARY KEY AUTOINCREMENT, boot TEXT NOT NULL, expires REAL NOT NULL);
 """
 
+_MAKING: Final = threading.Lock()
+"""Whoever closes a file gives up all locks that this process has on it, those of other connections too (POSIX). SQLite
+knows that of its own files. So a database that is there is never opened here, and no thread connects to one while it
+is made."""
+
 
 def connected(path: Path) -> sqlite3.Connection:
     """A connection to a queue's file, made if it is not there.
@@ -40,8 +46,8 @@ def connected(path: Path) -> sqlite3.Connection:
     Raises:
         QueueRefused: it cannot be opened, or is something else.
     """
-    with suppress(OSError):  # SQLite says what is wrong; its own other files get the mode of this one
-        os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
+    with _MAKING, suppress(OSError):  # SQLite says what is wrong; its own other files get the mode of this one
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
     with told(path):
         connection = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
         try:
