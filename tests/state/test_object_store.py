@@ -148,7 +148,7 @@ def test_what_a_small_wave_costs(states: str, tmp_path: Path, faulty: FaultyS3) 
     assert run_plan(plan, states, checked=False).delivered == 1
     counts = faulty.counts()
     assert counts["PUT"] <= 40, counts
-    assert counts["LIST"] <= 60, counts
+    assert counts["LIST"] <= 30, counts
     assert counts["GET"] + counts["HEAD"] <= 60, counts
 
 

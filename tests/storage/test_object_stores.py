@@ -159,3 +159,11 @@ def test_a_process_that_was_forked(faulty: FaultyS3, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("os.getpid", lambda: 1)
     with pytest.raises(EngineError, match="forked"):
         store.get("before")
+
+
+def test_half_of_the_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error names the variables."""
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "s3cr3t")
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID", raising=False)
+    with pytest.raises(UsageError, match=r"s3://bucket: .*AccessKeyId.*Set its credentials"):
+        RemoteStore("s3://bucket")

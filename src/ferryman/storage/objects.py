@@ -103,7 +103,9 @@ class ObjectPath:
 
     @property
     def store(self) -> ObjectStore:
-        return store_at(self.bucket)
+        from ferryman.storage.listing import store_of
+
+        return store_of(self)
 
     def __truediv__(self, name: str) -> ObjectPath:
         return ObjectPath(self.bucket, f"{self.key}/{name}" if self.key else name)
@@ -141,7 +143,13 @@ class RemoteStore:
         retry: Any = {"max_retries": 10, "retry_timeout": timedelta(seconds=RETRY_S)}
         self._bucket = bucket
         self._pid = os.getpid()
-        self._store: Any = known.from_url(bucket, retry_config=retry)
+        try:
+            self._store: Any = known.from_url(bucket, retry_config=retry)
+        except Exception as e:  # of several kinds
+            raise UsageError(
+                f"{bucket}: this object store cannot be opened ({_first_line(e)}). Set its credentials and its address "
+                "in the environment, such as AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION, AWS_ENDPOINT_URL."
+            ) from e
 
     def create(self, key: str, data: bytes) -> str | None:
         from obstore.exceptions import AlreadyExistsError
