@@ -142,7 +142,12 @@ class StateHeld(StateFolderError):
     def __str__(self) -> str:
         return (
             f"{self.path} is held by process {self.pid} on {self.host} since {self.since}. "
-            "Wait until it ends, or stop it; a killed process releases it automatically."
+            "Wait until it ends, or stop it; "
+            + (
+                "one that was killed is found out after a minute, or at once with --take-over."
+                if "://" in self.path
+                else "a killed process releases it automatically."
+            )
         )
 
 

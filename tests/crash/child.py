@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,11 +23,15 @@ from ferryman.operations.resolve import resolve
 from ferryman.operations.retry import retry
 from ferryman.state.identity import plan_of
 from ferryman.state.state import State, state_root
+from ferryman.storage import objects
+from ferryman.storage.files import below
 from ferryman.testing.inprocess import InProcess
 from tests.crash import endless, scenario, targets
 from tests.crash.shapes import SHAPES, families, oracle
 from tests.crash.shapes.shape import Shape
+from tests.servers.faulty_s3 import BUCKET, settings
 from tests.support import invariants, no_lock
+from tests.support.http_store import HttpStore
 from tests.support.worker import one_worker
 
 OVERTAKEN = "overtaken"
@@ -54,6 +59,12 @@ class Job(msgspec.Struct):
     """Of an endless run: from when on it is armed."""
     stop: bool = False
     """It stops at the point that is armed, in place of dying there: SIGSTOP."""
+    store: str = ""
+    """URL of a server of object stores, in which the state lives, not beside the corpus. Not of shapes."""
+    real: bool = False
+    """With obstore, as users do, and not with a client that survives forks."""
+    dies_in: float = 0.0
+    """It is killed after so many seconds, wherever it is; 0: it is not."""
     unlocked: bool = False
     """Locks do not work; a driver that finds that it was overtaken ends well."""
 
@@ -69,6 +80,12 @@ def work(job: Job) -> None:
     limits.OUTDATED_SHARE = 0.01  # type: ignore[misc]
     limits.COUNTED_EVENTS = 0  # type: ignore[misc]
     limits.CHECKPOINT_COMMITS = 4  # type: ignore[misc]
+    if job.store:
+        os.environ.update(settings(job.store))
+        if not job.real:
+            objects.opened_by(HttpStore)
+    if job.dies_in:
+        signal.setitimer(signal.ITIMER_REAL, job.dies_in)  # nobody handles it: it ends the process at once
     if not job.unlocked:
         dispatch(job)
         return
@@ -90,12 +107,12 @@ def dispatch(job: Job) -> None:
     plan = targets.make_plan(root) if job.shape == "server" else scenario.make_plan(root, job.guarantee)
     arm(job)
     if job.verb == "run":
-        run(plan, root, fork=dies_in_a_task(job))
+        run(plan, job, fork=dies_in_a_task(job))
     elif job.verb == "run and check":
-        run(plan, root)
+        run(plan, job)
         check(plan, root, job)
     elif job.verb == "retry":
-        retry(plan, state=root / "state", status="failed", why="a test says so")
+        retry(plan, state=state_of(job), status="failed", why="a test says so")
     elif job.verb == "late":
         check_late(plan, root, job)
     else:
@@ -118,9 +135,14 @@ def dies_in_a_task(job: Job) -> bool:
     return not job.stop and any(crash.POINTS[point] == crash.EXECUTOR for point in points)
 
 
-def run(plan: Any, root: Path, *, fork: bool = False) -> None:
+def state_of(job: Job) -> str:
+    """Where the states of a job's plans are."""
+    return f"s3://{BUCKET}/{Path(job.root).name}" if job.store else f"{job.root}/state"
+
+
+def run(plan: Any, job: Job, *, fork: bool = False) -> None:
     plan.freeze()
-    with State.take(state_root(plan, root / "state"), plan) as state, driver.plain_errors(state):
+    with State.take(state_root(plan, state_of(job)), plan) as state, driver.plain_errors(state):
         summary = Run(state, InProcess(fork=fork), Spoken(), wait=5, wave_bytes=30).go()
     assert summary.exit == 3, summary  # one document is bad, one refused
 
@@ -246,7 +268,7 @@ def check_late(plan: Any, root: Path, job: Job) -> None:
 
 
 def check(plan: Any, root: Path, job: Job) -> None:
-    where = state_root(plan, root / "state")
+    where = state_root(plan, state_of(job))
     status = account.status(where, plan)
     if job.shape == "server":
         targets.check(status)
@@ -256,5 +278,5 @@ def check(plan: Any, root: Path, job: Job) -> None:
     for name in ("failed", "rejected", "pending", "in_doubt"):
         assert left[name] == status["destinations"]["log"][name], (left, status)
     assert fsck.check(where) == []
-    stray = [p for p in where.rglob("*") if ".tmp-" in p.name]
+    stray = [name for name in below(where) if ".tmp-" in name]
     assert not stray, stray

@@ -9,6 +9,7 @@ import random
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 PLAN = """
@@ -33,10 +34,16 @@ class Killed:
 
     Args:
         destination: Python code that makes the destination ``out``.
+        state: where it is, if not beside the corpus.
+        settings: for its environment.
     """
 
-    def __init__(self, root: Path, destination: str, documents: int) -> None:
+    def __init__(
+        self, root: Path, destination: str, documents: int, state: str = "", settings: Mapping[str, str] | None = None
+    ) -> None:
         self.root = root
+        self.state = state or str(root / "state")
+        self.environment = {**os.environ, **(settings or {})}
         self.documents = documents
         self.log = root / "run.log"
         corpus = root / "corpus"
@@ -46,8 +53,8 @@ class Killed:
         (root / "plan.py").write_text(PLAN.format(destination=destination, corpus=str(corpus)))
 
     def command(self, verb: str, *options: str) -> list[str]:
-        plan, state = str(self.root / "plan.py"), str(self.root / "state")
-        return [sys.executable, "-m", "ferryman.cli", verb, plan, "--state", state, *options]
+        plan = str(self.root / "plan.py")
+        return [sys.executable, "-m", "ferryman.cli", verb, plan, "--state", self.state, *options]
 
     def kill_after(self, seconds: float, chance: random.Random) -> None:
         """Start a run; kill -9 it after this time, alone or with all its workers."""
@@ -69,7 +76,7 @@ class Killed:
 
     def check(self) -> None:
         """Everything is accounted for as delivered."""
-        told = subprocess.run(self.command("status", "--json"), capture_output=True, check=True)
+        told = subprocess.run(self.command("status", "--json"), capture_output=True, check=True, env=self.environment)
         status = json.loads(told.stdout)
         assert status["balanced"]
         assert status["destinations"]["log"]["delivered"] == self.documents
@@ -77,4 +84,6 @@ class Killed:
     def _start(self) -> subprocess.Popen[bytes]:
         options = ["--master", "local[2]", "--conf", "spark.driver.memory=512m"]
         with self.log.open("ab") as log:
-            return subprocess.Popen(self.command("run", *options), stdout=log, stderr=log, start_new_session=True)
+            return subprocess.Popen(
+                self.command("run", *options), stdout=log, stderr=log, start_new_session=True, env=self.environment
+            )

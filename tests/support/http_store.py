@@ -25,7 +25,7 @@ class HttpStore:
 
     def __init__(self, bucket: str) -> None:
         self._base = f"{os.environ['AWS_ENDPOINT_URL']}/{bucket.partition('://')[2]}"
-        self._pool = urllib3.PoolManager(retries=False, timeout=30)
+        self._pool, self._pid = urllib3.PoolManager(maxsize=16, retries=False, timeout=30), os.getpid()
 
     def create(self, key: str, data: bytes) -> str | None:
         nonce = uuid.uuid4().hex
@@ -80,6 +80,8 @@ class HttpStore:
         self, method: str, key: str, data: bytes = b"", headers: dict[str, str] | None = None, query: str = ""
     ) -> urllib3.BaseHTTPResponse:
         """Again after a lost answer and after 503, as obstore does."""
+        if self._pid != os.getpid():  # a connection has one user
+            self._pool, self._pid = urllib3.PoolManager(maxsize=16, retries=False, timeout=30), os.getpid()
         url = f"{self._base}/{quote(key)}" + (f"?{query}" if query else "")
         for _ in range(_TRIES):
             try:

@@ -301,7 +301,8 @@ def retry_read(root: StatePath, look: Callable[[], _T]) -> _T:
 
 def last_entries(root: StatePath) -> tuple[int, ...]:
     """The last entry of each table's log: what changes when a driver commits."""
-    return tuple(log_of(root / name).last() for name in TABLES)
+    with files.listed(root):
+        return tuple(log_of(root / name).last() for name in TABLES)
 
 
 def _counted(root: StatePath, plan: Plan | None, *, by_plan: bool = True) -> Counted | None:

@@ -99,6 +99,23 @@ Preflight = Annotated[
         help="On a cluster, see first whether each executor sees the folders that the driver sees.",
     ),
 ]
+TakeOver = Annotated[
+    bool,
+    typer.Option(
+        "--take-over",
+        help="Of a state in an object store: go on at once, although a run that you know to be dead seems to hold it.",
+    ),
+]
+CacheDir = Annotated[
+    Path | None,
+    typer.Option(
+        "--cache",
+        metavar="DIR",
+        show_default=False,
+        help="Of a state in an object store: where this machine keeps copies of its files. "
+        "Default: in the system's temporary folder. For executors: FERRYMAN_CACHE.",
+    ),
+]
 Conf = Annotated[
     list[str] | None,
     typer.Option("--conf", metavar="KEY=VALUE", show_default=False, help="A Spark setting. Repeatable."),
@@ -127,6 +144,16 @@ def spark_settings(texts: list[str] | None) -> dict[str, str]:
             raise UsageError(f"--conf {text}: give KEY=VALUE, as in --conf spark.driver.memory=4g.")
         found[key.strip()] = value.strip()
     return found
+
+
+def copies_in(cache: Path | None) -> dict[str, str]:
+    """The cache of this process and of what it starts, as Spark settings, see ``CacheDir``."""
+    from ferryman.storage.cache import CACHE
+
+    if cache is None:
+        return {}
+    os.environ[CACHE] = str(cache.absolute())
+    return {f"spark.executorEnv.{CACHE}": str(cache.absolute())}
 
 
 def machines_have(has: list[str] | None) -> dict[str, str]:

@@ -12,6 +12,7 @@ from typer.core import TyperCommand
 from ferryman.cli import terminal
 from ferryman.cli.interrupt import CODE, Interrupt
 from ferryman.cli.options import (
+    CacheDir,
     Conf,
     FlowSpec,
     Has,
@@ -22,7 +23,9 @@ from ferryman.cli.options import (
     Master,
     Preflight,
     StateDir,
+    TakeOver,
     Verbose,
+    copies_in,
     has_run,
     machines_have,
     notify_targets,
@@ -71,6 +74,8 @@ def run(
     conf: Conf = None,
     has: Has = None,
     preflight: Preflight = True,
+    take_over: TakeOver = False,
+    cache: CacheDir = None,
     wait: Annotated[
         str | None,
         typer.Option(
@@ -168,7 +173,7 @@ def run(
     from ferryman.plan.load import load, plan_file
 
     options: dict[str, Any] = {
-        "conf": {**machines_have(has), **spark_settings(conf)},
+        "conf": {**machines_have(has), **copies_in(cache), **spark_settings(conf)},
         "wait": seconds("--wait", wait),
         "every": seconds("--every", every),
         "allow_deletes": _EVERYWHERE in (allow_deletes or ()) or allow_deletes or False,
@@ -177,6 +182,7 @@ def run(
         "reset_state": tuple(reset_state or ()),
         "master": master,
         "preflight": preflight,
+        "take_over": take_over,
         "notify": notify_targets(notify),
     }
     if max_pending is not None:

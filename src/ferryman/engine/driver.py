@@ -29,13 +29,14 @@ def drive(
     accept_changes: bool = False,
     *,
     preflight: bool = True,
+    take_over: bool = False,
     observer: Observer,
 ) -> Iterator[tuple[State, Runner]]:
     """Be the driver of a plan's state, with a Spark session, for a while. Arguments and errors as for ``run``."""
     root = state_root(plan, state)
     plan.freeze()
     with (
-        State.take(root, plan) as taken,
+        State.take(root, plan, take_over=take_over) as taken,
         plain_errors(taken),
         check_plan_changes(taken, accept_changes),
         session_for(plan.key, [plan], spark, master, conf, observer) as runner,

@@ -31,7 +31,9 @@ from ferryman.storage.files import StatePath
 
 
 @contextlib.contextmanager
-def take_plans(flow: Flow, state: str | StatePath | None, accept_changes: bool = False) -> Iterator[list[FlowPlan]]:
+def take_plans(
+    flow: Flow, state: str | StatePath | None, accept_changes: bool = False, *, take_over: bool = False
+) -> Iterator[list[FlowPlan]]:
     """The flow's plans in the order of their turns, all of whose states are taken (1), for a while.
 
     Raises:
@@ -46,7 +48,7 @@ def take_plans(flow: Flow, state: str | StatePath | None, accept_changes: bool =
         plans[joint.writer].readers.append(plans[joint.reader])
     try:
         for plan in plans.values():
-            plan.take()
+            plan.take(take_over=take_over)
         yield list(plans.values())
     finally:
         for plan in plans.values():

@@ -54,14 +54,14 @@ class FlowPlan:
         assert self._state is not None
         return self._state
 
-    def take(self) -> None:
-        """Become the driver of its state.
+    def take(self, *, take_over: bool = False) -> None:
+        """Become the driver of its state; ``take_over``: see ``State.take``.
 
         Raises:
             PlanChanged: the plan is not what it was; nothing was changed.
             StateFolderError, UsageError, EngineError: see ``State.take``.
         """
-        self._state = State.take(self._root, self.plan)
+        self._state = State.take(self._root, self.plan, take_over=take_over)
         with plain_errors(self._state):
             if self._accept_changes or migration.is_pending(self._state):
                 return

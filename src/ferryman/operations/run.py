@@ -34,6 +34,7 @@ def run(
     max_pending: int | None = ...,
     notify: Sequence[str] = ...,
     preflight: bool = ...,
+    take_over: bool = ...,
     observer: Observer | None = ...,
 ) -> Summary: ...
 
@@ -55,6 +56,7 @@ def run(
     max_pending: int | None = ...,
     notify: Sequence[str] = ...,
     preflight: bool = ...,
+    take_over: bool = ...,
     observer: Observer | None = ...,
 ) -> FlowSummary: ...
 
@@ -75,6 +77,7 @@ def run(
     max_pending: int | None = None,
     notify: Sequence[str] = (),
     preflight: bool = True,
+    take_over: bool = False,
     observer: Observer | None = None,
 ) -> Summary | FlowSummary:
     """Run a plan until all is delivered, or nothing more can be done now; a flow until that is so of all its plans.
@@ -84,7 +87,8 @@ def run(
     holds for each plan of a flow.
 
     Args:
-        state: directory of states; this plan's is ``<state>/<plan>-v<version>``. Default ``.ferryman``.
+        state: folder of states, or the URL of one in an object store, such as s3://bucket/states; this plan's is
+            ``<state>/<plan>-v<version>``. Default ``.ferryman``.
         spark: a SparkSession to use; without one the program's active session, and else a new one with ``master`` and
             ``conf``. Only a new one is stopped at the end.
         wait: seconds to wait for pending deliveries to come due; None: as long as the next is due within 60 s; 0: not
@@ -103,6 +107,8 @@ def run(
         preflight: before anything is read, see whether each executor on another machine sees the folders that the
             driver sees: the state, what sources read, what destinations write to. One that comes later and does not is
             given no task.
+        take_over: be the driver of a state in an object store at once, although another one seems to hold it, which you
+            know to be dead.
         observer: hears of the progress; nobody by default.
 
     Raises:
@@ -129,7 +135,7 @@ def run(
         if reset_state:
             raise UsageError(f"flow {plan.name}: reset_state is for one plan: run that plan alone with it first.")
         with (
-            take_plans(plan, state, accept_changes) as plans,
+            take_plans(plan, state, accept_changes, take_over=take_over) as plans,
             driver.session_for(plan.name, plan.plans, spark, master, conf or {}, observer) as runner,
             driver.looked_around(runner, [each.state for each in plans], preflight, observer) as trusted,
         ):
@@ -138,6 +144,14 @@ def run(
         plan.freeze()
         migrate(state_root(plan, state), plan, from_version)
     with driver.drive(
-        plan, state, spark, master, conf or {}, accept_changes, preflight=preflight, observer=observer
+        plan,
+        state,
+        spark,
+        master,
+        conf or {},
+        accept_changes,
+        preflight=preflight,
+        take_over=take_over,
+        observer=observer,
     ) as (taken, runner):
         return Run(taken, runner, observer, reset=reset_state, **options).go(every)

@@ -130,8 +130,10 @@ class KeyedPlan:
         if name not in known:
             raise UsageError(f"{name} is not a keyed node of this plan. It has: {', '.join(known) or 'none'}.")
         from ferryman.records.key_states import KeyStates  # it would make each start slower
+        from ferryman.storage.files import path_of
 
-        return KeyStates((Path.cwd() / ".ferryman" if state is None else Path(state)).absolute() / self.key, name)
+        where = path_of(Path(".ferryman") if state is None else state)
+        return KeyStates((where.absolute() if isinstance(where, Path) else where) / self.key, name)
 
     def _make(self, kind: Any, name: str, after: Any, **fields: Any) -> Handle:
         raise NotImplementedError

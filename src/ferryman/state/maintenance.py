@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
@@ -22,7 +23,7 @@ from ferryman.state.keyed import KeyedTables
 from ferryman.state.merging import merge_outbox_files, outbox_merges
 from ferryman.state.small_files import small_batches
 from ferryman.state.state import KEPT, State
-from ferryman.storage.files import fsync_folder, remove_temporary
+from ferryman.storage.files import fsync_folder, listed, remove_temporary
 from ferryman.storage.handles import DataFile
 from ferryman.storage.tables import Table
 
@@ -59,13 +60,14 @@ def sweep(state: State) -> int:
     """
     state.check_ours()
     gone = 0
-    with state.removable() as before:
+    with state.removable() as before, listed(state.root):
         for table in state.tables:
             gone += table.sweep(before=before)
             crash.point("sweep.table")
-    half_written_before = state.readers.now() - limits.TEMPORARY_S
-    for folder in (state.root, state.commands, state.journal.folder):
-        remove_temporary(folder, half_written_before)
+    if isinstance(state.root, Path):  # in an object store nothing is half written
+        half_written_before = state.readers.now() - limits.TEMPORARY_S
+        for folder in (state.root, state.commands, state.journal.folder):
+            remove_temporary(folder, half_written_before)
     return gone
 
 

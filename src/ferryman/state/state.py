@@ -140,19 +140,20 @@ class State:
         state.refuse_foreign_folder()
         try:
             files.make_folder(root)
-            files.probe(root)
+            files.probe(root if isinstance(root, Path) else root / "staging" / "probe")
             state._lock = take_lock(root / "lock", take_over=take_over)  # 1
             state._refuse_if_migrated(successor)
             if not state.exists:
                 state.create()  # 2
-            state.verify()  # 3
-            create_missing(state.keyed, plan, state.remembered())
-            for path in sealed_files(state):
-                files.unseal(path)
-            for table in state.tables:  # 4
-                if (note := table.log.mend()) is not None:
-                    state.notes.append(note)
-            state.load()
+            with files.listed(root):
+                state.verify()  # 3
+                create_missing(state.keyed, plan, state.remembered())
+                for path in sealed_files(state):
+                    files.unseal(path)
+                for table in state.tables:  # 4
+                    if (note := table.log.mend()) is not None:
+                        state.notes.append(note)
+                state.load()
             state.announce()  # 5
         except BaseException as e:
             state.release()
@@ -214,8 +215,9 @@ class State:
         Raises:
             StateForeign, StateDamaged: by name.
         """
-        for problem in self.problems():
-            raise problem
+        with files.listed(self.root):
+            for problem in self.problems():
+                raise problem
 
     def problems(self) -> Iterator[StateDamaged]:
         """Every damaged file, but for data files and notes.
@@ -259,9 +261,10 @@ class State:
     def load_consistently(self, applications: Collection[str]) -> None:
         """Load the tables for a reader, all of the same moment: a wave settles between two commits on the outbox."""
         for _ in range(_LOADS):
-            last = self.outbox.log.last()
-            for table in self.tables:
-                table.load(applications)
+            with files.listed(self.root):
+                last = self.outbox.log.last()
+                for table in self.tables:
+                    table.load(applications)
             if self.outbox.log.last() == last:
                 return
 
@@ -309,10 +312,8 @@ class State:
 
     @contextlib.contextmanager
     def removable(self) -> Iterator[float | None]:
-        """Which files that no table names may be removed: those last changed before this time, or (None) all.
-
-        Nobody reads inside, or whoever does can do without files that were replaced so long ago.
-        """
+        """Which files that no table names may be removed: those last changed before this time, or (None) all. Nobody
+        reads inside, or whoever does can do without files that were replaced so long ago."""
         with self.readers.kept_out() as alone:
             yield None if alone else self.readers.now() - limits.READERS_GRACE_S
 

@@ -18,7 +18,7 @@ from typing import Final
 
 from ferryman.storage.objects import ObjectPath
 
-VARIABLE: Final = "FERRYMAN_CACHE"
+CACHE: Final = "FERRYMAN_CACHE"
 """Names the cache's folder, in the environment of driver and executors; without it, one in the system's temporary
 folder."""
 _KEPT_S: Final = 86_400
@@ -31,7 +31,7 @@ _looked: set[Path] = set()
 
 def folder() -> Path:
     """Of this machine's copies: only its user can read it."""
-    given = os.environ.get(VARIABLE)
+    given = os.environ.get(CACHE)
     found = Path(given) if given else Path(tempfile.gettempdir(), f"ferryman-cache-{os.getuid()}")
     if found not in _looked:
         found.mkdir(mode=0o700, parents=True, exist_ok=True)

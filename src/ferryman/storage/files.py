@@ -16,16 +16,21 @@ import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from hashlib import blake2b
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
 from ferryman.errors import StateDamaged, UsageError
-from ferryman.storage import cache, disk, objects
+from ferryman.storage import cache, disk, listing, objects
 from ferryman.storage.disk import TEMPORARY, discarding, needed, temporary_name, write_synced
 from ferryman.storage.objects import ObjectPath
 
 StatePath = Path | ObjectPath
 """A name in a state, wherever the state is."""
+
+
+_FEW: Final = 8
+"""Objects that are asked for one by one, and not by a list of all."""
 
 
 def path_of(where: str | StatePath) -> StatePath:
@@ -180,10 +185,18 @@ def sizes(folder: StatePath) -> dict[str, int]:
         return {}
 
 
+def listed(folder: StatePath) -> contextlib.AbstractContextManager[None]:
+    """In this block one list answers what is asked about an object store, see ``storage.listing``."""
+    return listing.listed(folder) if isinstance(folder, ObjectPath) else contextlib.nullcontext()
+
+
 def sizes_of(folder: StatePath, wanted: Sequence[str]) -> list[int | None]:
     """Bytes of these files in a folder; None: it is not there."""
     if isinstance(folder, ObjectPath):
-        found = sizes(folder) if wanted else {}
+        if len(wanted) <= _FEW:
+            heads = [folder.store.head((folder / name).key) for name in wanted]
+            return [None if head is None else head.size for head in heads]
+        found = sizes(folder)
         return [found.get(name) for name in wanted]
     return [_size(folder / name) for name in wanted]
 

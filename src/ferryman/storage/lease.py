@@ -106,8 +106,11 @@ class ObjectLease:
 
     def _renew(self) -> None:
         while not self._ended.wait(RENEWED_S) and self._tag is not None:
-            self._holder = msgspec.structs.replace(self._holder, counter=self._holder.counter + 1)
-            self._write(self._holder)
+            self._renew_now()
+
+    def _renew_now(self) -> None:
+        self._holder = msgspec.structs.replace(self._holder, counter=self._holder.counter + 1)
+        self._write(self._holder)
 
     def _write(self, holder: Holder) -> None:
         """Nothing if somebody else has it now: the epoch tells the driver."""

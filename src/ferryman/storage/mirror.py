@@ -182,3 +182,8 @@ def log_folder(folder: StatePath) -> Path | None:
     log = log_of(folder)
     log.refresh()
     return log.root if log.folder.is_dir() and (isinstance(folder, Path) or log.versions()) else None
+
+
+def forget_all() -> None:
+    """Begin with new copies, as another process does."""
+    _mirrors.clear()

@@ -25,7 +25,7 @@ from ferryman.errors import EngineError, UsageError
 _URL = re.compile(r"(s3a?|gs|abfss?|az|memory)://([^/]+)(?:/(.*))?\Z")
 _NONCE: Final = "ferryman-nonce"
 """Metadata of an object that only one may create: tells its maker from others, after an answer that was lost."""
-_RETRY_S: Final = 60
+RETRY_S: Final = 60.0
 """How long a request is repeated that a store answers with an error of its own, or does not answer."""
 
 
@@ -103,7 +103,9 @@ class ObjectPath:
 
     @property
     def store(self) -> ObjectStore:
-        return store_at(self.bucket)
+        from ferryman.storage.listing import store_of
+
+        return store_of(self)
 
     def __truediv__(self, name: str) -> ObjectPath:
         return ObjectPath(self.bucket, f"{self.key}/{name}" if self.key else name)
@@ -120,16 +122,14 @@ def is_url(place: str | os.PathLike[str]) -> bool:
     return isinstance(place, str) and re.match(r"[a-z][a-z0-9+.-]*://", place) is not None
 
 
-_opened: dict[str, tuple[int, ObjectStore]] = {}
+_opened: dict[str, ObjectStore] = {}
 
 
 def store_at(bucket: str) -> ObjectStore:
     """The store of a bucket, opened once in a process."""
-    pid, store = _opened.get(bucket, (0, None))
-    if store is None or pid != os.getpid():
-        store = _opener(bucket)
-        _opened[bucket] = os.getpid(), store
-    return store
+    if bucket not in _opened:
+        _opened[bucket] = _opener(bucket)
+    return _opened[bucket]
 
 
 class RemoteStore:
@@ -140,9 +140,16 @@ class RemoteStore:
             from obstore import store as known
         except ImportError:
             raise UsageError(f"{bucket}: a state there needs obstore: pip install 'ferryman[store]'") from None
-        retry: Any = {"max_retries": 10, "retry_timeout": timedelta(seconds=_RETRY_S)}
+        retry: Any = {"max_retries": 10, "retry_timeout": timedelta(seconds=RETRY_S)}
         self._bucket = bucket
-        self._store: Any = known.from_url(bucket, retry_config=retry)
+        self._pid = os.getpid()
+        try:
+            self._store: Any = known.from_url(bucket, retry_config=retry)
+        except Exception as e:  # of several kinds
+            raise UsageError(
+                f"{bucket}: this object store cannot be opened ({_first_line(e)}). Set its credentials and its address "
+                "in the environment, such as AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION, AWS_ENDPOINT_URL."
+            ) from e
 
     def create(self, key: str, data: bytes) -> str | None:
         from obstore.exceptions import AlreadyExistsError
@@ -222,6 +229,11 @@ class RemoteStore:
         return str(found.meta["e_tag"]) if found.attributes.get(_NONCE) == nonce else None
 
     def _explained(self, key: str) -> _Explained:
+        if os.getpid() != self._pid:
+            raise EngineError(
+                f"{self._bucket}/{key}: this process was forked from one that uses the object store already, whose "
+                "threads it does not have. Start it as a new process (multiprocessing: spawn)."
+            )
         return _Explained(f"{self._bucket}/{key}")
 
 

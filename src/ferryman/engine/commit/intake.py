@@ -50,6 +50,8 @@ def commit_intake(state: State, number: int, ranges: Sequence[EntryRange], posit
 
 def end_intake(state: State) -> None:
     """Its wave is committed: what its tasks have left is not needed, and none can begin."""
+    if not state.outbox.number(TAKEN):
+        return
     for name in files.names(folder := _folder(state, state.epoch, 0).parent):
         files.remove(folder / name / OPEN)
     files.remove_folder(folder)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -13,6 +12,7 @@ from ferryman.engine.preflight.seen import Differs, ExecutorView, differences, l
 from ferryman.engine.runner.base import Answer, Item, Runner
 from ferryman.errors import EngineError, UsageError, message_of
 from ferryman.plan import Plan
+from ferryman.storage import files
 from ferryman.storage.files import StatePath
 
 _MOST: Final = 1_000
@@ -161,10 +161,10 @@ def _look_around(runner: Runner, facts: DriverView, plans: Sequence[Plan]) -> No
 def _lost(proofs: Sequence[str]) -> Iterator[str]:
     """Those of the executors' files that are not there for the driver. All are removed."""
     for proof in proofs:
-        try:
-            os.unlink(proof)
-        except OSError:
+        path = files.path_of(proof)
+        if not files.exists(path):
             yield proof
+        files.remove(path)
 
 
 def _other_names(facts: DriverView, seen: Sequence[ExecutorView]) -> Iterator[str]:

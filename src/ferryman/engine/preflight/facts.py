@@ -11,11 +11,12 @@ import os
 import secrets
 import socket
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import Final, NamedTuple
 
 import ferryman
+from ferryman.errors import EngineError
 from ferryman.plan import DestinationNode, Node, Plan, SourceNode
+from ferryman.storage import files
 from ferryman.storage.files import StatePath
 
 PROOF: Final = ".ferryman-preflight-"
@@ -26,7 +27,7 @@ NAMES: Final = 1_000
 
 
 class Written(NamedTuple):
-    """A folder that is written to from every machine."""
+    """A folder that is written to from every machine, or the URL of one in an object store."""
 
     path: str
     what: str
@@ -98,29 +99,27 @@ def proved(states: Iterable[tuple[Plan, StatePath, str]]) -> Iterator[DriverView
     try:
         for plan, root, state in states:
             for path, what in _folders(plan, root):
-                if path not in written and os.path.isdir(path):
-                    written[path] = Written(path, what, _prove(Path(path), state))
+                if path not in written and files.is_folder(files.path_of(path)):
+                    written[path] = Written(path, what, _prove(files.path_of(path), state))
         plans = [plan for plan, _, _ in states]
         yield DriverView(socket.gethostname(), ferryman.__version__, tuple(written.values()), reads(plans))
     finally:
         for each in written.values():
-            with contextlib.suppress(OSError):
-                os.unlink(os.path.join(each.path, each.proof))
+            with contextlib.suppress(OSError, EngineError):
+                files.remove(files.path_of(each.path) / each.proof)
 
 
 def _folders(plan: Plan, root: StatePath) -> Iterator[tuple[str, str]]:
-    if isinstance(root, Path):
-        yield str(root), "the state"
+    yield str(root), "the state"
     for node in _nodes([plan]):
         if isinstance(node, DestinationNode):
             for path in node.destination.local_paths():
                 yield path, f"destination {node.name}"
 
 
-def _prove(folder: Path, state: str) -> str:
+def _prove(folder: StatePath, state: str) -> str:
     """Put a proof there; those of earlier runs of this state, which were killed, go."""
-    for old in folder.glob(f"{PROOF}{state}-*"):
-        old.unlink(missing_ok=True)
+    files.remove_all(folder / old for old in files.names(folder) if old.startswith(f"{PROOF}{state}-"))
     name = f"{PROOF}{state}-{secrets.token_hex(8)}"
-    (folder / name).write_text(name)
+    files.publish(folder / name, name.encode())
     return name

@@ -14,7 +14,8 @@ from typing import Final, NamedTuple
 
 import ferryman
 from ferryman.engine.preflight.facts import PROOF, DriverView, Read, Written, names_in
-from ferryman.errors import message_of
+from ferryman.errors import FerrymanError, message_of
+from ferryman.storage import files
 
 _OTHER: Final = "it is another folder: is the share mounted?"
 
@@ -86,13 +87,12 @@ def _differs(path: str, what: str, host: str, why: str) -> str:
 
 def _unlike(folder: Written) -> str | None:
     """Why this is not the driver's folder; None: it is."""
-    path = os.path.join(folder.path, folder.proof)
+    place = files.path_of(folder.path)
     try:
-        with open(path, encoding="utf-8") as file:
-            return None if file.read() == folder.proof else _OTHER
+        return None if files.read(place / folder.proof) == folder.proof.encode() else _OTHER
     except FileNotFoundError:
-        return _OTHER if os.path.isdir(folder.path) else "there is no such folder"
-    except OSError as e:
+        return _OTHER if files.is_folder(place) else "there is no such folder"
+    except (OSError, FerrymanError) as e:
         return f"it cannot be read: {message_of(e)}"
 
 
@@ -111,6 +111,6 @@ def _missing(read: Read) -> str | None:
 
 def _proofs(facts: DriverView) -> Iterator[str]:
     for folder in facts.written:
-        path = os.path.join(folder.path, f"{PROOF}{secrets.token_hex(16)}")
-        with open(path, "x", encoding="utf-8"):
-            yield path
+        name = f"{PROOF}{secrets.token_hex(16)}"
+        files.publish(files.path_of(folder.path) / name, b"")
+        yield f"{folder.path}/{name}"

@@ -39,7 +39,7 @@ from ferryman.records.statuses import Status
 from ferryman.state.journal import Journal
 from ferryman.state.outbox import OutboxWriter, row_groups
 from ferryman.state.state import SETTLED, State
-from ferryman.storage.files import fsync_folder, local, path_of
+from ferryman.storage.files import fsync_folder, listed, local, path_of
 from ferryman.storage.handles import DataFile
 from ferryman.storage.parquet import Part, read_part, write_part
 
@@ -91,7 +91,8 @@ def settle(state: State, wave: int, run: RunTasks, plan: Plan | None = None) -> 
     if state.ledger.transactions[SETTLED] < wave:
         state.journal.close(wave)  # 1
         crash.point("settle.closed")
-        fold = read_fold(state, wave)  # 2
+        with listed(state.journal.folder):
+            fold = read_fold(state, wave)  # 2
         _commit_ledger(state, wave, fold, run)
     info = state.ledger.log.find("ledger", wave)
     if state.documents.transactions[SETTLED] < wave:
@@ -111,10 +112,11 @@ def settle(state: State, wave: int, run: RunTasks, plan: Plan | None = None) -> 
         rewritten = run(rewrite, mixed) if mixed else []  # 6
         crash.point("settle.rewritten")
         keep = {Rows(*rows) for rows in info["unknown"]}
-        for pass_ in state.journal.passes():  # 7
-            if pass_ <= wave:
-                state.journal.trim(pass_, keep if pass_ == wave else set())
-                crash.point("settle.trimmed")
+        with listed(state.journal.folder):
+            for pass_ in state.journal.passes():  # 7
+                if pass_ <= wave:
+                    state.journal.trim(pass_, keep if pass_ == wave else set())
+                    crash.point("settle.trimmed")
         fsync_folder(state.outbox.folder)
         adds = [
             state.outbox.data_file(part, state.outbox.files[item.path].partition)

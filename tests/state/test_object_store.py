@@ -1,0 +1,238 @@
+"""A state in an object store: all that a state on a disk does, and what it costs in requests."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import ferryman
+from ferryman import account, limits
+from ferryman.destinations import Sql
+from ferryman.errors import StateDamaged, StateForeign, StateHeld, StateLost, UsageError
+from ferryman.operations import fsck
+from ferryman.operations.migrate import migrate
+from ferryman.operations.retry import retry
+from ferryman.plan import Plan
+from ferryman.queues import Queue as DurableQueue
+from ferryman.sources import Files, Queue
+from ferryman.state.state import State, state_root
+from ferryman.storage import cache, mirror, objects
+from ferryman.storage.lease import ObjectLease
+from ferryman.storage.objects import ObjectPath
+from tests.servers.faulty_s3 import BUCKET, FaultyS3
+from tests.support.http_store import HttpStore
+from tests.support.trial import run_plan
+
+
+@pytest.fixture(scope="module")
+def faulty() -> Iterator[FaultyS3]:
+    with FaultyS3() as started:
+        yield started
+
+
+@pytest.fixture
+def states(
+    faulty: FaultyS3, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, request: pytest.FixtureRequest
+) -> Iterator[str]:
+    """URL of a folder of states that is not there yet."""
+    for name, value in faulty.settings.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv(cache.CACHE, str(tmp_path / "cache"))
+    before = objects.opened_by(HttpStore)
+    yield f"s3://{BUCKET}/{request.node.originalname}/{os.urandom(4).hex()}"
+    objects.opened_by(before)
+    mirror.forget_all()
+
+
+def plan_of(place: Path, version: int = 1) -> Plan:
+    plan = Plan("papers", version=version)
+    (place / "corpus").mkdir(exist_ok=True)
+    files = plan.source("files", Files(str(place / "corpus")))
+    files.step("upper", upper).destination("out", Sql(f"sqlite:///{place}/out.db"), backoff=0)
+    return plan
+
+
+def upper(doc: ferryman.Document) -> ferryman.Document | None:
+    if "broken" in doc.text():
+        raise ValueError("it says broken")
+    return doc
+
+
+def write(place: Path, **texts: str) -> None:
+    (place / "corpus").mkdir(exist_ok=True)
+    for name, text in texts.items():
+        (place / "corpus" / f"{name}.txt").write_text(text)
+
+
+def delivered(place: Path) -> list[str]:
+    with sqlite3.connect(place / "out.db") as db:
+        return [id for (id,) in db.execute("SELECT id FROM documents ORDER BY id")]
+
+
+@pytest.mark.rule("store.kill")
+def test_documents_come_change_and_go(states: str, tmp_path: Path) -> None:
+    """As with a state on a disk: also retries, the account, the history and the check of every file."""
+    plan, root = plan_of(tmp_path), state_root(plan_of(tmp_path), states)
+    write(tmp_path, one="1", two="2", three="broken")
+    assert run_plan(plan, states, checked=False).failed == 1
+    write(tmp_path, one="changed", three="mended")
+    (tmp_path / "corpus" / "two.txt").unlink()
+    done = run_plan(plan, states, checked=False)
+    assert (done.delivered, done.deleted, done.exit) == (2, 1, 0)
+    assert delivered(tmp_path) == ["one.txt", "three.txt"]
+    assert run_plan(plan, states, checked=False).waves == 0
+    assert retry(plan, state=states, document="one.txt", force=True).count == 1
+    assert run_plan(plan, states, checked=False).delivered == 1
+    status = account.status(root, plan)
+    assert status["balanced"]
+    assert status["destinations"]["out"]["delivered"] == 2
+    assert [e["status"] for e in account.history(root, "two.txt", plan)] == ["INDEXED", "INDEXED"]
+    assert fsck.check(root) == []
+    assert list((tmp_path / "cache").rglob(".tmp-*")) == []
+
+
+def test_many_waves(states: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Logs are folded and trimmed, files merged and removed: what is in the store stays small."""
+    monkeypatch.setattr(limits, "COMPACT_FILES", 3)
+    monkeypatch.setattr(limits, "CHECKPOINT_COMMITS", 4)
+    monkeypatch.setattr(limits, "READERS_GRACE_S", 0)
+    plan, root = plan_of(tmp_path), state_root(plan_of(tmp_path), states)
+    counts = []
+    for number in range(12):
+        write(tmp_path, **{f"new-{number}": "text", "changed": f"text {number}"})
+        mirror.forget_all()  # as in another process
+        assert run_plan(plan, states, checked=False).exit == 0
+        assert isinstance(root, ObjectPath)
+        counts.append(len(root.store.below(f"{root.key}/")))
+    assert max(counts[6:]) <= max(counts[:6]) + 4, counts
+    assert len(delivered(tmp_path)) == 13
+    assert fsck.check(root) == []
+    assert account.status(root, plan)["balanced"]
+
+
+@pytest.mark.rule("store.lease")
+def test_two_drivers(states: str, tmp_path: Path) -> None:
+    """The second is told; one that takes over wins, and the first one says so. Nothing is damaged."""
+    plan = plan_of(tmp_path)
+    write(tmp_path, one="1")
+    plan.freeze()
+    root = state_root(plan, states)
+    first = State.take(root, plan)
+    with pytest.raises(StateHeld, match="--take-over"):
+        State.take(root, plan)
+    mirror.forget_all()  # as in another process
+    second = State.take(root, plan, take_over=True)
+    for table in first.tables:
+        with pytest.raises(StateLost, match="another driver"):
+            table.commit("wave", info={"wave": 1})
+    with pytest.raises(StateLost):
+        first.check_ours()
+    first.release()
+    second.release()
+    assert run_plan(plan, states, checked=False).delivered == 1
+    assert fsck.check(root) == []
+
+
+@pytest.mark.rule("store.price")
+def test_what_a_small_wave_costs(states: str, tmp_path: Path, faulty: FaultyS3) -> None:
+    """Requests of a whole run with one new document, its start and its end with it."""
+    plan = plan_of(tmp_path)
+    write(tmp_path, one="1")
+    run_plan(plan, states, checked=False)
+    write(tmp_path, two="2")
+    faulty.counts()
+    assert run_plan(plan, states, checked=False).delivered == 1
+    counts = faulty.counts()
+    assert counts["PUT"] <= 40, counts
+    assert counts["LIST"] <= 30, counts
+    assert counts["GET"] + counts["HEAD"] <= 60, counts
+
+
+def test_an_entry_of_somebody_else(states: str, tmp_path: Path) -> None:
+    """It is named, and nothing is overwritten; so is one that was changed."""
+    plan, root = plan_of(tmp_path), state_root(plan_of(tmp_path), states)
+    write(tmp_path, one="1")
+    run_plan(plan, states, checked=False)
+    assert isinstance(root, ObjectPath)
+    log = root / "ledger" / "_delta_log"
+    last = max(name for name in mirror.log_of(root / "ledger").folder.iterdir()).name
+    following = f"{int(last.partition('.')[0]) + 1:020}.json"
+    log.store.put((log / following).key, b'{"commitInfo":{"operation":"OPTIMIZE"}}')
+    with pytest.raises(StateDamaged, match=rf"s3://.*{following}.*not written by Ferryman"):
+        run_plan(plan, states, checked=False)
+    log.store.delete([(log / following).key])
+    before = log.store.get((log / last).key)
+    assert before is not None
+    log.store.put((log / last).key, before + b"\n")
+    with pytest.raises(StateDamaged, match=rf"s3://.*{last}.*checksum"):
+        run_plan(plan, states, checked=False)
+    log.store.put((log / last).key, before)
+    assert run_plan(plan, states, checked=False).exit == 0
+
+
+def test_a_data_file_that_is_gone(states: str, tmp_path: Path) -> None:
+    plan, root = plan_of(tmp_path), state_root(plan_of(tmp_path), states)
+    write(tmp_path, one="1")
+    run_plan(plan, states, checked=False)
+    assert isinstance(root, ObjectPath)
+    [name] = [each.key for each in root.store.children((root / "documents").key)[1]]
+    root.store.delete([name])
+    with pytest.raises(StateDamaged, match=rf"s3://{BUCKET}/{name}: the file is missing"):
+        run_plan(plan, states, checked=False)
+
+
+def test_what_is_not_a_state(states: str, tmp_path: Path) -> None:
+    """Nothing is made among somebody else's objects."""
+    plan, root = plan_of(tmp_path), state_root(plan_of(tmp_path), states)
+    assert isinstance(root, ObjectPath)
+    root.store.put((root / "theirs.csv").key, b"1")
+    with pytest.raises(StateForeign, match=r"theirs\.csv"):
+        run_plan(plan, states, checked=False)
+
+
+def test_a_store_that_overwrites(states: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that ignores conditions is found out before anything is sent."""
+    monkeypatch.setattr(HttpStore, "create", lambda self, key, data: self.put(key, data))
+    with pytest.raises(UsageError, match="If-None-Match"):
+        run_plan(plan_of(tmp_path), states, checked=False)
+
+
+def test_what_needs_a_disk_says_so(states: str, tmp_path: Path) -> None:
+    plan = plan_of(tmp_path, version=2)
+    with pytest.raises(UsageError, match="--from-version"):
+        migrate(state_root(plan, states), plan, 1)
+
+
+def test_a_keyed_state(states: str, tmp_path: Path) -> None:
+    """States of keys, what they export, and who reads them."""
+    queue = DurableQueue("in", tmp_path)
+    plan = Plan("count", version=1)
+    (
+        plan.source("in", Queue("in", tmp_path))
+        .combine("words", total, key="word", value="n")
+        .destination("out", Sql(f"sqlite:///{tmp_path}/out.db"), backoff=0)
+    )
+    for _ in range(3):
+        queue.append([{"word": f"a-word-of-forty-five-characters-or-so-{n % 5}", "n": 1} for n in range(20)])
+        assert run_plan(plan, states, checked=False).exit == 0
+        mirror.forget_all()
+    assert plan.state("words", states).get("a-word-of-forty-five-characters-or-so-1") == 12
+    assert len(delivered(tmp_path)) == 5
+    assert account.status(state_root(plan, states), plan)["balanced"]
+
+
+def total(key: str, values: list[int]) -> int:
+    return sum(values)
+
+
+def test_the_lease_is_given_up(states: str, tmp_path: Path) -> None:
+    """Whoever comes next from another machine does not wait."""
+    plan = plan_of(tmp_path)
+    run_plan(plan, states, checked=False)
+    root = state_root(plan, states)
+    assert isinstance(root, ObjectPath)
+    ObjectLease.take(root / "lock").release()
