@@ -183,13 +183,25 @@ def test_half_written_notes_are_not_seen(journal: Journal) -> None:
 
 
 def test_a_pass_is_open_until_it_or_a_later_one_is_closed(journal: Journal) -> None:
-    """Closing 5 closes all before it, and not 6."""
+    """Closing 5 closes all before it, and not 6. One that nobody has begun is not open."""
     assert journal.highest_closed() == 0
+    assert not journal.open_for(7)
+    for number in (1, 5, 6):
+        journal.begin(number)
     assert all(journal.open_for(n) for n in (1, 5, 6))
     journal.close(5)
     assert [journal.open_for(n) for n in (1, 5, 6)] == [False, False, True]
     journal.close(5)
     assert journal.highest_closed() == 5
+
+
+@pytest.mark.parametrize("number", [3, 5])
+def test_what_is_closed_is_not_opened(journal: Journal, number: int) -> None:
+    """By a driver that slept between its commit and its deliver phase, and was overtaken."""
+    journal.close(5)
+    journal.begin(number)
+    assert not journal.open_for(number)
+    assert [p.name for p in (journal.folder / "closed").iterdir()] == ["5"]
 
 
 def test_closing_never_opens_again(journal: Journal) -> None:

@@ -116,14 +116,14 @@ def test_an_answer_that_is_lost(faulty: FaultyS3, monkeypatch: pytest.MonkeyPatc
     for store in (RemoteStore(f"s3://{BUCKET}"), HttpStore(f"s3://{BUCKET}")):
         kind = type(store).__name__
         faulty.fail(lost=0.3, refused=0.2, seed=7)
-        tags = [store.create(f"{kind}/{number}", b"mine") for number in range(40)]
-        others = [store.create(f"{kind}/{number}", b"mine") for number in range(40)]
+        tags = [store.create(f"{kind}/{number}", b"mine") for number in range(10)]
+        others = [store.create(f"{kind}/{number}", b"mine") for number in range(10)]
         replaced = [store.put(f"{kind}/{number}", b"new", tag) for number, tag in enumerate(tags)]
         faulty.fail()
         assert None not in tags
-        assert others == [None] * 40
+        assert others == [None] * 10
         assert None not in replaced
-        assert {store.get(f"{kind}/{number}") for number in range(40)} == {b"new"}
+        assert {store.get(f"{kind}/{number}") for number in range(10)} == {b"new"}
 
 
 def test_a_store_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,12 +7,13 @@
     journal/<pass>/<key>.<first>-<end>.result    the ledger events of these rows are in this data file
     journal/<pass>/<node>.<range>.update         what became of these keys of a keyed node, and of their documents
     journal/<pass>/<destination>.hung            a call of it was given up, and the worker that made it has ended
+    journal/closed/<pass>.open                   this pass may send
     journal/closed/<pass>                        nothing unclaimed of this pass is sent any more
 
 ``key`` is the outbox file's first sequence, which stays the same when the file is rewritten; ``first`` and ``end`` are
 values of its ``row`` column, end exclusive. Claims and results are published whole and once: of two workers with the
 same chunk one wins. The order that makes closing sound on every file system, without clocks: a worker claims, *then*
-looks for the highest closed pass, *then* sends; a driver closes, *then* reads the journal.
+looks whether its pass is open, *then* sends; a driver closes, *then* reads the journal.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import contextlib
 import os
 import re
 import socket
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 
@@ -37,6 +39,9 @@ _TRIMS: Final = 10
 """How often a pass's folder is emptied to remove it. What is left after that is looked at again by the next settle."""
 
 
+_OPEN: Final = ".open"
+
+
 class Journal:
     """The journal of a state."""
 
@@ -50,9 +55,13 @@ class Journal:
     # -- executors -----------------------------------------------------------------------------------
 
     def begin(self, pass_: int) -> StatePath:
-        """The pass's folder, made if need be."""
+        """The pass's folder, made if need be. It is open from now on, unless somebody has closed it meanwhile: who sees
+        that looks into the folder that he has just changed, which is then seen as it is on any file system."""
         folder = self.folder / str(pass_)
         files.make_folder(folder)
+        files.publish(self._open(pass_), b"")
+        if self.highest_closed() >= pass_:
+            files.remove(self._open(pass_))
         return folder
 
     def claim(self, pass_: int, rows: Rows, eligible: list[int] | None = None) -> bool:
@@ -70,8 +79,12 @@ class Journal:
         return files.publish(self._path(pass_, result.range, kind), files.sealed(result))
 
     def open_for(self, pass_: int) -> bool:
-        """May this pass still send? Look before each chunk, after claiming it."""
-        return self.highest_closed() < pass_
+        """May this pass still send? Look before each chunk, after claiming it.
+
+        A file that is opened is asked for where it lies; what a folder has, a network file system may remember for a
+        minute.
+        """
+        return files.can_open(self._open(pass_))
 
     def publish_update(self, pass_: int, update: UpdateResult) -> bool:
         """Make known what became of a range of keys, durably; False if that was done before: only the first counts."""
@@ -151,10 +164,10 @@ class Journal:
     def close(self, pass_: int) -> None:
         """From now on nothing unclaimed of this pass or an older one is sent."""
         files.publish(self._closed / str(pass_), b"")
-        highest = self.highest_closed()  # above ours, if we were overtaken
-        for name in files.names(self._closed):
-            if name.isdigit() and int(name) < highest:
-                files.remove(self._closed / name)
+        files.remove(self._open(pass_))
+        found = files.names(self._closed)
+        highest = max(int(name) for name in found if name.isdigit())  # above ours, if we were overtaken
+        files.remove_all(self._closed / name for name in found if _pass_of(name) < highest + name.endswith(_OPEN))
 
     def passes(self) -> list[int]:
         """Passes that have a journal."""
@@ -176,6 +189,9 @@ class Journal:
         folder = self.folder / str(pass_)
         files.remove_all(folder / name for name in files.names(folder) if name.startswith(f"{rows.name}."))
 
+    def _open(self, pass_: int) -> StatePath:
+        return self._closed / f"{pass_}{_OPEN}"
+
     def _hung(self, pass_: int, destination: str) -> StatePath:
         return self.folder / str(pass_) / f"{destination}.hung"
 
@@ -191,3 +207,9 @@ class Journal:
         for name in files.names(folder):
             if found := _NAME.match(name):
                 yield Rows(int(found[1]), int(found[2]), int(found[3])), found[4], folder / name
+
+
+def _pass_of(name: str) -> int:
+    """Of a file in ``closed``, half written ones last."""
+    number = name.removesuffix(_OPEN)
+    return int(number) if number.isdigit() else sys.maxsize

@@ -146,6 +146,17 @@ def exists(path: StatePath) -> bool:
     return path.exists() if isinstance(path, Path) else path.store.head(path.key) is not None
 
 
+def can_open(path: StatePath) -> bool:
+    """The same, asked where the file lies: also a network file system that remembers names asks its server."""
+    if isinstance(path, ObjectPath):
+        return exists(path)
+    try:
+        os.close(os.open(path, os.O_RDONLY))
+    except FileNotFoundError:
+        return False
+    return True
+
+
 def is_folder(path: StatePath) -> bool:
     """Is there a folder of this name? In an object store: anything below it."""
     return path.is_dir() if isinstance(path, Path) else any(path.store.children(path.key))
@@ -245,15 +256,6 @@ def remove_all(paths: Iterable[StatePath]) -> None:
             path.unlink(missing_ok=True)
         else:
             cache.drop(path)
-
-
-def move(path: StatePath, to: StatePath) -> None:
-    """Give a file another name."""
-    if isinstance(path, Path) and isinstance(to, Path):
-        path.rename(to)
-    else:
-        replace(to, read(path))
-        remove(path)
 
 
 def remove_folder(folder: StatePath) -> None:
