@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import ferryman
 from ferryman import account, limits
 from ferryman.destinations import Sql
+from ferryman.engine.wave import Run
 from ferryman.errors import StateDamaged, StateForeign, StateHeld, StateLost, UsageError
 from ferryman.operations import fsck
 from ferryman.operations.migrate import migrate
@@ -23,9 +25,10 @@ from ferryman.state.state import State, state_root
 from ferryman.storage import cache, mirror, objects
 from ferryman.storage.lease import ObjectLease
 from ferryman.storage.objects import ObjectPath
+from ferryman.testing.inprocess import InProcess
 from tests.servers.faulty_s3 import BUCKET, FaultyS3
 from tests.support.http_store import HttpStore
-from tests.support.trial import run_plan
+from tests.support.trial import Watch, run_plan
 
 
 @pytest.fixture(scope="module")
@@ -152,6 +155,45 @@ def test_what_a_small_wave_costs(states: str, tmp_path: Path, faulty: FaultyS3) 
     assert counts["GET"] + counts["HEAD"] <= 60, counts
 
 
+class OnAnotherMachine(InProcess):
+    """Tasks have a cache of their own, and see nothing of the driver's."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self._folder = folder
+
+    def run(self, task: Any, items: Sequence[Any]) -> list[Any]:
+        before = os.environ[cache.CACHE]
+        os.environ[cache.CACHE] = str(self._folder)
+        try:
+            return super().run(task, items)
+        finally:
+            os.environ[cache.CACHE] = before
+
+
+def test_executors_on_another_machine(states: str, tmp_path: Path) -> None:
+    """What one has staged the other reads, in each scan what belongs to it: no name is used twice."""
+    plan = plan_of(tmp_path)
+    runner = OnAnotherMachine(tmp_path / "theirs")
+    root = state_root(plan, states)
+    for number in range(3):
+        for name in range(4):
+            write(tmp_path, **{f"a-document-with-an-ordinary-name-{name}": f"text {number} {name}"})
+        plan.freeze()
+        with State.take(root, plan) as taken:
+            run = Run(taken, runner, Watch())
+            assert run.go().delivered == 4
+            write(tmp_path, **{"a-document-with-an-ordinary-name-1": f"again {number}"})
+            assert Run(taken, runner, Watch()).go().delivered == 1  # of the same epoch
+    with sqlite3.connect(tmp_path / "out.db") as db:
+        texts = dict(db.execute("SELECT id, text FROM documents"))
+    assert texts == {
+        f"a-document-with-an-ordinary-name-{name}.txt": "again 2" if name == 1 else f"text 2 {name}"
+        for name in range(4)
+    }
+    assert list((tmp_path / "theirs").rglob("*.parquet")), "they have read nothing"
+
+
 def test_an_entry_of_somebody_else(states: str, tmp_path: Path) -> None:
     """It is named, and nothing is overwritten; so is one that was changed."""
     plan, root = plan_of(tmp_path), state_root(plan_of(tmp_path), states)
@@ -236,3 +278,12 @@ def test_the_lease_is_given_up(states: str, tmp_path: Path) -> None:
     root = state_root(plan, states)
     assert isinstance(root, ObjectPath)
     ObjectLease.take(root / "lock").release()
+
+
+def test_a_cache_of_somebody_else(states: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Copies are not read where another user may have put them."""
+    (tmp_path / "theirs").mkdir()
+    monkeypatch.setenv(cache.CACHE, str(tmp_path / "theirs"))
+    monkeypatch.setattr(os, "geteuid", lambda: 4711)
+    with pytest.raises(UsageError, match="belongs to another user"):
+        run_plan(plan_of(tmp_path), states, checked=False)

@@ -16,12 +16,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
+from ferryman.errors import UsageError
 from ferryman.storage.objects import ObjectPath
 
 CACHE: Final = "FERRYMAN_CACHE"
 """Names the cache's folder, in the environment of driver and executors; without it, one in the system's temporary
 folder."""
-_KEPT_S: Final = 86_400
+_KEPT_S: Final = 7 * 86_400
 """A copy that nobody has opened for so long is removed when a process first looks into the cache."""
 _TOUCHED_S: Final = 3600
 _AT_ONCE: Final = 8
@@ -32,9 +33,11 @@ _looked: set[Path] = set()
 def folder() -> Path:
     """Of this machine's copies: only its user can read it."""
     given = os.environ.get(CACHE)
-    found = Path(given) if given else Path(tempfile.gettempdir(), f"ferryman-cache-{os.getuid()}")
+    found = Path(given) if given else Path(tempfile.gettempdir(), f"ferryman-cache-{os.geteuid()}")
     if found not in _looked:
         found.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if found.stat().st_uid != os.geteuid():
+            raise UsageError(f"{found}: this cache belongs to another user. Give a folder of your own: --cache DIR.")
         _looked.add(found)
         _clear(found)
     return found

@@ -40,6 +40,8 @@ class MirroredLog(TableLog):
         """Name -> tag of the object, of all files of the copy."""
         self._marks: dict[int, str] = {}
         """Version -> name of its mark in the store."""
+        self._checkpoint: str | None = None
+        """Tag of the mark of the checkpoint."""
         self._looked = False
         self._turn = threading.RLock()
         self.folder.mkdir()
@@ -65,7 +67,8 @@ class MirroredLog(TableLog):
                         continue
                     replace(self.folder / name, data)
                     self._tags[name] = entries[name].tag
-            self._take_marks([name.partition("/")[2] for name in found if name.startswith(f"{_MARKS}/")])
+            marks = {name.partition("/")[2]: each.tag for name, each in found.items() if name.startswith(f"{_MARKS}/")}
+            self._take_marks(marks)
             self._looked = True
 
     def publish(self, version: int) -> bool:
@@ -79,6 +82,7 @@ class MirroredLog(TableLog):
                 raise
             if tag is None:
                 path.unlink()
+                self._tags.pop(path.name, None)  # the other's is fetched again when it is asked for
                 return False
             self._tags[path.name] = tag
             return True
@@ -97,7 +101,7 @@ class MirroredLog(TableLog):
         for path in (self.folder / f"{version:020d}.checkpoint.parquet", self.folder / "_last_checkpoint"):
             self._tags[path.name] = self._put(path.name, path.read_bytes())
         super().mark_checkpoint(version)
-        self._put(f"{_MARKS}/checkpoint", (self.marks / "checkpoint").read_bytes())
+        self._checkpoint = self._put(f"{_MARKS}/checkpoint", (self.marks / "checkpoint").read_bytes())
 
     def trim(self, version: int) -> None:
         with self._removing():
@@ -121,11 +125,14 @@ class MirroredLog(TableLog):
             for name in gone:
                 del self._tags[name]
 
-    def _take_marks(self, names: list[str]) -> None:
-        """Marks that fit their entries are marks of the copy; one that does not fit any entry is a bad mark of its
-        own."""
+    def _take_marks(self, found: dict[str, str]) -> None:
+        """Marks that fit their entries are marks of the copy; one that does not fit its entry is a bad mark of it.
+
+        Args:
+            found: name -> tag.
+        """
         self.marks.mkdir(exist_ok=True)
-        self._marks = {int(name.partition(".")[0]): name for name in names if name[0].isdigit()}
+        self._marks = {int(name.partition(".")[0]): name for name in found if name[0].isdigit()}
         for path in self.marks.iterdir():
             if path.name.isdigit() and int(path.name) not in self._marks:
                 path.unlink()
@@ -136,11 +143,12 @@ class MirroredLog(TableLog):
             if (mark := self.marks / f"{version:020d}").exists() and mark.read_bytes() == content:
                 continue
             mark.write_bytes(content)
-        if "checkpoint" in names:
-            data = self._get(f"{_MARKS}/checkpoint")
-            (self.marks / "checkpoint").write_bytes(data or b"")
-        else:
+        checkpoint = found.get("checkpoint")
+        if checkpoint is None:
             (self.marks / "checkpoint").unlink(missing_ok=True)
+        elif checkpoint != self._checkpoint:
+            (self.marks / "checkpoint").write_bytes(self._get(f"{_MARKS}/checkpoint") or b"")
+        self._checkpoint = checkpoint
 
     def _below(self) -> list[StoredObject]:
         return self._home.store.below(f"{self._home.key}/")

@@ -22,7 +22,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from ferryman.errors import EngineError, UsageError
 
-_URL = re.compile(r"(s3a?|gs|abfss?|az|memory)://([^/]+)(?:/(.*))?\Z")
+_URL = re.compile(r"(s3a?|gs|abfss?|az)://([^/]+)(?:/(.*))?\Z")
 _NONCE: Final = "ferryman-nonce"
 """Metadata of an object that only one may create: tells its maker from others, after an answer that was lost."""
 RETRY_S: Final = 60.0

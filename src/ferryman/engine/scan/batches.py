@@ -6,6 +6,7 @@ say of a single row, and the tasks take the listing's files as they are.
 
 from __future__ import annotations
 
+import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any, Final, NamedTuple
@@ -216,7 +217,7 @@ class Splitter:
 
     def _write(self, tables: list[pa.Table]) -> RowRange:
         if self._writer is None:
-            self._file = self._folder / f"slice-{len(self._slices):06d}.parquet"
+            self._file = self._folder / f"slice-{uuid.uuid4().hex}.parquet"  # executors may keep copies of others
             constant = ["part", "reason", "known_file"]  # nearly
             self._writer = pq.ParquetWriter(
                 str(to_write(self._file)), SLICE, compression="lz4", use_dictionary=constant
