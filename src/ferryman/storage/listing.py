@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from contextvars import ContextVar
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-from ferryman.storage.objects import ObjectPath, ObjectStore, StoredObject, store_at
+from ferryman.storage.objects import ObjectPath, ObjectStore, StoredObject, stand_ins, store_at
 
 _YOUNG: Final = float("inf")
 """When what was written since the list was changed: nobody may take it for old."""
@@ -72,25 +71,17 @@ class ListedStore:
             self._found[key] = StoredObject(key, size, _YOUNG, tag)
 
 
-_listed: ContextVar[MappingProxyType[str, ListedStore]] = ContextVar("ferryman_listed", default=MappingProxyType({}))
-"""By bucket, of this thread."""
-
-
-def store_of(path: ObjectPath) -> ObjectStore:
-    """Where a name is asked for: the store, or the list that this thread has of it."""
-    return _listed.get().get(path.bucket) or store_at(path.bucket)
-
-
 @contextlib.contextmanager
 def listed(folder: ObjectPath) -> Iterator[None]:
     """In this block this thread sees the folder as it is now, but for its own changes: for places where nobody else
     changes what is looked at, or where the moment does not matter."""
-    known = _listed.get()
-    if folder.bucket in known and known[folder.bucket].covers(folder.key):
+    known = stand_ins.get()
+    last = known.get(folder.bucket)
+    if isinstance(last, ListedStore) and last.covers(folder.key):
         yield
         return
-    before = _listed.set(MappingProxyType({**known, folder.bucket: ListedStore(store_at(folder.bucket), folder.key)}))
+    before = stand_ins.set(MappingProxyType({**known, folder.bucket: ListedStore(store_at(folder.bucket), folder.key)}))
     try:
         yield
     finally:
-        _listed.reset(before)
+        stand_ins.reset(before)

@@ -14,10 +14,12 @@ from __future__ import annotations
 import os
 import re
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple, Protocol
 
 from ferryman.errors import EngineError, UsageError
@@ -103,9 +105,7 @@ class ObjectPath:
 
     @property
     def store(self) -> ObjectStore:
-        from ferryman.storage.listing import store_of
-
-        return store_of(self)
+        return stand_ins.get().get(self.bucket) or store_at(self.bucket)
 
     def __truediv__(self, name: str) -> ObjectPath:
         return ObjectPath(self.bucket, f"{self.key}/{name}" if self.key else name)
@@ -121,6 +121,9 @@ def is_url(place: str | os.PathLike[str]) -> bool:
     """Is this meant for an object store? Also one that is not known here."""
     return isinstance(place, str) and re.match(r"[a-z][a-z0-9+.-]*://", place) is not None
 
+
+stand_ins: Final[ContextVar[Mapping[str, ObjectStore]]] = ContextVar("ferryman_stores", default=MappingProxyType({}))
+"""By bucket: what this thread asks for a while in place of the store, see ``storage.listing``."""
 
 _opened: dict[str, ObjectStore] = {}
 
