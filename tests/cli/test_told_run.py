@@ -76,6 +76,7 @@ def test_run_hands_its_options_on(fake: Fake, state: Path, capsys: pytest.Captur
         "master": "local[1]",
         "conf": {"a": "b=c", "d": ""},
         "preflight": True,
+        "take_over": False,
         "wait": 120.0,
         "every": 30.0,
         "allow_deletes": True,

@@ -15,7 +15,7 @@ import pytest
 from ferryman import limits
 from ferryman.service import container
 from ferryman.service.errors import Corrupt
-from ferryman.storage import disk, files
+from ferryman.storage import disk
 
 
 def zipped(path: Path, *members: tuple[str, bytes]) -> Path:
@@ -217,7 +217,7 @@ def test_many_members_are_synced_at_once(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_what_cannot_be_synced_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A disk that has failed is not taken for one that has not."""
-    monkeypatch.setattr(files, "_syncfs", lambda fd: -1)
+    monkeypatch.setattr(disk, "_syncfs", lambda fd: -1)
     monkeypatch.setattr("ctypes.get_errno", lambda: errno.EIO)
     with pytest.raises(OSError, match="Input/output error"):
         disk.fsync_tree(tmp_path)

@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from ferryman.service import together
 from ferryman.service.together import ALONE, Finisher, Pledge, Unsynced, sync
-from ferryman.storage import files
+from ferryman.storage import disk, files
 
 
 @pytest.fixture
@@ -21,7 +20,7 @@ def synced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     found: list[str] = []
     monkeypatch.setattr(files, "fsync_file", lambda path: found.append(path.name))
     monkeypatch.setattr(files, "fsync_folder", lambda path: found.append(f"{path.name}/"))
-    monkeypatch.setattr(files, "fsync_tree", lambda path: found.append("*"))
+    monkeypatch.setattr(disk, "fsync_tree", lambda path: found.append("*"))
     return found
 
 
@@ -99,7 +98,7 @@ def test_a_failed_sync_of_all_ends_each(tmp_path: Path, monkeypatch: pytest.Monk
     def broken(_: Path) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    monkeypatch.setattr(together.files, "fsync_tree", broken)
+    monkeypatch.setattr(disk, "fsync_tree", broken)
     told: list[str] = []
     fails: list[BaseException] = []
     finisher = Finisher()
