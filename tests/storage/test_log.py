@@ -10,6 +10,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from ferryman.errors import StateDamaged
+from ferryman.storage.log import TableLog
 from ferryman.storage.tables import Table
 from tests.storage.conftest import APPLICATION, SCHEMA, add, make_table
 
@@ -352,3 +353,16 @@ def test_a_new_table_is_whole(place: Path) -> None:
     table.create()
     table.log.verify()
     assert make_table(place / "t").version == 1
+
+
+def test_an_entry_that_goes_while_it_is_looked_at(filled: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A driver trims the log under a reader's eyes: a problem for whoever looks again, not the end of the look."""
+    unmark(filled, 2)
+
+    def gone(log: TableLog, version: int) -> None:
+        raise StateDamaged(str(log.path(version)), "the file is missing")
+
+    monkeypatch.setattr(TableLog, "_author", gone)
+    assert [(problem.path, problem.what) for problem in filled.log.problems()] == [
+        (str(filled.log.path(2)), "the file is missing")
+    ]

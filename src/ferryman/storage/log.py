@@ -162,8 +162,12 @@ class TableLog:
             if version in marked:
                 if (problem := self._compared(version)) is not None:
                     yield problem
-            elif version > base and (version != last or self._author(version) == _OTHERS):
-                yield self._unmarked(version)
+            elif version > base:
+                try:
+                    if version != last or self._author(version) == _OTHERS:
+                        yield self._unmarked(version)
+                except StateDamaged as e:  # to a reader: it was trimmed since it was listed
+                    yield e
 
     def torn(self) -> int | None:
         """The last entry's version, if it was cut off before it took effect: readers do not look at it."""
