@@ -12,7 +12,7 @@ from ferryman import account
 from ferryman.destinations import Queue as ToQueue
 from ferryman.document import Document
 from ferryman.engine import logs
-from ferryman.engine.transform.once import IN_DOUBT, OPEN, result_of, run_once
+from ferryman.engine.transform.once import IN_DOUBT, result_of, run_once
 from ferryman.engine.transform.staged import NOTHING, Staged
 from ferryman.errors import PlanError, Unavailable
 from ferryman.operations.migrate import migrate
@@ -365,7 +365,7 @@ def test_a_task_that_is_started_again(place: Path) -> None:
     def die() -> Staged:
         raise KeyboardInterrupt
 
-    (place / OPEN).touch()
+    (place / "open").touch()
     assert run_once(place, 0, run) == run_once(place, 0, run) == result_of(place, 0) == NOTHING._replace(entries=7)
     with pytest.raises(KeyboardInterrupt):
         run_once(place, 1, die)

@@ -28,6 +28,11 @@ COUNTED: Final = "counted.json"
 READERS: Final = "readers"
 """Locked by whoever reads just now; see ``storage.lock.Readers``."""
 
+ONCE: Final = "once"
+"""In a driver's scratch folder: where tasks begin that run once at most, a folder for each wave."""
+OPEN: Final = "open"
+"""A file of such a folder: as long as it is there, tasks may begin."""
+
 FOLDERS: Final = ("outbox", "documents", "ledger", "journal", "journal/closed", "commands", "staging")
 TABLES: Final = FOLDERS[:3]
 
@@ -47,3 +52,11 @@ def strange(root: StatePath) -> Iterator[str]:
         half = last.startswith(disk.TEMPORARY) or (folder.endswith("_delta_log") and "#" in last)
         if not half and name not in expected:
             yield last
+
+
+def remove_scratch(folder: StatePath, part: str = "") -> None:
+    """Remove a driver's scratch folder, or a part of it. First of all no task begins any more that may run once at
+    most: what tells that it has begun goes, too."""
+    once = folder / ONCE
+    files.remove_all(once / wave / OPEN for wave in files.names(once))
+    files.remove_folder(folder / part if part else folder)

@@ -20,7 +20,7 @@ from ferryman.state.damage import damaged_data, sealed_files
 from ferryman.state.identity import IDENTITY, folder_name, identity_of, new_identity
 from ferryman.state.journal import Journal
 from ferryman.state.keyed import create_missing, keyed_tables, missing, there
-from ferryman.state.layout import FOLDERS, MIGRATED, PLAN, READERS, strange
+from ferryman.state.layout import FOLDERS, MIGRATED, PLAN, READERS, remove_scratch, strange
 from ferryman.state.passed import note_passed_over
 from ferryman.storage import files
 from ferryman.storage.files import StatePath
@@ -294,7 +294,7 @@ class State:
         """Empty our folder for scratch, and remove those of the drivers before us."""
         for name in files.names(self.root / "staging"):
             if not name.isdigit() or int(name) <= self.epoch:
-                files.remove_folder(self.root / "staging" / name)
+                remove_scratch(self.root / "staging" / name)
         self.spill.mkdir(exist_ok=True)
 
     def retire(self, table: Table, paths: Iterable[str]) -> None:

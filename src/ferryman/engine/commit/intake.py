@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from ferryman.engine.ranges import EntryRange
-from ferryman.engine.transform.once import OPEN
+from ferryman.state.layout import ONCE, OPEN, remove_scratch
 from ferryman.state.state import State
 from ferryman.storage import files
 from ferryman.storage.files import StatePath
@@ -52,9 +52,7 @@ def end_intake(state: State) -> None:
     """Its wave is committed: what its tasks have left is not needed, and none can begin."""
     if not state.outbox.number(TAKEN):
         return
-    for name in files.names(folder := _folder(state, state.epoch, 0).parent):
-        files.remove(folder / name / OPEN)
-    files.remove_folder(folder)
+    remove_scratch(state.staging, ONCE)
 
 
 def open_intake(state: State) -> Intake | None:
@@ -68,4 +66,4 @@ def open_intake(state: State) -> Intake | None:
 
 
 def _folder(state: State, epoch: int, number: int) -> StatePath:
-    return state.root / "staging" / str(epoch) / "once" / str(number)
+    return state.root / "staging" / str(epoch) / ONCE / str(number)

@@ -12,10 +12,8 @@ from typing import Final
 
 from ferryman import crash
 from ferryman.engine.transform.staged import NOTHING, Staged
+from ferryman.state.layout import OPEN
 from ferryman.storage.files import StatePath, exists, publish, read
-
-OPEN: Final = "open"
-"""A file of the folder: as long as it is there, tasks may begin."""
 
 IN_DOUBT: Final = NOTHING._replace(in_doubt=True)
 
