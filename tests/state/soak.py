@@ -68,7 +68,10 @@ class Soak:
             if chance.random() < 0.2:
                 path.unlink(missing_ok=True)
             else:
-                path.write_text(f"{path.name} {chance.randrange(1, 10_000)}")
+                # Whole or not at all: a kill between opening and writing would leave a version without a number.
+                fresh = self.corpus.parent / "fresh.txt"
+                fresh.write_text(f"{path.name} {chance.randrange(1, 10_000)}")
+                fresh.replace(path)
         for flag in self.away.values():
             if chance.random() < (0.3 if flag.exists() else 0.05):
                 flag.unlink() if flag.exists() else flag.touch()
