@@ -22,7 +22,7 @@ from ferryman.plan import Plan
 from ferryman.queues import Queue as DurableQueue
 from ferryman.sources import Files, Queue
 from ferryman.state.state import State, state_root
-from ferryman.storage import cache, mirror, objects
+from ferryman.storage import cache, files, mirror, objects
 from ferryman.storage.lease import ObjectLease
 from ferryman.storage.objects import ObjectPath
 from ferryman.testing.inprocess import InProcess
@@ -138,6 +138,56 @@ def test_two_drivers(states: str, tmp_path: Path) -> None:
     second.release()
     assert run_plan(plan, states, checked=False).delivered == 1
     assert fsck.check(root) == []
+
+
+@pytest.mark.rule("store.lease")
+def test_a_driver_that_slept(states: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others have taken over and trimmed the logs meanwhile, so that the number of its next entry is free again."""
+    monkeypatch.setattr(limits, "CHECKPOINT_COMMITS", 2)
+    plan, root = plan_of(tmp_path), state_root(plan_of(tmp_path), states)
+    write(tmp_path, one="1")
+    plan.freeze()
+    sleeper = State.take(root, plan)
+    mirror.forget_all()  # as in another process
+    State.take(root, plan, take_over=True).release()
+    for number in range(4):
+        write(tmp_path, **{f"new-{number}": "text"})
+        assert run_plan(plan, states, checked=False).delivered == (2 if number == 0 else 1)
+    entries = [root / table.name / "_delta_log" / f"{table.version + 1:020d}.json" for table in sleeper.tables]
+    assert not any(map(files.exists, entries)), "they were trimmed: else the test shows nothing"
+    for table in sleeper.tables:
+        with pytest.raises(StateLost, match="another driver"):
+            table.commit("wave", info={"wave": 1})
+    sleeper.release()
+    assert fsck.check(root) == []
+    for entry in entries:  # killed before it saw that: nobody reads it any more
+        files.replace(entry, b"an entry")
+    mirror.forget_all()
+    assert fsck.check(root) == []
+    assert run_plan(plan, states, checked=False).waves == 0
+    assert account.status(root, plan)["balanced"]
+
+
+@pytest.mark.rule("store.lease")
+def test_a_driver_that_slept_before_a_checkpoint(states: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its mark would name a checkpoint that is older than what was trimmed."""
+    monkeypatch.setattr(limits, "CHECKPOINT_COMMITS", 2)
+    plan, root = plan_of(tmp_path), state_root(plan_of(tmp_path), states)
+    write(tmp_path, one="1")
+    plan.freeze()
+    sleeper = State.take(root, plan)
+    mirror.forget_all()  # as in another process
+    State.take(root, plan, take_over=True).release()
+    for number in range(3):
+        write(tmp_path, **{f"new-{number}": "text"})
+        assert run_plan(plan, states, checked=False).delivered >= 1
+    for table in sleeper.tables:
+        with pytest.raises(StateLost, match="another driver"):
+            table.checkpoint()
+    mirror.forget_all()
+    assert fsck.check(root) == []
+    write(tmp_path, two="2")
+    assert run_plan(plan, states, checked=False).delivered == 1
 
 
 @pytest.mark.rule("store.price")

@@ -30,7 +30,7 @@ _COMMIT = re.compile(r"(\d{20})\.json\Z")
 _CHECKPOINT = re.compile(r"(\d{20})\.checkpoint\.parquet\Z")
 _HALF = re.compile(r".*#\d+\Z")
 """What delta-rs calls a file that it has not finished."""
-_HINT = "_last_checkpoint"
+HINT: Final = "_last_checkpoint"
 _CHECKPOINT_MARK = "checkpoint"
 _OURS: Final = "ferryman"
 _OTHERS: Final = "others"
@@ -196,9 +196,9 @@ class TableLog:
         """Note that the checkpoint of this version is whole; commits up to it may then be removed."""
         checkpoint = self.folder / f"{version:020d}.checkpoint.parquet"
         fsync_file(checkpoint)
-        fsync_file(self.folder / _HINT)
+        fsync_file(self.folder / HINT)
         fsync_folder(self.folder)
-        sums = {"version": version, "checkpoint": _checksum(checkpoint), "hint": _checksum(self.folder / _HINT)}
+        sums = {"version": version, "checkpoint": _checksum(checkpoint), "hint": _checksum(self.folder / HINT)}
         make_folder(self.marks)
         replace(self.marks / _CHECKPOINT_MARK, sealed(sums))
 
@@ -275,7 +275,7 @@ class TableLog:
             yield StateDamaged(str(checkpoint), "the checkpoint is missing")
         elif _checksum(checkpoint) != mark["checkpoint"]:
             yield StateDamaged(str(checkpoint), "its checksum does not match its content")
-        hint = self.folder / _HINT
+        hint = self.folder / HINT
         if hint.exists() and _checksum(hint) != mark["hint"] and not self._unmarked_checkpoints(mark["version"]):
             yield StateDamaged(str(hint), "its checksum does not match its content")
 
@@ -286,8 +286,8 @@ class TableLog:
         mark = self._checkpoint_mark()
         version = -1 if mark is None else int(mark["version"])
         unmarked = self._unmarked_checkpoints(version)
-        if unmarked or (mark is None and (self.folder / _HINT).exists()):
-            (self.folder / _HINT).unlink(missing_ok=True)
+        if unmarked or (mark is None and (self.folder / HINT).exists()):
+            (self.folder / HINT).unlink(missing_ok=True)
             for path in unmarked:
                 path.unlink()
 

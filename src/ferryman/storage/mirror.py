@@ -19,9 +19,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from ferryman.errors import StateDamaged
+from ferryman.errors import StateDamaged, StateLost
 from ferryman.storage.files import StatePath, checksum, replace, sealed
-from ferryman.storage.log import TableLog
+from ferryman.storage.log import HINT, TableLog
 from ferryman.storage.objects import ObjectPath, StoredObject
 
 _MARKS: Final = "_marks"
@@ -72,11 +72,19 @@ class MirroredLog(TableLog):
             self._looked = True
 
     def publish(self, version: int) -> bool:
-        """Make an entry that delta-rs has written to the copy take effect; False: another driver's is there."""
+        """Make an entry that delta-rs has written to the copy take effect; False: another driver is further.
+
+        1. create it in the store
+        2. nobody has made a checkpoint since we looked. A driver that was stopped for long may find the number free
+           because another one's entry was there, and was trimmed: a checkpoint is marked before it trims
+        """
         path = self.path(version)
         with self._turn:
             try:
-                tag = self._store_create(path)
+                tag = self._store_create(path)  # 1
+                if tag is not None and self._checkpoint_now() != self._checkpoint:  # 2
+                    self._delete([path.name])
+                    tag = None
             except BaseException:
                 path.unlink()
                 raise
@@ -98,10 +106,21 @@ class MirroredLog(TableLog):
             return super().mend()
 
     def mark_checkpoint(self, version: int) -> None:
-        for path in (self.folder / f"{version:020d}.checkpoint.parquet", self.folder / "_last_checkpoint"):
-            self._tags[path.name] = self._put(path.name, path.read_bytes())
+        """The hint, which names the newest checkpoint, stays out of the store: two drivers could mix theirs up there,
+        and a log is read without it too.
+
+        Raises:
+            StateLost: another driver has marked one meanwhile.
+        """
+        path = self.folder / f"{version:020d}.checkpoint.parquet"
+        self._tags[path.name] = self._put(path.name, path.read_bytes())
         super().mark_checkpoint(version)
-        self._checkpoint = self._put(f"{_MARKS}/checkpoint", (self.marks / "checkpoint").read_bytes())
+        (self.folder / HINT).unlink()
+        mark, data = f"{self._home.key}/{_MARKS}/checkpoint", (self.marks / "checkpoint").read_bytes()
+        store, seen = self._home.store, self._checkpoint
+        self._checkpoint = store.create(mark, data) if seen is None else store.put(mark, data, seen)
+        if self._checkpoint is None:
+            raise StateLost(f"{self._home}: another driver has made a checkpoint while this one held the state.")
 
     def trim(self, version: int) -> None:
         with self._removing():
@@ -161,6 +180,10 @@ class MirroredLog(TableLog):
 
     def _store_create(self, path: Path) -> str | None:
         return self._home.store.create(f"{self._home.key}/{path.name}", path.read_bytes())
+
+    def _checkpoint_now(self) -> str | None:
+        found = self._home.store.head(f"{self._home.key}/{_MARKS}/checkpoint")
+        return None if found is None else found.tag
 
     def _delete(self, names: list[str]) -> None:
         if names:
