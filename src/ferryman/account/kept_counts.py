@@ -14,7 +14,7 @@ import msgspec
 from ferryman import crash
 from ferryman.state.layout import COUNTED
 from ferryman.state.state import State
-from ferryman.storage import files
+from ferryman.storage import files, seals
 
 _FORMAT: Final = 1
 
@@ -56,7 +56,7 @@ def kept(state: State, reached: Mapping[str, Any] | None = None) -> Counted | No
     if not files.exists(path) or state.settled < state.wave:
         return None
     try:
-        found = msgspec.convert(files.unseal(path), Counted)
+        found = msgspec.convert(seals.unseal(path), Counted)
     except msgspec.ValidationError:  # of another version of Ferryman
         return None
     if found.of != moment(state) or (reached is not None and found.reached != _comparable(reached)):
@@ -67,7 +67,7 @@ def kept(state: State, reached: Mapping[str, Any] | None = None) -> Counted | No
 def keep(state: State, reached: Mapping[str, Any], status: dict[str, Any], waves: list[dict[str, Any]]) -> None:
     """Keep what was counted, durably."""
     found = Counted(moment(state), _comparable(reached), status, waves)
-    files.replace(state.root / COUNTED, files.sealed(found))
+    files.replace(state.root / COUNTED, seals.sealed(found))
     crash.point("counted.kept")
 
 

@@ -28,6 +28,9 @@ from ferryman.storage.tables import Table
 
 COUNTS: Final = tuple(SHOWN)
 
+LEFT_OVER_STATUSES: Final = ("DEAD", "ERROR_DOC", "INDEXING")
+"""Of deliveries that have ended, and not well."""
+
 SOURCE_COUNTS: Final = ("documents", "deleted", "again")
 
 _AT: Final = "wave * 4 + ordinal"
@@ -136,7 +139,7 @@ class View:
 
     def left_over(self) -> dict[str, int]:
         """See ``account.left_over``."""
-        found = count(self._tables(), {}, ("DEAD", "ERROR_DOC", "INDEXING"))
+        found = count(self._tables(), {}, LEFT_OVER_STATUSES)
         pending = self._one("SELECT count(*) FROM waiting WHERE due IS NOT NULL") + found.pending_in_steps
         counts = {"failed": 0, "rejected": 0, "in_doubt": 0, "pending": pending}
         if self._state.outbox.number(RANGES):
@@ -259,8 +262,9 @@ class View:
 
     def _tables(self) -> Tables:
         names = {d for (d,) in self._db.execute("SELECT DISTINCT destination FROM ledger").fetchall()}
-        names |= {file.partition["destination"] for file in self._state.outbox.files.values()}
-        rows = self._one("SELECT greatest((SELECT count(*) FROM ledger), (SELECT count(*) FROM documents))")
+        state = self._state
+        names |= {file.partition["destination"] for file in state.outbox.files.values()}
+        rows = max(sum(file.rows for file in table.files.values()) for table in (state.ledger, state.documents))
         return Tables(self._db, self._documents, names - {""}, rows, self._folder)
 
     def _asked_again(self) -> list[tuple[str, int]]:

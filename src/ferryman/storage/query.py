@@ -78,6 +78,9 @@ def register(db: duckdb.DuckDBPyConnection, name: str, paths: Sequence[Path], sc
         db.register(name, schema.empty_table())
         return
     verify(paths)
+    if sum(os.path.getsize(path) for path in paths) <= _SMALL_BYTES:
+        db.register(name, pa.concat_tables([parquet.read_part(path, schema.names) for path in paths]))
+        return
     columns = ", ".join(f'"{column}"' for column in schema.names)
     db.execute(f"CREATE TEMP VIEW {name} AS SELECT {columns} FROM read_parquet({quoted_list(map(str, paths))})")
 
@@ -122,6 +125,9 @@ def read_rows(
         yield from stream(db, f"SELECT {columns} FROM ({rows}) WHERE {where}", schema)
         first += len(group)
 
+
+_SMALL_BYTES: Final = 256 * 1024
+"""Files of a view that are read into memory: each query that opens them takes a millisecond longer."""
 
 _TOGETHER_BYTES: Final = 1 << 20
 """Files that one query reads; a larger one is read by itself."""
