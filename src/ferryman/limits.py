@@ -319,6 +319,9 @@ QUEUE_POLL_S: Final = 0.01
 QUEUE_POLL_MAX_S: Final = 0.05
 """How often a tailer that waits looks whether something came: a look takes 0.1 ms."""
 
+QUEUE_POLL_STORE_S: Final = 1.0
+"""The same in an object store, where a look is a few requests."""
+
 READER_CHARACTERS: Final = 110
 """Of the name by which a queue knows a plan: what tells plan and source, before what tells the state."""
 

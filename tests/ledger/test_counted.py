@@ -15,7 +15,7 @@ from ferryman.engine.counting import Counting
 from ferryman.errors import StateDamaged
 from ferryman.operations.fsck import check
 from ferryman.state.layout import COUNTED
-from ferryman.storage import files
+from ferryman.storage import files, seals
 from ferryman.testing.inprocess import InProcess
 from tests.support.trial import Interrupted, Trial, Until
 
@@ -109,9 +109,9 @@ def test_another_plan_is_counted_by_itself(trial: Trial) -> None:
 def test_a_file_that_is_wrong_is_found_by_check(trial: Trial) -> None:
     """It counts again, compares, and says what to do."""
     path = trial.root / COUNTED
-    found: Any = files.unseal(path)
+    found: Any = seals.unseal(path)
     found["status"]["destinations"]["out"]["delivered"] += 1
-    files.replace(path, files.sealed(found))
+    files.replace(path, seals.sealed(found))
     [finding] = check(trial.root)
     assert finding.path == str(path)
     assert finding.remedy.startswith("remove this file")
@@ -134,7 +134,7 @@ def test_a_damaged_file_stops_nobody(trial: Trial) -> None:
 def test_a_file_of_another_format_is_none(trial: Trial) -> None:
     """Whoever finds it counts."""
     path = trial.root / COUNTED
-    files.replace(path, files.sealed({"of": "something else"}))
+    files.replace(path, seals.sealed({"of": "something else"}))
     assert trial.status()["balanced"]
     assert check(trial.root) == []
 
@@ -183,5 +183,5 @@ def test_a_run_that_goes_on_keeps_it(trial: Trial) -> None:
 
     with pytest.raises(Interrupted):
         trial.run(runner=InProcess(), every=0, sleep=stop, checked=False)
-    found: Any = files.unseal(trial.root / COUNTED)
+    found: Any = seals.unseal(trial.root / COUNTED)
     assert found["status"]["destinations"]["out"]["delivered"] == 3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import msgspec
@@ -12,6 +13,8 @@ from ferryman import crash, limits
 from ferryman.queues import Queue
 from ferryman.queues import keys as remembered
 from ferryman.queues.store import QueueStore
+from ferryman.storage import files, objects
+from tests.support.http_store import HttpStore
 
 BATCHES = 24
 
@@ -24,6 +27,9 @@ class Job(msgspec.Struct):
     arm: str = ""
     kills: int = 1
     """So often it was killed before."""
+    queues: str = ""
+    """The folder of queues, or its URL; "": below ``root``."""
+    environment: dict[str, str] = {}
 
 
 def work(job: Job) -> None:
@@ -35,38 +41,42 @@ def work(job: Job) -> None:
     root = Path(job.root)
     if job.arm:
         crash.arm(job.arm)
-    do(root)
+    if job.queues:
+        os.environ.update(job.environment)
+        objects.opened_by(HttpStore)
+    queues = job.queues or str(root / "queues")
+    do(root, queues)
     if job.verb == "check":
-        check(root, job.kills)
+        check(root, queues, job.kills)
 
 
 def messages(batch: int) -> list[dict[str, int]]:
     return [{"batch": batch, "part": part} for part in range(batch % 3 + 1)]
 
 
-def do(root: Path) -> None:
+def do(root: Path, queues: str) -> None:
     """Append with keys, read with a tailer between, trim a second queue, delete a third."""
-    queue = Queue("orders", root / "queues")
+    queue = Queue("orders", queues)
     tailer = queue.tailer("auditor")
     for batch in range(BATCHES):
         queue.append(messages(batch), key=f"batch-{batch}")
         while (message := tailer.read()) is not None:
             with (root / "seen").open("a") as seen:
                 seen.write(f"{message.index} {json.dumps(message.body)}\n")
-    old = Queue("old", root / "queues")
+    old = Queue("old", queues)
     for batch in range(6):
         old.append(messages(batch), key=f"batch-{batch}")
     old.register("slow", 6)
     old.trim(0)
-    gone = Queue("gone", root / "queues")
+    gone = Queue("gone", queues)
     if not (root / "deleted").exists():
         gone.append([{"x": 1}], key="once")
         (root / "deleted").touch()
     gone.delete()
 
 
-def check(root: Path, kills: int) -> None:
-    queue = Queue("orders", root / "queues")
+def check(root: Path, queues: str, kills: int) -> None:
+    queue = Queue("orders", queues)
     wanted = [body for batch in range(BATCHES) for body in messages(batch)]
     found = queue.read(limit=1000)
     assert [m.body for m in found] == wanted
@@ -80,26 +90,29 @@ def check(root: Path, kills: int) -> None:
     assert len(seen) >= len(wanted) - kills, "only what was noted and not returned is missing"
     assert queue.readers() == {"auditor": len(wanted) + 1}
 
-    old = Queue("old", root / "queues")
+    old = Queue("old", queues)
     assert (old.first_index, old.last_index) == (6, 12)
     assert [m.index for m in old.read()] == [*range(6, 13)]
     assert old.appended("batch-0") == range(1, 2), "a key outlives its messages"
-    assert Queue.all(root / "queues") == ["old", "orders"]
+    assert Queue.all(queues) == ["old", "orders"]
     for each in (queue, old):
         check_folder(each)
 
 
 def check_folder(queue: Queue) -> None:
     """Other programs read the table; nothing is left over."""
-    found = DeltaTable(str(queue.folder / "messages")).to_pyarrow_table().column("index").to_pylist()
-    assert sorted(found) == [m.index for m in queue.read(limit=1000)]
     queue.append([])
     store: QueueStore | None = queue._open
     assert store is not None
     store.move_on()
+    folder = store.table.folder
+    if isinstance(folder, Path):
+        found = DeltaTable(str(folder)).to_pyarrow_table().column("index").to_pylist()
+        assert sorted(found) == [m.index for m in queue.read(limit=1000)]
     live = {f.path for f in store.table.files}
-    there = {p.name for p in (queue.folder / "messages").glob("*.parquet")}
+    there = {name for name in files.names(folder) if name.endswith(".parquet")}
     assert live <= there
     assert len(there - live) <= 4, "the last kill's, until the next merge"
-    assert len(list((queue.folder / "messages" / "_delta_log").iterdir())) < 20
-    assert not [p for p in (queue.root).iterdir() if p.name.startswith(".deleted")]
+    assert len(files.names(folder / "_delta_log")) < 20
+    assert not [name for name in files.names(queue.root) if name.startswith(".deleted")]
+    assert isinstance(folder, Path) or sorted(files.names(queue.folder)) == sorted([store.identity.id, "queue.json"])

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from ferryman import limits
-from ferryman.queues import Queue, merging
-from ferryman.queues import table as tables
+from ferryman.queues import Queue, entries, merging
 from ferryman.queues.table import CommitUnknown
+from ferryman.storage import files
 
 
 @pytest.fixture(autouse=True)
@@ -60,7 +60,7 @@ def test_before_the_link(root: Path, monkeypatch: pytest.MonkeyPatch, others: in
         for n in range(others):
             other.append([{"x": n + 1}])
 
-    meanwhile(monkeypatch, os if where == "link" else tables, where, work, "before")
+    meanwhile(monkeypatch, os if where == "link" else files, where, work, "before")
     wanted = [*range(others + 1)]
     try:
         indices = queue.append([{"x": "mine"}], key=key)
@@ -134,5 +134,5 @@ def test_a_reader(root: Path, monkeypatch: pytest.MonkeyPatch, others: int) -> N
         queue.append([{"x": count[0]}])
         count[0] += 1
         with monkeypatch.context() as patched:
-            meanwhile(patched, tables.entries, "decode", work, "after")
+            meanwhile(patched, entries, "decode", work, "after")
             assert bodies(Queue("orders", root) if fresh else reader) == [*range(count[0])]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import sys
-from pathlib import Path
 
 from ferryman.queues import Queue
 
@@ -30,6 +29,15 @@ def read(root: str, name: str, until: int) -> None:
             sys.stdout.write(f"{last} {message.body['by']} {message.body['n']}\n")
 
 
+def share(root: str, name: str, last: int) -> None:
+    """Messages until the last one was read by somebody: others read with the same name; prints the indices."""
+    queue = Queue("orders", root)
+    tailer = queue.tailer(name)
+    while queue.readers()[name] <= last:
+        for message in tailer.read_many(7, wait_s=0.1):
+            sys.stdout.write(f"{message.index}\n")
+
+
 def append_with_keys(root: str, number: int, batches: int) -> None:
     """Batches with keys that all such processes share; may be killed, and run again."""
     queue, chance = Queue("orders", root), random.Random(number)
@@ -38,7 +46,6 @@ def append_with_keys(root: str, number: int, batches: int) -> None:
     for batch in order:
         indices = queue.append([{"batch": batch, "part": part} for part in range(batch % 4 + 1)], key=f"b{batch}")
         assert len(indices) == batch % 4 + 1
-    Path(root, f"done-{number}").touch()
 
 
 if __name__ == "__main__":
@@ -47,5 +54,7 @@ if __name__ == "__main__":
         append(root, *map(int, rest))
     elif what == "read":
         read(root, rest[0], int(rest[1]))
+    elif what == "share":
+        share(root, rest[0], int(rest[1]))
     else:
         append_with_keys(root, *map(int, rest))

@@ -12,7 +12,7 @@ from ferryman.errors import StateForeign
 from ferryman.operations.fsck import check
 from ferryman.plan import Plan
 from ferryman.state.state import State
-from ferryman.storage import files
+from ferryman.storage import seals
 from tests.support.damage import damaged, made, refusal, tree
 from tests.support.trial import Trial
 
@@ -21,8 +21,8 @@ __all__ = ["damaged", "made"]
 
 def reseal(root: Path, **changes: object) -> None:
     path = root / "state.json"
-    found: Any = files.unseal(path)
-    path.write_bytes(files.sealed({**found, **changes}))
+    found: Any = seals.unseal(path)
+    path.write_bytes(seals.sealed({**found, **changes}))
 
 
 def test_a_newer_format_is_refused(damaged: Trial) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,33 +22,16 @@ from ferryman.plan import Plan
 from ferryman.queues import Queue as DurableQueue
 from ferryman.sources import Files, Queue
 from ferryman.state.state import State, state_root
-from ferryman.storage import cache, files, mirror, objects
+from ferryman.storage import cache, files, mirror
 from ferryman.storage.lease import ObjectLease
 from ferryman.storage.objects import ObjectPath
 from ferryman.testing.inprocess import InProcess
 from tests.servers.faulty_s3 import BUCKET, FaultyS3
 from tests.support.http_store import HttpStore
+from tests.support.in_store import faulty, states
 from tests.support.trial import Watch, run_plan
 
-
-@pytest.fixture(scope="module")
-def faulty() -> Iterator[FaultyS3]:
-    with FaultyS3() as started:
-        yield started
-
-
-@pytest.fixture
-def states(
-    faulty: FaultyS3, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, request: pytest.FixtureRequest
-) -> Iterator[str]:
-    """URL of a folder of states that is not there yet."""
-    for name, value in faulty.settings.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setenv(cache.CACHE, str(tmp_path / "cache"))
-    before = objects.opened_by(HttpStore)
-    yield f"s3://{BUCKET}/{request.node.originalname}/{os.urandom(4).hex()}"
-    objects.opened_by(before)
-    mirror.forget_all()
+__all__ = ["faulty", "states"]
 
 
 def plan_of(place: Path, version: int = 1) -> Plan:

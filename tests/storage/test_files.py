@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ferryman.errors import StateDamaged
-from ferryman.storage import files
+from ferryman.storage import files, seals
 
 
 def names(folder: Path) -> list[str]:
@@ -120,11 +120,11 @@ def test_folders_are_made_with_their_parents(place: Path) -> None:
 def test_a_sealed_record_comes_back(tmp_path_factory: pytest.TempPathFactory, record: dict[str, object]) -> None:
     """What is sealed is unsealed as it was."""
     path = tmp_path_factory.getbasetemp() / "sealed"
-    path.write_bytes(files.sealed(record))
-    assert files.unseal(path) == record
+    path.write_bytes(seals.sealed(record))
+    assert seals.unseal(path) == record
 
 
-SEALED = files.sealed({"format": 1, "plan": "plays", "list": [1, 2, 3]})
+SEALED = seals.sealed({"format": 1, "plan": "plays", "list": [1, 2, 3]})
 
 
 @pytest.mark.parametrize("at", range(len(SEALED)))
@@ -135,7 +135,7 @@ def test_any_flipped_bit_of_a_sealed_record_is_seen(place: Path, at: int) -> Non
         flipped[at] ^= 1 << bit
         (place / "sealed").write_bytes(flipped)
         with pytest.raises(StateDamaged) as error:
-            files.unseal(place / "sealed")
+            seals.unseal(place / "sealed")
         assert error.value.path == str(place / "sealed")
 
 
@@ -144,11 +144,11 @@ def test_a_truncated_sealed_record_is_seen(place: Path, length: int) -> None:
     """Cut anywhere, also to nothing: StateDamaged."""
     (place / "sealed").write_bytes(SEALED[:length])
     with pytest.raises(StateDamaged):
-        files.unseal(place / "sealed")
+        seals.unseal(place / "sealed")
 
 
 def test_a_sealed_record_with_more_behind_it_is_seen(place: Path) -> None:
     """Bytes that were appended are damage too."""
     (place / "sealed").write_bytes(SEALED + b" ")
     with pytest.raises(StateDamaged):
-        files.unseal(place / "sealed")
+        seals.unseal(place / "sealed")

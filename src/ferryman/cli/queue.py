@@ -27,9 +27,11 @@ app = typer.Typer(
 
 Name = Annotated[str, typer.Argument(metavar="NAME", show_default=False, help="The queue's name.")]
 Reader = Annotated[str, typer.Argument(metavar="READER", show_default=False, help="As `queue show` lists it.")]
-Queues = Annotated[Path, typer.Option("--queues", metavar="DIR", help="The folder of queues.")]
+Queues = Annotated[
+    str, typer.Option("--queues", metavar="DIR", help="The folder of queues, or its URL, such as s3://bucket/queues.")
+]
 
-HERE = Path("queues")
+HERE = "queues"
 
 
 @app.command("list")
@@ -216,7 +218,7 @@ def delete(
         say(f"{name} is deleted")
 
 
-def the_queue(name: str, queues: Path) -> Queue:
+def the_queue(name: str, queues: str) -> Queue:
     """The queue of this name.
 
     Raises:
@@ -231,7 +233,7 @@ def the_queue(name: str, queues: Path) -> Queue:
     return queue
 
 
-def the_reader(name: str, reader: str, queues: Path) -> Queue:
+def the_reader(name: str, reader: str, queues: str) -> Queue:
     """The queue, if it has this reader.
 
     Raises:

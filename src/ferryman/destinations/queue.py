@@ -5,20 +5,19 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, ClassVar
 
 import msgspec
 import pyarrow as pa
 
-from ferryman import limits, places
+from ferryman import limits
 from ferryman.destinations.base import Delivery, Destination, DestinationContext, Effect, Facts, Outcome
 from ferryman.errors import BadDocument, Misconfigured, plain_text
 from ferryman.queues import Queue as DurableQueue
 from ferryman.queues.explained import explained_queue
 from ferryman.queues.message import CONTENT, text_of
 from ferryman.queues.once import SEQUENCE, WRITER
-from ferryman.queues.place import check_name
+from ferryman.queues.place import check_name, root_of, uri_of
 from ferryman.queues.trimming import seconds_of
 
 
@@ -74,14 +73,14 @@ class Queue(Destination):
         if keep is not None:
             seconds_of(keep)
         self.name = check_name(name)
-        self.root = Path(places.absolute(root))
+        self.root = root_of(root)
         self.keep = keep
         self.text = text
         self._queue: DurableQueue | None = None
         self._writer = ""
 
     def target(self) -> str:
-        return (self.root / self.name).as_uri()
+        return uri_of(self.root / self.name)
 
     def local_paths(self) -> tuple[str, ...]:
         return (str(self.root),)

@@ -31,7 +31,7 @@ from ferryman.state.layout import MIGRATION
 from ferryman.state.log_positions import LogPositions
 from ferryman.state.passed import note_passed_over
 from ferryman.state.state import State
-from ferryman.storage import files
+from ferryman.storage import files, seals
 from ferryman.storage.groups import RowGroups
 from ferryman.storage.parquet import Part, PartWriter, read_part, write_part
 from ferryman.storage.query import connect, quoted_list, verify
@@ -45,7 +45,7 @@ def is_pending(state: State) -> bool:
 def finish(state: State) -> str:
     """The new state's first wave; what it did, in one line."""
     before, after = state.remembered(), structure(state.plan)
-    older: Any = files.unseal(state.root / MIGRATION)
+    older: Any = seals.unseal(state.root / MIGRATION)
     why = f"plan version {state.plan.version} continues from version {older['from']}"
     number = state.wave + 1
     gone = [name for name, node in before.items() if node.kind in DELIVERED and name not in after]

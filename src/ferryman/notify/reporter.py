@@ -25,7 +25,7 @@ from ferryman.notify.digest import Digest, Example, Stopped, digest, news_since
 from ferryman.plan.notice import NotifyTarget
 from ferryman.state.layout import NOTIFIED
 from ferryman.state.state import State
-from ferryman.storage import files
+from ferryman.storage import files, seals
 
 
 class Notified(msgspec.Struct, frozen=True):
@@ -123,14 +123,14 @@ class Reporter:
         if not files.exists(path):
             return {}
         try:
-            return msgspec.convert(files.unseal(path), dict[str, Notified])
+            return msgspec.convert(seals.unseal(path), dict[str, Notified])
         except (StateDamaged, msgspec.ValidationError) as e:
             self._complain("", f"{path} is damaged: everything failed is reported again ({e})")
             return {}
 
     def _keep(self, told: dict[str, Notified]) -> None:
         newest: dict[str, Any] = dict(list(told.items())[-limits.NOTIFY_TARGETS :])
-        files.replace(self._state.root / NOTIFIED, files.sealed(newest))
+        files.replace(self._state.root / NOTIFIED, seals.sealed(newest))
         crash.point("notify.kept")
 
 

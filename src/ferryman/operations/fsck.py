@@ -12,7 +12,7 @@ from ferryman.state.damage import sealed_files
 from ferryman.state.identity import plan_of
 from ferryman.state.layout import COUNTED, READERS, TABLES
 from ferryman.state.state import SETTLED, WAVE, State, state_root
-from ferryman.storage import files, parquet
+from ferryman.storage import files, parquet, seals
 from ferryman.storage.files import StatePath
 from ferryman.storage.lock import Readers
 from ferryman.storage.tables import Table
@@ -69,7 +69,7 @@ def _look(root: StatePath) -> list[Finding]:
     path = root / COUNTED
     try:
         if files.exists(path):
-            files.unseal(path)
+            seals.unseal(path)
         if not found and miscounted(root, plan_of(root)):
             found[str(path)] = Finding(str(path), "it does not match the tables, counted again", _REMOVE)
     except StateDamaged as e:
@@ -88,7 +88,7 @@ def _problems(root: StatePath) -> Iterator[StateDamaged]:
         yield from _problems_of_data(state, table)
     for path in sealed_files(state):
         try:
-            files.unseal(path)
+            seals.unseal(path)
         except StateDamaged as e:
             yield e
 

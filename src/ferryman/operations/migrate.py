@@ -30,7 +30,7 @@ from ferryman.state.commands import waiting
 from ferryman.state.layout import MIGRATED, MIGRATION, NOTIFIED, PASSED
 from ferryman.state.log_positions import RANGES, LogPositions, reader_of
 from ferryman.state.state import SEQUENCE, SETTLED, WAVE, State
-from ferryman.storage import disk, files
+from ferryman.storage import disk, files, seals
 from ferryman.storage.files import StatePath
 from ferryman.storage.lock import Lock
 
@@ -109,7 +109,7 @@ def _build(old: State, new: State, from_version: int) -> None:
     for name in (NOTIFIED, PASSED):  # the waves' numbers go on: nobody is told of the past again
         if files.exists(noted := old.root / name):
             files.replace(new.root / name, files.read(noted))
-    files.replace(new.root / MIGRATION, files.sealed({"from": from_version}))
+    files.replace(new.root / MIGRATION, seals.sealed({"from": from_version}))
 
 
 def _positions(old: State, plan: Plan) -> dict[str, int]:

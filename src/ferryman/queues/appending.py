@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import datetime as dt
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -18,7 +17,8 @@ from ferryman.queues.message import CONTENT, ROWS
 from ferryman.queues.once import RepeatingWriter
 from ferryman.queues.store import QueueStore
 from ferryman.queues.table import CommitUnknown
-from ferryman.storage.files import disk_full, fsync_folder
+from ferryman.storage import files
+from ferryman.storage.files import StatePath, disk_full, fsync_folder
 from ferryman.storage.lock import turn
 from ferryman.storage.parquet import Part, PartWriter
 
@@ -57,10 +57,11 @@ def append_rows(
             file = _staged(store, new.select(CONTENT.names), name)  # 3
             crash.point("append.staged")
             fsync_folder(store.table.folder)
-            written = (store.table.folder / file.path).exists()  # not if we slept, and somebody took it for left over
-            if written and _committed(store, file, noted, repeatable=bool(name or writer)):  # 4
+            # not there if we slept, and somebody took it for left over
+            there = files.exists(store.table.folder / file.path)
+            if there and _committed(store, file, noted, repeatable=bool(name or writer)):  # 4
                 return range(file.first, file.end)
-            (store.table.folder / file.path).unlink(missing_ok=True)
+            files.remove(store.table.folder / file.path)
 
 
 def _committed(store: QueueStore, file: MessageFile, noted: dict[str, int], *, repeatable: bool) -> bool:
@@ -90,7 +91,7 @@ def _staged(store: QueueStore, rows: pa.Table, key: str) -> MessageFile:
     return MessageFile(part.path, part.size, first, rows.num_rows, at, at, 0, key)
 
 
-def write_rows(folder: Path, tables: Iterator[pa.Table] | list[pa.Table]) -> Part:
+def write_rows(folder: StatePath, tables: Iterator[pa.Table] | list[pa.Table]) -> Part:
     """A synced data file of these rows, in row groups that a look at one message can afford."""
     writer = PartWriter(folder, ROWS, epoch=0)
     try:

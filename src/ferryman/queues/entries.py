@@ -11,12 +11,12 @@ import re
 import time
 import zlib
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import msgspec
 
 from ferryman.errors import StateDamaged
+from ferryman.storage.files import StatePath, read
 
 LAST: Final = "index"
 """The application whose transaction number is the index of the last message that was ever appended."""
@@ -97,14 +97,14 @@ def encode(entry: LogEntry, *, data_change: bool) -> bytes:
     return _sealed(entry.kind, actions)
 
 
-def decode(path: Path) -> LogEntry:
+def decode(path: StatePath) -> LogEntry:
     """An entry, once it is known to be whole.
 
     Raises:
         StateDamaged: it is not what was written, or somebody else wrote it.
         FileNotFoundError: there is none.
     """
-    data = path.read_bytes()
+    data = read(path)
     found = _SEAL.search(data)
     if found is None:
         raise StateDamaged(str(path), "it was not written by Ferryman")

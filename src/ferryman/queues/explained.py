@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import pyarrow as pa
 
 from ferryman.errors import EngineError, Misconfigured, StateFolderError, Unavailable, UsageError, describe
+from ferryman.storage.files import StatePath
 from ferryman.storage.folder import explained
 
 
 @contextmanager
-def explained_queue(folder: Path) -> Iterator[None]:
+def explained_queue(folder: StatePath) -> Iterator[None]:
     """What goes wrong inside is about the whole queue.
 
     Raises:

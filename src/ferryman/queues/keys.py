@@ -20,8 +20,9 @@ import numpy as np
 from ferryman import crash
 from ferryman.errors import StateDamaged
 from ferryman.queues.entries import MessageFile
+from ferryman.storage import files
 from ferryman.storage.disk import TEMPORARY
-from ferryman.storage.files import replace
+from ferryman.storage.files import StatePath, replace
 
 _HEAD: Final = 16
 """Bytes before the numbers: the CRC-32 of what follows, and blanks."""
@@ -48,7 +49,7 @@ def key_name(key: str) -> str:
 class RememberedKeys:
     """The files in ``folder``."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: StatePath) -> None:
         self._folder = folder
         self._runs: dict[str, KeyRun] = {}
 
@@ -91,8 +92,7 @@ class RememberedKeys:
                 columns = [np.concatenate(column) for column in zip(*(self._runs[n] for n in names), strict=True)]
                 self._write(KeyRun(*columns))
                 crash.point("keys.merged")
-                for name in names:
-                    (self._folder / name).unlink(missing_ok=True)
+                files.remove_all(self._folder / name for name in names)
 
     def _write(self, run: KeyRun) -> None:
         order = np.lexsort((run.low, run.high))
@@ -106,9 +106,10 @@ class RememberedKeys:
     def _load(self) -> dict[str, KeyRun]:
         """All files as they are now, read once each."""
         while True:
-            names = {n for n in os.listdir(self._folder) if not n.startswith(TEMPORARY)}
+            names = {n for n in files.names(self._folder) if not n.startswith(TEMPORARY)}
             try:
-                self._runs = {n: self._runs[n] if n in self._runs else _read(self._folder / n) for n in names}
+                new = {n: _read(files.local(self._folder / n)) for n in names - self._runs.keys()}
+                self._runs = {n: new[n] if n in new else self._runs[n] for n in names}
             except FileNotFoundError:  # merged meanwhile
                 continue
             return self._runs

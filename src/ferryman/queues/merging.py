@@ -7,9 +7,9 @@ message is copied as often as there are levels, and what an append or a look cos
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Final
 
 import pyarrow as pa
@@ -21,7 +21,7 @@ from ferryman.queues.entries import LogEntry, MessageFile
 from ferryman.queues.message import ROWS
 from ferryman.queues.store import QueueStore
 from ferryman.storage.disk import TEMPORARY
-from ferryman.storage.files import changed_before, fsync_folder, remove_temporary
+from ferryman.storage.files import changed_before, fsync_folder, names, remove, remove_all, remove_temporary
 from ferryman.storage.groups import RowGroups
 from ferryman.storage.lock import turn
 
@@ -111,29 +111,28 @@ def merge(store: QueueStore, batch: list[MessageFile]) -> None:
             crash.point("merge.removed")
             return
         store.move_on()
-    (table.folder / part.path).unlink(missing_ok=True)
+    remove(table.folder / part.path)
 
 
 def retire(store: QueueStore, files: Iterable[MessageFile]) -> None:
     """Remove files that were replaced: who looks for one of them finds a newer version of the table."""
-    for file in files:
-        (store.table.folder / file.path).unlink(missing_ok=True)
+    remove_all(store.table.folder / file.path for file in files)
 
 
 def sweep(store: QueueStore) -> None:
     """Remove files that no entry names and nobody is about to name: a kill has left them."""
     now = time.time()  # before we look: we may be stopped in between
     with turn(store.appending, 0) as quiet:
-        old = now - (limits.READERS_GRACE_S if quiet else limits.QUEUE_STRAY_S)
-        names = os.listdir(store.table.folder)
+        old = now - (limits.READERS_GRACE_S if quiet and isinstance(store.appending, Path) else limits.QUEUE_STRAY_S)
+        found = names(store.table.folder)
         store.move_on()
         live = {f.path for f in store.table.files}
-        for name in names:
+        for name in found:
             path = store.table.folder / name
             stray = name.endswith(".parquet") or name.startswith(TEMPORARY)
             if stray and name not in live and changed_before(path, old):
-                path.unlink(missing_ok=True)
-    for folder in (store.table.log, store.table.marks, store.folder / "keys", store.folder / "tailers"):
+                remove(path)
+    for folder in (store.table.log, store.table.marks, store.home / "keys", store.home / "tailers"):
         remove_temporary(folder, now - limits.TEMPORARY_S)
 
 

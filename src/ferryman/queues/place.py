@@ -12,11 +12,15 @@ import uuid
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from ferryman import crash, limits
+from ferryman import crash, limits, places
 from ferryman.errors import StateForeign, UsageError
+from ferryman.queues import object_place
 from ferryman.queues.entries import first_entry
+from ferryman.storage import files
 from ferryman.storage.disk import write_synced
-from ferryman.storage.files import fsync_folder, make_folder, probe, sealed, unseal
+from ferryman.storage.files import StatePath, fsync_folder, make_folder, path_of, probe, stamp
+from ferryman.storage.objects import ObjectPath, is_url
+from ferryman.storage.seals import sealed, unseal
 
 IDENTITY: Final = "queue.json"
 FORMAT: Final = 1
@@ -32,7 +36,7 @@ class Identity(NamedTuple):
 
     id: str
     created: str
-    stamp: tuple[int, int]
+    stamp: tuple[int | str, ...]
     """By which the file is known again without being read."""
 
 
@@ -50,7 +54,28 @@ def check_name(name: object, what: str = "a queue") -> str:
     return name
 
 
-def identity_of(folder: Path) -> Identity | None:
+def root_of(root: str | os.PathLike[str] | ObjectPath) -> StatePath:
+    """A folder of queues, or its URL, as somebody has named it.
+
+    Raises:
+        UsageError: a URL of something else than an object store.
+    """
+    if isinstance(root, ObjectPath) or is_url(root):
+        return path_of(root if isinstance(root, ObjectPath) else str(root))
+    return Path(places.absolute(root))
+
+
+def uri_of(folder: StatePath) -> str:
+    """Names a queue for everybody."""
+    return folder.as_uri() if isinstance(folder, Path) else str(folder)
+
+
+def home_of(folder: StatePath, identity: str) -> StatePath:
+    """Where the files of a queue are: in an object store below its id."""
+    return folder if isinstance(folder, Path) else folder / identity
+
+
+def identity_of(folder: StatePath) -> Identity | None:
     """Whose folder it is; None: there is none.
 
     Raises:
@@ -60,31 +85,46 @@ def identity_of(folder: Path) -> Identity | None:
     """
     path = folder / IDENTITY
     try:
-        found = stamp_of(folder)
-    except (FileNotFoundError, NotADirectoryError):
-        if not os.path.lexists(folder):
-            return None
-        raise UsageError(
-            f"{folder} is not a queue: it has no {IDENTITY}. Give another name or another folder."
-        ) from None
+        found = stamp(path)
+        if found is None:
+            if isinstance(folder, ObjectPath) or not os.path.lexists(folder):
+                return None
+            found = stamp(path)  # it may have been made while we looked
+    except NotADirectoryError:
+        found = None
+    if found is None:
+        raise UsageError(f"{folder} is not a queue: it has no {IDENTITY}. Give another name or another folder.")
     said: Any = unseal(path)
     if said["format"] > FORMAT:
         raise StateForeign(f"{path}: format {said['format']}, this Ferryman knows up to {FORMAT}. Nothing was touched.")
-    return Identity(said["id"], said["created"], found)
+    return None if object_place.is_deleted(said) else Identity(said["id"], said["created"], found)
 
 
-def stamp_of(folder: Path) -> tuple[int, int]:
+def stamp_of(folder: StatePath) -> tuple[int | str, ...]:
     """What tells this identity from another one.
 
     Raises:
         FileNotFoundError: it has none.
     """
-    found = (folder / IDENTITY).stat()
-    return found.st_ino, found.st_mtime_ns
+    if (found := stamp(folder / IDENTITY)) is None:
+        raise FileNotFoundError(str(folder / IDENTITY))
+    return found
 
 
-def make(folder: Path) -> None:
-    """Make a queue if there is none, durably and whole: under another name first, which is then changed."""
+def make(folder: StatePath) -> None:
+    """Make a queue if there is none, durably and whole."""
+    if isinstance(folder, Path):
+        _make(folder)
+    else:
+        object_place.make(folder / IDENTITY, _said, str(uuid.uuid4()))
+
+
+def _said(identity: str) -> dict[str, Any]:
+    return {"format": FORMAT, "id": identity, "created": dt.datetime.now(dt.UTC).isoformat(timespec="seconds")}
+
+
+def _make(folder: Path) -> None:
+    """Under another name first, which is then changed."""
     root = folder.parent
     if root.exists() and not root.is_dir():
         raise UsageError(f"{root} is not a folder: queues cannot be in it.")
@@ -99,8 +139,7 @@ def make(folder: Path) -> None:
         write_synced(new / "messages" / "_delta_log" / f"{0:020d}.json", first_entry(identity))
         for lock in ("appending", "merging"):
             (new / lock).touch()
-        created = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
-        write_synced(new / IDENTITY, sealed({"format": FORMAT, "id": identity, "created": created}))
+        write_synced(new / IDENTITY, sealed(_said(identity)))
         for made in (new / "messages" / "_delta_log", new / "messages", new):
             fsync_folder(made)
         crash.point("queue.built")
@@ -117,8 +156,11 @@ def make(folder: Path) -> None:
     crash.point("queue.made")
 
 
-def remove(folder: Path) -> None:
-    """Delete a queue, all or nothing, durably."""
+def remove(folder: StatePath, identity: str) -> None:
+    """Delete the queue of this id, all or nothing, durably."""
+    if isinstance(folder, ObjectPath):
+        object_place.remove(folder / IDENTITY, identity, _said)
+        return
     gone = folder.with_name(f"{_DELETED}{uuid.uuid4().hex}")
     folder.rename(gone)
     crash.point("queue.renamed")
@@ -127,15 +169,19 @@ def remove(folder: Path) -> None:
     crash.point("queue.removed")
 
 
-def names(root: Path) -> list[str]:
+def names(root: StatePath) -> list[str]:
     """Names of all queues in a folder, sorted."""
+    if isinstance(root, ObjectPath):
+        return sorted(n for n in files.names(root) if _NAME.fullmatch(n) and identity_of(root / n) is not None)
     if not root.is_dir():
         return []
     return sorted(p.parent.name for p in root.glob(f"*/{IDENTITY}") if _NAME.fullmatch(p.parent.name))
 
 
-def remove_left_over(root: Path) -> None:
-    """What a kill has left of a queue in the making, or one that is deleted."""
+def remove_left_over(root: StatePath) -> None:
+    """What a kill has left of a queue in the making, or one that is deleted. In an object store, ``make`` does it."""
+    if isinstance(root, ObjectPath):
+        return
     for path in root.iterdir() if root.is_dir() else ():
         with contextlib.suppress(FileNotFoundError):
             old = time.time() - path.stat().st_mtime > limits.TEMPORARY_S

@@ -3,27 +3,33 @@
 from __future__ import annotations
 
 import contextlib
-import os
+import threading
+import uuid
+from collections import defaultdict
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from ferryman import crash
-from ferryman.errors import StateDamaged
-from ferryman.storage.files import fsync_folder, replace, sealed, unseal
+from ferryman.storage import files
+from ferryman.storage.files import StatePath, fsync_folder
 from ferryman.storage.lock import turn
+from ferryman.storage.seals import sealed, unsealed
 
 
 class Positions:
     """The files in ``folder``; a name is that of a tailer, or of a plan's source."""
 
-    def __init__(self, folder: Path, queue: str) -> None:
+    def __init__(self, folder: StatePath, queue: str) -> None:
         self._folder = folder
         self._queue = queue
+        self._seen: dict[str, str | None] = {}
+        """Reader -> the version of its object that was read last."""
+        self._turns: defaultdict[str, threading.RLock] = defaultdict(threading.RLock)
+        """Of the threads that use this handle."""
 
     def names(self) -> list[str]:
         """All readers, sorted."""
-        return sorted(name for name in os.listdir(self._folder) if not name.startswith("."))
+        return sorted(name for name in files.names(self._folder) if not name.startswith("."))
 
     def all(self) -> dict[str, int]:
         """Reader -> index of the message that comes next.
@@ -39,56 +45,63 @@ class Positions:
 
     def of(self, name: str) -> int | None:
         """Where one stands; None: it is not registered."""
-        path = self._folder / name
-        if not path.exists():
-            return None
-        said: Any = unseal(path)
-        return int(said["position"])
+        said = self._said(name)
+        return None if said is None else int(said["position"])
 
-    def note(self, name: str, position: int, moved: str = "") -> None:
-        """From now on it stands there, durably.
+    def note(self, name: str, position: int, moved: str = "") -> bool:
+        """From now on it stands there, durably. Inside ``held``, after a look at where it stood.
 
         Args:
             moved: tells this move from all others, if somebody else than the reader moves it.
+
+        Returns:
+            False: in an object store, somebody has moved it since that look; nothing was noted.
         """
-        said = {"reader": name, "queue": self._queue, "position": position}
-        replace(self._folder / name, sealed({**said, "moved": moved} if moved else said))
+        said = {"reader": name, "queue": self._queue, "position": position, "note": uuid.uuid4().hex}
+        data = sealed({**said, "moved": moved} if moved else said)
+        noted = files.replace_version(self._folder / name, data, self._seen.get(name))
         crash.point("tailer.noted")
+        return noted
 
     def moved(self, name: str) -> tuple[int, str] | None:
-        """Where it was moved, and what tells this move from all others; None: it went where it stands by itself.
+        """Where it was moved, and what tells this move from all others; None: it went where it stands by itself, or is
+        not registered.
 
         Both are read at once: who may only read the queue cannot hold the reader.
         """
-        path = self._folder / name
-        try:
-            said: Any = unseal(path)
-        except StateDamaged:
-            if path.exists():
-                raise
-            return None  # it is not registered
-        return (int(said["position"]), str(token)) if (token := said.get("moved")) else None
+        said = self._said(name)
+        return None if said is None or not (token := said.get("moved")) else (int(said["position"]), str(token))
 
     def forget(self, name: str) -> bool:
         """It is not a reader any more; False: it was none."""
         with self.held(name):
-            there = (self._folder / name).exists()
-            (self._folder / name).unlink(missing_ok=True)
+            there = files.exists(self._folder / name)
+            files.remove(self._folder / name)
             fsync_folder(self._folder)
         return there  # the lock's file stays: another process may wait at it
 
     @contextlib.contextmanager
     def held(self, name: str) -> Iterator[None]:
-        """Meanwhile nobody else moves this reader."""
-        with turn(self._folder / f".lock-{name}"):
+        """Meanwhile nobody else moves this reader; or ``note`` tells, in an object store, where there are no locks."""
+        with self._turns[name], turn(self._folder / f".lock-{name}"):
             yield
 
     @contextlib.contextmanager
     def all_held(self, wait_s: float) -> Iterator[str | None]:
-        """Meanwhile nobody moves any reader that is registered now; or the one that could not be had for so long."""
+        """Meanwhile nobody moves any reader that is registered now; or the one that could not be had for so long. In an
+        object store they can be moved."""
         with contextlib.ExitStack() as held:
             for name in self.names():
                 if not held.enter_context(turn(self._folder / f".lock-{name}", wait_s)):
                     yield name
                     return
             yield None
+
+    def _said(self, name: str) -> dict[str, Any] | None:
+        path = self._folder / name
+        found = files.read_version(path)
+        self._seen[name] = None if found is None else found[1]
+        if found is None:
+            return None
+        said: Any = unsealed(path, found[0])
+        return dict(said)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ferryman import limits, places
+from ferryman import limits
 from ferryman.errors import EngineError, UsageError
 from ferryman.queues import merging, place, reading, trimming
 from ferryman.queues.appending import append_rows
@@ -20,6 +19,7 @@ from ferryman.queues.once import RepeatingWriter
 from ferryman.queues.store import QueueStore
 from ferryman.queues.tailer import Tailer
 from ferryman.storage.lock import turn
+from ferryman.storage.objects import ObjectPath
 
 
 class Queue:
@@ -28,7 +28,7 @@ class Queue:
 
     Args:
         name: letters, digits, ``-``, ``_`` and ``.``.
-        root: the folder of queues.
+        root: the folder of queues, or its URL in an object store, such as s3://bucket/queues.
         keep: at each append, drop files of messages that are all older than this (``"10d"``) and were read by all
             registered readers. None: keep all.
 
@@ -36,9 +36,11 @@ class Queue:
         UsageError: the name cannot be one, or something else is at its place.
     """
 
-    def __init__(self, name: str, root: str | os.PathLike[str] = "queues", *, keep: str | float | None = None) -> None:
+    def __init__(
+        self, name: str, root: str | os.PathLike[str] | ObjectPath = "queues", *, keep: str | float | None = None
+    ) -> None:
         self.name = place.check_name(name)
-        self.root = Path(places.absolute(root))
+        self.root = place.root_of(root)
         self.folder = self.root / name
         self._keep_s = None if keep is None else trimming.seconds_of(keep)
         self._open: QueueStore | None = None
@@ -154,8 +156,10 @@ class Queue:
         store = self._made()
         with store.damage_told(), store.positions.held(reader):
             store.check()
-            if (found := store.positions.moved(reader)) is None or found[1] == moved:
-                store.positions.note(reader, position)
+            noted = False
+            while not noted:
+                found = store.positions.moved(reader)
+                noted = (found is not None and found[1] != moved) or store.positions.note(reader, position)
 
     def moved(self, reader: str) -> tuple[int, str] | None:
         """Where somebody else has moved a reader (``queue rewind``), and what tells this move from all others; None: it
@@ -172,6 +176,7 @@ class Queue:
         if store is None:
             return {}
         with store.damage_told():
+            store.check()
             return store.positions.all()
 
     def forget(self, reader: str) -> bool:
@@ -197,7 +202,7 @@ class Queue:
         if store is not None:
             with store.damage_told(), turn(store.appending, limits.QUEUE_TURN_S):
                 store.check()
-                place.remove(self.folder)
+                place.remove(self.folder, store.identity.id)
         place.remove_left_over(self.root)
         self._open = None
 
@@ -235,12 +240,12 @@ class Queue:
         return store.table.first
 
     @classmethod
-    def all(cls, root: str | os.PathLike[str] = "queues") -> list[str]:
+    def all(cls, root: str | os.PathLike[str] | ObjectPath = "queues") -> list[str]:
         """Names of the queues in a folder."""
-        return place.names(Path(places.absolute(root)))
+        return place.names(place.root_of(root))
 
     @classmethod
-    def unused(cls, root: str | os.PathLike[str] = "queues") -> list[str]:
+    def unused(cls, root: str | os.PathLike[str] | ObjectPath = "queues") -> list[str]:
         """Names of the queues in a folder that have no registered reader."""
         return [name for name in cls.all(root) if not cls(name, root).readers()]
 

@@ -5,26 +5,27 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 
 from ferryman.errors import QueueDamaged, QueueReplaced, StateDamaged
 from ferryman.queues.keys import RememberedKeys
-from ferryman.queues.place import Identity, identity_of, stamp_of
+from ferryman.queues.place import Identity, home_of, identity_of, stamp_of
 from ferryman.queues.positions import Positions
 from ferryman.queues.table import MessageTable
+from ferryman.storage.files import StatePath
 
 
 class QueueStore:
     """An open queue. One thread at a time uses it: whoever changes what it knows holds ``guard``."""
 
-    def __init__(self, folder: Path, identity: Identity) -> None:
+    def __init__(self, folder: StatePath, identity: Identity) -> None:
         self.folder = folder
         self.identity = identity
-        self.table = MessageTable(folder / "messages")
-        self.keys = RememberedKeys(folder / "keys")
-        self.positions = Positions(folder / "tailers", identity.id)
-        self.appending = folder / "appending"
-        self.merging = folder / "merging"
+        self.home = home = home_of(folder, identity.id)
+        self.table = MessageTable(home / "messages")
+        self.keys = RememberedKeys(home / "keys")
+        self.positions = Positions(home / "tailers", identity.id)
+        self.appending = home / "appending"
+        self.merging = home / "merging"
         self.guard = threading.RLock()
 
     def check(self) -> None:

@@ -1,4 +1,4 @@
-"""The Delta table of a queue: many processes append to it; the link to the next version's name decides who is next.
+"""The Delta table of a queue: many processes append to it; who gives the next version its name, as only one can, wins.
 
 ``move_on`` reads what others have written since; ``commit`` writes the next entry, unless somebody was faster.
 Nothing here needs a lock.
@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import os
 import re
-import uuid
+import tempfile
 from bisect import bisect_right
 from pathlib import Path
 from typing import Final
@@ -23,11 +22,13 @@ from ferryman import crash
 from ferryman.errors import EngineError, StateDamaged
 from ferryman.queues import entries
 from ferryman.queues.entries import LAST, LogEntry, MessageFile
-from ferryman.storage.disk import TEMPORARY, write_synced
-from ferryman.storage.files import checksum, fsync_file, fsync_folder, replace, sealed, stamp, unseal
+from ferryman.storage import files
+from ferryman.storage.files import StatePath, fsync_file, fsync_folder, replace, stamp
+from ferryman.storage.seals import checksum, sealed, unseal
 
 _ENTRY = re.compile(r"(\d{20})\.json\Z")
 _CHECKPOINT = re.compile(r"(\d{20})\.checkpoint\.parquet\Z")
+_HINT: Final = "_last_checkpoint"
 _TRIES: Final = 20
 """So often the log is read again because somebody trimmed it meanwhile."""
 
@@ -49,7 +50,7 @@ class CommitUnknown(EngineError):
 class MessageTable:
     """The table in ``folder`` as of one version: ``files`` in the order of their messages."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: StatePath) -> None:
         self.folder = folder
         self.log = folder / "_delta_log"
         self.marks = folder / "_marks"
@@ -69,7 +70,7 @@ class MessageTable:
         """Index of the first message that is kept; that of the next one if there is none."""
         return self.files[0].first if self.files else self.last + 1
 
-    def path(self, version: int) -> Path:
+    def path(self, version: int) -> StatePath:
         """The file of an entry."""
         return self.log / f"{version:020d}.json"
 
@@ -89,7 +90,7 @@ class MessageTable:
             with contextlib.suppress(FileNotFoundError):  # trimmed while we read it
                 if not self.holds:
                     self._open()
-                while self.path(self.version + 1).exists():
+                while files.exists(self.path(self.version + 1)):
                     entry = entries.decode(self.path(self.version + 1))
                     if not self.holds:  # as in commit: what was read may be what a sleeper has left there
                         break
@@ -106,7 +107,7 @@ class MessageTable:
         """The next version, durable; False: somebody else has it, nothing was changed.
 
         1. write and sync the entry under a temporary name
-        2. link it to the name of the next version: it has taken effect
+        2. give it the name of the next version, which only one can: it has taken effect
         3. unless our version was trimmed. The next one may have been written and trimmed too, and be free for that
            reason: entries are trimmed in their order
         4. sync the folder
@@ -115,21 +116,13 @@ class MessageTable:
             CommitUnknown: the log was trimmed while we were about to commit.
         """
         version, kind = self.version + 1, entry.kind
-        temporary = self.log / f"{TEMPORARY}{uuid.uuid4().hex}"
-        try:
-            write_synced(temporary, entries.encode(entry, data_change=data_change))  # 1
+        with files.staged(self.path(version), entries.encode(entry, data_change=data_change)) as name_it:  # 1
             crash.point(f"{kind}.written")
-            if not self.holds:
-                return False
-            try:
-                os.link(temporary, self.path(version))  # 2
-            except FileExistsError:
+            if not self.holds or not name_it():  # 2
                 return False
             crash.point(f"{kind}.logged")
             if not self.holds:  # 3
                 raise CommitUnknown(str(self.path(version)))
-        finally:
-            temporary.unlink(missing_ok=True)
         fsync_folder(self.log)  # 4
         crash.point(f"{kind}.synced")
         self._apply(entry, version)
@@ -143,7 +136,7 @@ class MessageTable:
 
     def commits(self) -> int:
         """Commits since the log was folded last, by whomever."""
-        self.checkpointed = max((int(n) for n in os.listdir(self.marks) if n.isdigit()), default=0)
+        self.checkpointed = max((int(n) for n in files.names(self.marks) if n.isdigit()), default=0)
         return self.version - self.checkpointed
 
     def checkpoint(self) -> None:
@@ -153,36 +146,50 @@ class MessageTable:
         2. mark it: a small file with its checksum
         3. remove older entries and checkpoints
         """
-        from deltalake import DeltaTable
-        from deltalake.exceptions import DeltaError
-
         version = self.version
-        try:
-            DeltaTable(str(self.folder), version=version).create_checkpoint()  # 1
-        except (DeltaError, OSError) as e:
-            raise EngineError(f"{self.folder}: the checkpoint failed: {e}") from e
         path = self.log / f"{version:020d}.checkpoint.parquet"
-        fsync_file(path)
-        fsync_folder(self.log)
+        content = self._make_checkpoint(path.name)  # 1
         crash.point("fold.made")
-        replace(self.marks / f"{version:020d}", sealed(checksum(path.read_bytes())))  # 2
+        replace(self.marks / f"{version:020d}", sealed(checksum(content)))  # 2
         crash.point("fold.marked")
-        for name in sorted(os.listdir(self.log)):  # 3, the oldest first: see commit
-            if (found := _ENTRY.match(name) or _CHECKPOINT.match(name)) and int(found[1]) < version:
-                (self.log / name).unlink(missing_ok=True)
-        for mark in self.marks.iterdir():
-            if mark.name.isdigit() and int(mark.name) < version:
-                mark.unlink(missing_ok=True)
+        old = sorted(n for n in files.names(self.log) if (number := _number(n)) is not None and number < version)
+        for name in old:  # 3, one after the other, the oldest first: see commit
+            files.remove(self.log / name)
+        files.remove_all(self.marks / n for n in files.names(self.marks) if n.isdigit() and int(n) < version)
         self._correct_hint()
         self.checkpointed = version
         crash.point("fold.trimmed")
 
+    def _make_checkpoint(self, name: str) -> bytes:
+        """Of our version, durable; its content. delta-rs makes it where it can read the log: in an object store, from a
+        copy of that.
+
+        Raises:
+            FileNotFoundError: the log was trimmed meanwhile.
+        """
+        if isinstance(self.folder, Path):
+            _checkpoint(self.folder, self.version)
+            fsync_file(self.log / name)
+            fsync_folder(self.log)
+            return files.read(self.log / name)
+        with tempfile.TemporaryDirectory(prefix="ferryman-log-") as temporary:
+            copy = Path(temporary, self.log.name)
+            copy.mkdir()
+            for each in files.names(self.log):
+                number = _number(each)
+                if number is not None and number <= self.version:
+                    (copy / each).write_bytes(files.read(self.log / each))
+            _checkpoint(Path(temporary), self.version)
+            content = (copy / name).read_bytes()
+            replace(self.log / name, content)
+            return content
+
     def _open(self) -> None:
         """Read the newest marked checkpoint and the entries after it."""
-        names = os.listdir(self.log)
+        names = files.names(self.log)
         written = {int(found[1]) for name in names if (found := _ENTRY.match(name))}
         folded = {int(found[1]) for name in names if (found := _CHECKPOINT.match(name))}
-        marked = max(folded & {int(name) for name in os.listdir(self.marks) if name.isdigit()}, default=-1)
+        marked = max(folded & {int(name) for name in files.names(self.marks) if name.isdigit()}, default=-1)
         self.files, self.transactions = [], {}
         if marked >= 0:
             self._apply(self._folded(marked), marked)
@@ -190,7 +197,7 @@ class MessageTable:
             self._apply(entries.decode(self.path(0)), 0)
         else:
             missing = self._missing(folded)
-            if missing.exists():  # it came while we looked
+            if files.exists(missing):  # it came while we looked
                 raise FileNotFoundError(str(missing))
             raise StateDamaged(str(missing), "the file is missing")
         self.checkpointed = max(marked, 0)
@@ -202,23 +209,24 @@ class MessageTable:
         if stamp(begins) != began:
             self._stamp = None  # trimmed meanwhile: once more
 
-    def _missing(self, folded: set[int]) -> Path:
+    def _missing(self, folded: set[int]) -> StatePath:
         """The file without which there is no beginning."""
-        marks = [int(name) for name in os.listdir(self.marks) if name.isdigit()]
+        marks = [int(name) for name in files.names(self.marks) if name.isdigit()]
         if marks:
             return self.log / f"{max(marks):020d}.checkpoint.parquet"
         return self.marks / f"{max(folded):020d}" if folded else self.path(0)
 
     def _trimmed(self, version: int) -> bool:
         """Was it removed because a newer checkpoint holds it?"""
-        return any(name.isdigit() and int(name) > version for name in os.listdir(self.marks))
+        return any(name.isdigit() and int(name) > version for name in files.names(self.marks))
 
     def _folded(self, version: int) -> LogEntry:
         path = self.log / f"{version:020d}.checkpoint.parquet"
-        if unseal(self.marks / f"{version:020d}") != checksum(path.read_bytes()):
+        content = files.read(path)
+        if unseal(self.marks / f"{version:020d}") != checksum(content):
             raise StateDamaged(str(path), "its checksum does not match its content")
         try:
-            return entries.of_checkpoint(pq.read_table(path, columns=["add", "txn"]).to_pylist())
+            return entries.of_checkpoint(pq.read_table(pa.BufferReader(content), columns=["add", "txn"]).to_pylist())
         except (pa.ArrowException, msgspec.DecodeError, KeyError, TypeError) as e:
             raise StateDamaged(str(path), f"cannot be read ({e})") from e
 
@@ -241,8 +249,24 @@ class MessageTable:
 
     def _correct_hint(self) -> None:
         """Other programs begin at the checkpoint that this file names: one that is there."""
-        hint = self.log / "_last_checkpoint"
+        hint = self.log / _HINT
         with contextlib.suppress(FileNotFoundError, msgspec.DecodeError, KeyError, TypeError):
-            named = msgspec.json.decode(hint.read_bytes())["version"]
-            if not (self.log / f"{named:020d}.checkpoint.parquet").exists():
-                hint.unlink(missing_ok=True)
+            named = msgspec.json.decode(files.read(hint))["version"]
+            if not files.exists(self.log / f"{named:020d}.checkpoint.parquet"):
+                files.remove(hint)
+
+
+def _checkpoint(folder: Path, version: int) -> None:
+    from deltalake import DeltaTable
+    from deltalake.exceptions import DeltaError
+
+    try:
+        DeltaTable(str(folder), version=version).create_checkpoint()
+    except (DeltaError, OSError) as e:
+        raise EngineError(f"{folder}: the checkpoint failed: {e}") from e
+
+
+def _number(name: str) -> int | None:
+    """The version of an entry, or of a checkpoint."""
+    found = _ENTRY.match(name) or _CHECKPOINT.match(name)
+    return int(found[1]) if found else None

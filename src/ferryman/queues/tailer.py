@@ -6,6 +6,7 @@ import contextlib
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Self
 
 from ferryman import limits
@@ -98,17 +99,19 @@ class Tailer:
     def _read(self, n: int, wait_s: float) -> list[Message]:
         until = time.monotonic() + wait_s
         pause = limits.QUEUE_POLL_S
+        most = limits.QUEUE_POLL_MAX_S if isinstance(self._store.folder, Path) else limits.QUEUE_POLL_STORE_S
         while True:
             with self._alone():
                 found = self._take(self._known(), n)
+                if found and not self._note(self._behind(found[-1])):
+                    continue
                 if found:
-                    self._note(self._behind(found[-1]))
                     return found
             left = until - time.monotonic()
             if left <= 0 or n < 1:
                 return []
             time.sleep(min(pause, left))
-            pause = min(pause * 2, limits.QUEUE_POLL_MAX_S)
+            pause = min(pause * 2, most)
 
     def _take(self, place: int, n: int) -> list[Message]:
         """At most ``n`` messages from a place on, in our direction."""
@@ -167,16 +170,19 @@ class Tailer:
     def _move(self, place: Callable[[int, int], int]) -> Self:
         """To the place that is chosen by the first and the last index: nothing is trimmed until we are there."""
         with self._alone():
-            self._known()
-            self._store.move_on()
-            self._note(place(self._store.table.first, self._store.table.last), moved=uuid.uuid4().hex)
+            noted = False
+            while not noted:
+                self._known()
+                self._store.move_on()
+                noted = self._note(place(self._store.table.first, self._store.table.last), moved=uuid.uuid4().hex)
         return self
 
-    def _note(self, place: int, moved: str = "") -> None:
+    def _note(self, place: int, moved: str = "") -> bool:
+        """See ``Positions.note``."""
         if self.name is None:
             self._place = place
-        else:
-            self._store.positions.note(self.name, place, moved)
+            return True
+        return self._store.positions.note(self.name, place, moved)
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:

@@ -16,7 +16,7 @@ from ferryman.queues.entries import LogEntry, MessageFile
 from ferryman.queues.merging import retire
 from ferryman.queues.message import ROWS
 from ferryman.queues.store import QueueStore
-from ferryman.storage.files import fsync_folder
+from ferryman.storage.files import fsync_folder, remove
 from ferryman.storage.groups import RowGroups
 from ferryman.storage.lock import turn
 
@@ -80,7 +80,7 @@ def trim(store: QueueStore, keep_s: float, *, force: bool = False, exact: bool =
                 retire(store, gone)  # 5
                 return sum(f.rows for f in gone) - sum(f.rows for f in staying)
             for file in staying:
-                (store.table.folder / file.path).unlink(missing_ok=True)
+                remove(store.table.folder / file.path)
 
 
 def _old(store: QueueStore, before: int, upto: int) -> tuple[list[MessageFile], MessageFile | None]:

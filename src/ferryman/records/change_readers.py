@@ -11,7 +11,7 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from ferryman.errors import StateDamaged
-from ferryman.storage import files
+from ferryman.storage import files, seals
 from ferryman.storage.files import StatePath
 
 FOLDER: Final = "changes"
@@ -29,7 +29,7 @@ def feed_of(root: StatePath, node: str) -> str:
     Raises:
         StateDamaged: its name cannot be read.
     """
-    found: Any = files.unseal(root / "state.json")
+    found: Any = seals.unseal(root / "state.json")
     carried: dict[str, str] = found.get("feeds", {})
     return carried.get(node, f"{found.get('id', found['first_sequence'])}/{node}")
 
@@ -44,13 +44,13 @@ def note(root: StatePath, node: str, reader: str, positions: Mapping[str, int], 
     path = _path(root, node, reader)
     files.make_folder(path.parent)
     before = dropped_before(root, node, reader) if dropped is None else dropped
-    files.replace(path, files.sealed({"reader": reader, "positions": dict(positions), "dropped": before}))
+    files.replace(path, seals.sealed({"reader": reader, "positions": dict(positions), "dropped": before}))
 
 
 def dropped_before(root: StatePath, node: str, reader: str) -> int:
     """The last wave of which deletions had been dropped when this reader began; 0: none, or nothing is known of it."""
     try:
-        found: Any = files.unseal(_path(root, node, reader))
+        found: Any = seals.unseal(_path(root, node, reader))
     except (StateDamaged, OSError):
         return 0
     return int(found.get("dropped", 0))
@@ -79,7 +79,7 @@ def needed_from(root: StatePath, node: str) -> int | None:
 
 def _places(path: StatePath) -> list[int]:
     try:
-        found: Any = files.unseal(path)
+        found: Any = seals.unseal(path)
         return [max(1, place) for place in found["positions"].values()]
     except (StateDamaged, OSError):
         return [1] if files.exists(path) else []

@@ -7,20 +7,18 @@ import os
 import socket
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ferryman import places
 from ferryman.document import Document, content_version, encode_fields
 from ferryman.errors import BadDocument, Misconfigured, QueueReplaced, Unavailable, UsageError
 from ferryman.queues import Message
 from ferryman.queues import Queue as DurableQueue
 from ferryman.queues.explained import explained_queue
 from ferryman.queues.message import messages_of
-from ferryman.queues.place import check_name
+from ferryman.queues.place import check_name, root_of, uri_of
 from ferryman.records.provenance import Provenance, encode
 from ferryman.sources.base import Listed
 from ferryman.sources.log import Entry, Log, Moved, OnError, Piece, Positions
@@ -63,7 +61,7 @@ class Queue(Log):
     ) -> None:
         super().__init__(prefix=prefix, ordered=ordered, on_error=on_error)
         self.name = check_name(name)
-        self.root = Path(places.absolute(root))
+        self.root = root_of(root)
         self.types = _texts("types", types)
         self.topics = _texts("topics", topics)
         self.filters = self.types is not None or self.topics is not None
@@ -76,7 +74,7 @@ class Queue(Log):
         return (str(self.root / self.name),)
 
     def reads(self) -> str | None:
-        return (self.root / self.name).as_uri()
+        return uri_of(self.root / self.name)
 
     def check(self) -> None:
         """Raises:

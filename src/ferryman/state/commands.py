@@ -19,7 +19,7 @@ import msgspec
 from ferryman import crash
 from ferryman.records.statuses import Status
 from ferryman.state.state import State
-from ferryman.storage import files
+from ferryman.storage import files, seals
 from ferryman.storage.files import StatePath
 
 
@@ -122,7 +122,7 @@ class Command(msgspec.Struct, frozen=True):
 def queue(folder: StatePath, command: Command) -> str:
     """Queue it, durably, in a state's folder of commands; the name of its file."""
     name = f"{dt.datetime.now(dt.UTC):%Y%m%dT%H%M%S%f}-{uuid.uuid4().hex[:8]}.json"
-    files.publish(folder / name, files.sealed(command))
+    files.publish(folder / name, seals.sealed(command))
     crash.point("command.queued")
     return name
 
@@ -136,7 +136,7 @@ def waiting(state: State) -> list[Command]:
     """Commands that are queued and not applied, oldest first."""
     found = []
     for name in sorted(name for name in files.names(state.commands) if name.endswith(".json")):
-        command = msgspec.convert(files.unseal(state.commands / name), Command)
+        command = msgspec.convert(seals.unseal(state.commands / name), Command)
         found.append(msgspec.structs.replace(command, file=name))
     return found
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 from ferryman import limits
 from ferryman.errors import StateDamaged, StateForeign, UsageError
 from ferryman.plan import Plan
-from ferryman.storage import files
+from ferryman.storage import files, seals
 from ferryman.storage.files import StatePath
 
 IDENTITY: Final = "state.json"
@@ -51,7 +51,7 @@ def identity_of(root: StatePath, plan: Plan) -> dict[str, Any]:
     """
     path = root / IDENTITY
     try:
-        found: Any = files.unseal(path)
+        found: Any = seals.unseal(path)
     except OSError as e:
         raise StateDamaged(str(path), f"cannot be read ({e.strerror})") from e
     if found["format"] > limits.FORMAT:
@@ -81,7 +81,7 @@ def id_of(root: StatePath) -> str:
     path = root / IDENTITY
     if not files.exists(path):
         return ""
-    found: Any = files.unseal(path)
+    found: Any = seals.unseal(path)
     return str(found.get("id", found["first_sequence"]))
 
 
@@ -94,5 +94,5 @@ def plan_of(root: StatePath) -> Plan:
     path = root / IDENTITY
     if not files.exists(path):
         return Plan(root.name)
-    found: Any = files.unseal(path)
+    found: Any = seals.unseal(path)
     return Plan(found["plan"], found["version"])

@@ -30,7 +30,7 @@ import msgspec
 
 from ferryman.records.key_results import UpdateResult
 from ferryman.records.row_results import Result, Rows
-from ferryman.storage import files
+from ferryman.storage import files, seals
 from ferryman.storage.files import StatePath
 
 _NAME = re.compile(r"(\d+)\.(\d+)-(\d+)\.(claim|sent|result)\Z")
@@ -71,12 +71,12 @@ class Journal:
             eligible: the rows that are meant, where that is not the whole range.
         """
         owner = {"host": socket.gethostname(), "pid": os.getpid(), "eligible": eligible}
-        return files.publish(self._path(pass_, rows, "claim"), files.sealed(owner))
+        return files.publish(self._path(pass_, rows, "claim"), seals.sealed(owner))
 
     def publish(self, pass_: int, result: Result) -> bool:
         """Make a result known, durably; False if there is one of its kind for these very rows already."""
         kind = "sent" if result.part is None else "result"
-        return files.publish(self._path(pass_, result.range, kind), files.sealed(result))
+        return files.publish(self._path(pass_, result.range, kind), seals.sealed(result))
 
     def open_for(self, pass_: int) -> bool:
         """May this pass still send? Look before each chunk, after claiming it.
@@ -89,7 +89,7 @@ class Journal:
     def publish_update(self, pass_: int, update: UpdateResult) -> bool:
         """Make known what became of a range of keys, durably; False if that was done before: only the first counts."""
         path = self.folder / str(pass_) / f"{update.node}.{update.range}.update"
-        return files.publish(path, files.sealed(update))
+        return files.publish(path, seals.sealed(update))
 
     def updates(self, pass_: int) -> list[UpdateResult]:
         """What became of keys in a pass.
@@ -99,20 +99,20 @@ class Journal:
         """
         folder = self.folder / str(pass_)
         paths = [folder / name for name in sorted(files.names(folder)) if name.endswith(".update")]
-        return [msgspec.convert(files.unseal(path), UpdateResult, strict=False) for path in paths]
+        return [msgspec.convert(seals.unseal(path), UpdateResult, strict=False) for path in paths]
 
     def give_up(self, pass_: int, destination: str, why: str) -> None:
         """A call of this destination was given up; the worker that made it is about to end. Durable."""
-        files.publish(self._hung(pass_, destination), files.sealed(why))
+        files.publish(self._hung(pass_, destination), seals.sealed(why))
 
     def given_up(self, pass_: int, destination: str) -> str | None:
         """Why a call of this destination was given up in this pass; None: none was."""
         path = self._hung(pass_, destination)
-        return str(files.unseal(path)) if files.exists(path) else None
+        return str(seals.unseal(path)) if files.exists(path) else None
 
     def owner_alive(self, pass_: int, rows: Rows) -> bool:
         """Is the process that claimed these rows still there, as far as we can see?"""
-        owner: Any = files.unseal(self._path(pass_, rows, "claim"))
+        owner: Any = seals.unseal(self._path(pass_, rows, "claim"))
         if owner["host"] != socket.gethostname():
             return True
         try:
@@ -125,7 +125,7 @@ class Journal:
 
     def claimed_rows(self, pass_: int, rows: Rows) -> list[int] | None:
         """The rows that a claim means; None: all of its range."""
-        owner: Any = files.unseal(self._path(pass_, rows, "claim"))
+        owner: Any = seals.unseal(self._path(pass_, rows, "claim"))
         return None if owner["eligible"] is None else list(owner["eligible"])
 
     # -- both ----------------------------------------------------------------------------------------
@@ -199,7 +199,7 @@ class Journal:
         return self.folder / str(pass_) / f"{rows.name}.{kind}"
 
     def _read(self, paths: Iterable[StatePath]) -> list[Result]:
-        found = [msgspec.convert(files.unseal(path), Result) for path in paths]
+        found = [msgspec.convert(seals.unseal(path), Result) for path in paths]
         return sorted(found, key=lambda r: (r.key, r.first, -r.end))
 
     def _entries(self, pass_: int) -> Iterator[tuple[Rows, str, StatePath]]:

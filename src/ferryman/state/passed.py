@@ -14,7 +14,7 @@ import msgspec
 
 from ferryman.plan.structure import Structure, reached
 from ferryman.state.layout import PASSED
-from ferryman.storage import files
+from ferryman.storage import files, seals
 from ferryman.storage.files import StatePath
 
 
@@ -60,7 +60,7 @@ def passed_over(root: StatePath, plan: Structure) -> AllNotHad:
     path = root / PASSED
     if not files.exists(path):
         return {}
-    noted = msgspec.convert(files.unseal(path), _Noted)
+    noted = msgspec.convert(seals.unseal(path), _Noted)
     return noted.after if noted.digest == _digest(plan) else noted.before
 
 
@@ -78,7 +78,7 @@ def note_passed_over(root: StatePath, before: Structure, after: Structure, trans
     }
     found = {log: mine for log, mine in found.items() if mine}
     if found or files.exists(root / PASSED):
-        files.replace(root / PASSED, files.sealed(_Noted(_digest(after), known, found)))
+        files.replace(root / PASSED, seals.sealed(_Noted(_digest(after), known, found)))
 
 
 def _passed_over_of(

@@ -22,7 +22,7 @@ from ferryman.state.journal import Journal
 from ferryman.state.keyed import create_missing, keyed_tables, missing, there
 from ferryman.state.layout import FOLDERS, MIGRATED, PLAN, READERS, remove_scratch, strange
 from ferryman.state.passed import note_passed_over
-from ferryman.storage import files
+from ferryman.storage import files, seals
 from ferryman.storage.files import StatePath
 from ferryman.storage.handles import DataFile
 from ferryman.storage.lease import ObjectLease
@@ -149,7 +149,7 @@ class State:
                 state.verify()  # 3
                 create_missing(state.keyed, plan, state.remembered())
                 for path in sealed_files(state):
-                    files.unseal(path)
+                    seals.unseal(path)
                 for table in state.tables:  # 4
                     if (note := table.log.mend()) is not None:
                         state.notes.append(note)
@@ -196,11 +196,11 @@ class State:
 
     def remembered(self) -> dict[str, NodeRecord]:
         """The plan's structure when it ran last."""
-        return msgspec.convert(files.unseal(self.root / PLAN), dict[str, NodeRecord])
+        return msgspec.convert(seals.unseal(self.root / PLAN), dict[str, NodeRecord])
 
     def remember(self, plan: Structure) -> None:
         """Keep a structure, durably."""
-        files.replace(self.root / PLAN, files.sealed(plan))
+        files.replace(self.root / PLAN, seals.sealed(plan))
         crash.point("plan.kept")
 
     def release(self) -> None:
@@ -319,12 +319,12 @@ class State:
 
     def close_for(self, version: int) -> None:
         """From now on only this version of the plan may take the state, and only to continue from it."""
-        files.replace(self.root / MIGRATED, files.sealed({"to": version}))
+        files.replace(self.root / MIGRATED, seals.sealed({"to": version}))
 
     def _refuse_if_migrated(self, successor: int | None) -> None:
         if not files.exists(path := self.root / MIGRATED):
             return
-        if (to := msgspec.convert(files.unseal(path), dict[str, int])["to"]) != successor:
+        if (to := msgspec.convert(seals.unseal(path), dict[str, int])["to"]) != successor:
             raise StateForeign(
                 f"{self.root}: version {to} of this plan continues from this state. Nothing was touched. "
                 "Run that version; status, deliveries and history of this one can still be read."
@@ -367,7 +367,7 @@ class State:
             crash.point("create.table")
         create_missing(self.keyed, self.plan, {})
         self.remember(structure(self.plan) if remembered is None else remembered)
-        files.publish(self.root / IDENTITY, files.sealed(new_identity(self.plan, more or {})))  # once, also unlocked
+        files.publish(self.root / IDENTITY, seals.sealed(new_identity(self.plan, more or {})))  # once, also unlocked
         crash.point("create.state")
 
     def announce(self, *, after: int = 0) -> None:

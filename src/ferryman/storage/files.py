@@ -11,16 +11,10 @@ import contextlib
 import errno
 import os
 import shutil
-import uuid
-import zlib
-from collections.abc import Iterable, Iterator, Sequence
-from hashlib import blake2b
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-import msgspec
-
-from ferryman.errors import StateDamaged, UsageError
 from ferryman.storage import cache, disk, listing, objects
 from ferryman.storage.disk import TEMPORARY, discarding, needed, temporary_name, write_synced
 from ferryman.storage.objects import ObjectPath
@@ -75,16 +69,31 @@ def replace(path: StatePath, data: bytes) -> None:
 
 def publish(path: StatePath, data: bytes) -> bool:
     """Make a file whole and once for all: False if it is there already (its content is not looked at). Durable."""
+    with staged(path, data) as name_it:
+        if not name_it():
+            return False
+    fsync_folder(path.parent)
+    return True
+
+
+@contextlib.contextmanager
+def staged(path: StatePath, data: bytes) -> Iterator[Callable[[], bool]]:
+    """Content that is ready: one call gives it its name, which is durable once its folder is synced; False: the name is
+    taken."""
     if isinstance(path, ObjectPath):
-        return path.store.create(path.key, data) is not None
+        yield lambda: path.store.create(path.key, data) is not None
+        return
     temporary = temporary_name(path)
     with discarding(temporary):
         write_synced(temporary, data)
-        try:
-            os.link(temporary, path)
-        except FileExistsError:
-            return False
-    fsync_folder(path.parent)
+        yield lambda: _linked(temporary, path)
+
+
+def _linked(temporary: Path, path: Path) -> bool:
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        return False
     return True
 
 
@@ -110,22 +119,9 @@ def probe(folder: StatePath) -> None:
         UsageError: it has not; names what is missing.
     """
     if isinstance(folder, ObjectPath):
-        _probe_store(folder)
+        objects.probe(folder)
     else:
         disk.probe(folder)
-
-
-def _probe_store(folder: ObjectPath) -> None:
-    store, key = folder.store, (folder / f"{TEMPORARY}{uuid.uuid4().hex}").key
-    try:
-        refused = store.create(key, b"1") and not store.create(key, b"2") and store.put(key, b"3", '"0"') is None
-    finally:
-        store.delete([key])
-    if not refused:
-        raise UsageError(
-            f"{folder}: this object store overwrites what only one may create (it ignores If-None-Match or If-Match). "
-            "A state needs both: use a newer release of it, or another store. Nothing was sent."
-        )
 
 
 def read(path: StatePath) -> bytes:
@@ -139,6 +135,30 @@ def read(path: StatePath) -> bytes:
     if (data := path.store.get(path.key)) is None:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
     return data
+
+
+def read_version(path: StatePath) -> tuple[bytes, str] | None:
+    """A file's content, and what names this version of an object (""); None: there is none."""
+    if isinstance(path, ObjectPath):
+        return path.store.get_tagged(path.key)
+    try:
+        return path.read_bytes(), ""
+    except FileNotFoundError:
+        return None
+
+
+def replace_version(path: StatePath, data: bytes, version: str | None) -> bool:
+    """``replace`` an object if it is still this version, or is still not there (None); False: somebody was faster. On a
+    disk it is replaced: a lock keeps others out.
+
+    Args:
+        data: never the same twice, by which it is known after an answer that was lost.
+    """
+    if isinstance(path, Path):
+        replace(path, data)
+        return True
+    store = path.store
+    return (store.create(path.key, data) if version is None else store.put(path.key, data, version)) is not None
 
 
 def exists(path: StatePath) -> bool:
@@ -362,33 +382,6 @@ def changed_before(path: StatePath, when: float) -> bool:
         return path.stat().st_mtime < when
     except FileNotFoundError:
         return False
-
-
-def checksum(data: bytes) -> str:
-    """What a mark says of a file of the log."""
-    return blake2b(data, digest_size=16).hexdigest()
-
-
-def sealed(record: object) -> bytes:
-    """A record as JSON behind its CRC-32, so that ``unseal`` knows it whole."""
-    body = msgspec.json.encode(record)
-    return b"%08x " % zlib.crc32(body) + body
-
-
-def unseal(path: StatePath) -> object:
-    """The record in a sealed file.
-
-    Raises:
-        StateDamaged: the file is missing, or not what was written.
-    """
-    try:
-        data = read(path)
-    except FileNotFoundError:
-        raise StateDamaged(str(path), "the file is missing") from None
-    body = data[9:]
-    if data[:9] != b"%08x " % zlib.crc32(body):
-        raise StateDamaged(str(path), "its checksum does not match its content")
-    return msgspec.json.decode(body)
 
 
 def disk_full(error: BaseException) -> bool:

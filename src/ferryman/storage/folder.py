@@ -10,6 +10,7 @@ from typing import Final
 
 from ferryman.errors import Misconfigured, Unavailable
 from ferryman.storage.files import disk_full
+from ferryman.storage.objects import ObjectPath
 
 _PASSING: Final = (
     errno.EIO,
@@ -22,7 +23,7 @@ _PASSING: Final = (
 
 
 @contextmanager
-def explained(folder: Path) -> Iterator[None]:
+def explained(folder: Path | ObjectPath) -> Iterator[None]:
     """Errors of the file system inside come out as ``TransientError`` or ``PermanentError``, about the whole folder."""
     try:
         yield

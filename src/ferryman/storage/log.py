@@ -24,7 +24,8 @@ import pyarrow.parquet as pq
 
 from ferryman.errors import StateDamaged
 from ferryman.storage.disk import TEMPORARY
-from ferryman.storage.files import checksum, fsync_file, fsync_folder, make_folder, replace, sealed, unseal
+from ferryman.storage.files import fsync_file, fsync_folder, make_folder, replace
+from ferryman.storage.seals import checksum, sealed, unseal
 
 _COMMIT = re.compile(r"(\d{20})\.json\Z")
 _CHECKPOINT = re.compile(r"(\d{20})\.checkpoint\.parquet\Z")

@@ -20,9 +20,10 @@ from pathlib import Path
 from typing import Final
 
 from ferryman.errors import StateDamaged, StateLost
-from ferryman.storage.files import StatePath, checksum, replace, sealed
+from ferryman.storage.files import StatePath, replace
 from ferryman.storage.log import HINT, TableLog
 from ferryman.storage.objects import ObjectPath, StoredObject
+from ferryman.storage.seals import checksum, sealed
 
 _MARKS: Final = "_marks"
 _AT_ONCE: Final = 8

@@ -23,6 +23,7 @@ from types import MappingProxyType
 from typing import Any, Final, NamedTuple, Protocol
 
 from ferryman.errors import EngineError, UsageError
+from ferryman.storage.disk import TEMPORARY
 
 _URL = re.compile(r"(s3a?|gs|abfss?|az)://([^/]+)(?:/(.*))?\Z")
 _NONCE: Final = "ferryman-nonce"
@@ -265,6 +266,24 @@ def _first_line(error: BaseException) -> str:
 
 def _found(meta: Any) -> StoredObject:
     return StoredObject(meta["path"], meta["size"], meta["last_modified"].timestamp(), meta["e_tag"] or "")
+
+
+def probe(folder: ObjectPath) -> None:
+    """Has the store all that a state needs? Leaves nothing behind.
+
+    Raises:
+        UsageError: it has not; names what is missing.
+    """
+    store, key = folder.store, (folder / f"{TEMPORARY}{uuid.uuid4().hex}").key
+    try:
+        refused = store.create(key, b"1") and not store.create(key, b"2") and store.put(key, b"3", '"0"') is None
+    finally:
+        store.delete([key])
+    if not refused:
+        raise UsageError(
+            f"{folder}: this object store overwrites what only one may create (it ignores If-None-Match or If-Match). "
+            "Ferryman needs both: use a newer release of it, or another store. Nothing was sent."
+        )
 
 
 _opener: Callable[[str], ObjectStore] = RemoteStore

@@ -1,0 +1,75 @@
+"""Where a queue lives in an object store: ``queue.json`` names it, and what it consists of lies below its id.
+
+A store has no folder that could be renamed. So ``queue.json`` is what makes a queue, and what deletes it: it is
+replaced as the version that was seen, which of several processes one can. A queue that was made again has another id,
+and shares no object with the one before.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from ferryman import crash, limits
+from ferryman.queues.entries import first_entry
+from ferryman.storage import files
+from ferryman.storage.objects import ObjectPath
+from ferryman.storage.seals import sealed, unsealed
+
+_NOBODY = ""
+"""The id in ``queue.json`` of a queue that was deleted."""
+
+
+def make(pointer: ObjectPath, new: Callable[[str], dict[str, Any]], identity: str) -> None:
+    """Make a queue if there is none: the beginning of its log, then ``queue.json``.
+
+    Args:
+        new: id -> what ``queue.json`` says.
+    """
+    folder = pointer.parent
+    files.probe(folder)
+    found = files.read_version(pointer)
+    if found is not None and _id(pointer, found[0]) != _NOBODY:
+        return
+    _remove_left_over(folder, _NOBODY)
+    home = folder / identity
+    files.replace(home / "messages" / "_delta_log" / f"{0:020d}.json", first_entry(identity))
+    crash.point("queue.built")
+    made = files.replace_version(pointer, sealed(new(identity)), None if found is None else found[1])
+    crash.point("queue.named")
+    if not made:  # somebody else was faster
+        files.remove_folder(home)
+    crash.point("queue.made")
+
+
+def remove(pointer: ObjectPath, identity: str, new: Callable[[str], dict[str, Any]]) -> None:
+    """Delete the queue of this id, unless somebody else has."""
+    found = files.read_version(pointer)
+    if found is not None and _id(pointer, found[0]) == identity:
+        files.replace_version(pointer, sealed(new(_NOBODY)), found[1])
+    crash.point("queue.renamed")
+    _remove_left_over(pointer.parent, identity)
+    crash.point("queue.removed")
+
+
+def is_deleted(said: dict[str, Any]) -> bool:
+    """Does ``queue.json`` say that there is no queue any more?"""
+    return bool(said["id"] == _NOBODY)
+
+
+def _id(pointer: ObjectPath, data: bytes) -> str:
+    said: Any = unsealed(pointer, data)
+    return str(said["id"])
+
+
+def _remove_left_over(folder: ObjectPath, gone: str) -> None:
+    """The objects of a deleted queue; and where there is no queue now, what a kill has left of another one, unless it
+    is so young that somebody may be making it."""
+    if gone:
+        files.remove_folder(folder / gone)
+        return
+    for name in files.names(folder):
+        newest = max((each.changed for each in folder.store.below(f"{(folder / name).key}/")), default=None)
+        if newest is not None and time.time() - newest > limits.TEMPORARY_S:
+            files.remove_folder(folder / name)
