@@ -77,9 +77,13 @@ def left_over(root: StatePath, plan: Plan) -> dict[str, int]:
     return {name: sum(counts[name] for counts in every) for name in LEFT_OVER}
 
 
-def nothing_left(state: State) -> bool:
-    """Has all ended well, as far as its driver knows the state? Quick, as least and greatest values say it of most
-    files; False: ``left_over`` counts."""
+def left_over_of(state: State) -> dict[str, int]:
+    """The same, for its driver: where all has ended well, nothing is counted."""
+    return dict.fromkeys(LEFT_OVER, 0) if _nothing_left(state) else left_over(state.root, state.plan)
+
+
+def _nothing_left(state: State) -> bool:
+    """Quick, as least and greatest values say it of most files. False: perhaps there is something."""
     if state.outbox.files or state.outbox.number(RANGES):
         return False
     bad, waits = pc.field("status").isin(LEFT_OVER_STATUSES), pc.field("due").is_valid()

@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final
 
 from ferryman import crash, limits
-from ferryman.account.questions import LEFT_OVER, all_reported, left_over, nothing_left
+from ferryman.account.questions import all_reported, left_over_of
 from ferryman.engine import commands, migration, step_retries
 from ferryman.engine.backlog import Backlog
 from ferryman.engine.commit.commit import NOWHERE, commit_staged
@@ -378,9 +378,7 @@ class Run:
     def finish(self) -> Summary:
         """What was done, and what is left."""
         summary = self._summary
-        state = self._state
-        left = dict.fromkeys(LEFT_OVER, 0) if nothing_left(state) else left_over(state.root, self._plan)
-        for name, value in left.items():
+        for name, value in left_over_of(self._state).items():
             setattr(summary, name, value)
         if self._stopped_short:
             self._tell(self._backlog.describe(over=True))

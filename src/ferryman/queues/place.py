@@ -91,6 +91,8 @@ def identity_of(folder: StatePath) -> Identity | None:
                 return None
             found = stamp(path)  # it may have been made while we looked
     except NotADirectoryError:
+        if not os.path.lexists(str(folder)):
+            return None
         found = None
     if found is None:
         raise UsageError(f"{folder} is not a queue: it has no {IDENTITY}. Give another name or another folder.")
@@ -112,19 +114,10 @@ def stamp_of(folder: StatePath) -> tuple[int | str, ...]:
 
 
 def make(folder: StatePath) -> None:
-    """Make a queue if there is none, durably and whole."""
-    if isinstance(folder, Path):
-        _make(folder)
-    else:
+    """Make a queue if there is none, durably and whole: a folder under another name first, which is then changed."""
+    if isinstance(folder, ObjectPath):
         object_place.make(folder / IDENTITY, _said, str(uuid.uuid4()))
-
-
-def _said(identity: str) -> dict[str, Any]:
-    return {"format": FORMAT, "id": identity, "created": dt.datetime.now(dt.UTC).isoformat(timespec="seconds")}
-
-
-def _make(folder: Path) -> None:
-    """Under another name first, which is then changed."""
+        return
     root = folder.parent
     if root.exists() and not root.is_dir():
         raise UsageError(f"{root} is not a folder: queues cannot be in it.")
@@ -154,6 +147,10 @@ def _make(folder: Path) -> None:
     finally:
         shutil.rmtree(new, ignore_errors=True)
     crash.point("queue.made")
+
+
+def _said(identity: str) -> dict[str, Any]:
+    return {"format": FORMAT, "id": identity, "created": dt.datetime.now(dt.UTC).isoformat(timespec="seconds")}
 
 
 def remove(folder: StatePath, identity: str) -> None:

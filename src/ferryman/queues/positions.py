@@ -7,13 +7,17 @@ import threading
 import uuid
 from collections import defaultdict
 from collections.abc import Iterator
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
 from ferryman import crash
 from ferryman.storage import files
 from ferryman.storage.files import StatePath, fsync_folder
 from ferryman.storage.lock import turn
 from ferryman.storage.seals import sealed, unsealed
+
+_NOTES: Final = 63
+"""So many other handles have a reader's object remember their last notes, each of which may ask for its own."""
 
 
 class Positions:
@@ -22,8 +26,9 @@ class Positions:
     def __init__(self, folder: StatePath, queue: str) -> None:
         self._folder = folder
         self._queue = queue
-        self._seen: dict[str, str | None] = {}
-        """Reader -> the version of its object that was read last."""
+        self._seen: dict[str, tuple[str | None, dict[str, int]]] = {}
+        """Reader -> the version of its object that was read last; whose notes led to it."""
+        self._me, self._count = uuid.uuid4().hex, 0
         self._turns: defaultdict[str, threading.RLock] = defaultdict(threading.RLock)
         """Of the threads that use this handle."""
 
@@ -57,9 +62,17 @@ class Positions:
         Returns:
             False: in an object store, somebody has moved it since that look; nothing was noted.
         """
-        said = {"reader": name, "queue": self._queue, "position": position, "note": uuid.uuid4().hex}
-        data = sealed({**said, "moved": moved} if moved else said)
-        noted = files.replace_version(self._folder / name, data, self._seen.get(name))
+        self._count += 1
+        path, (version, others) = self._folder / name, self._seen.get(name, (None, {}))
+        said: dict[str, Any] = {"reader": name, "queue": self._queue, "position": position}
+        if moved:
+            said["moved"] = moved
+        if not isinstance(path, Path):
+            said["notes"] = {**dict([*others.items()][-_NOTES:]), self._me: self._count}
+        noted = files.replace_version(path, sealed(said), version)
+        if not noted:  # the answer to it may have been lost, and others have gone on from there
+            self._said(name)
+            noted = self._seen[name][1].get(self._me) == self._count
         crash.point("tailer.noted")
         return noted
 
@@ -100,8 +113,9 @@ class Positions:
     def _said(self, name: str) -> dict[str, Any] | None:
         path = self._folder / name
         found = files.read_version(path)
-        self._seen[name] = None if found is None else found[1]
+        self._seen[name] = None, {}
         if found is None:
             return None
         said: Any = unsealed(path, found[0])
+        self._seen[name] = found[1], said.get("notes", {})
         return dict(said)

@@ -118,7 +118,11 @@ class MessageTable:
         version, kind = self.version + 1, entry.kind
         with files.staged(self.path(version), entries.encode(entry, data_change=data_change)) as name_it:  # 1
             crash.point(f"{kind}.written")
-            if not self.holds or not name_it():  # 2
+            if not self.holds:
+                return False
+            if not name_it():  # 2
+                if not isinstance(self.folder, Path) and not self.holds:  # it was ours, perhaps, its answer was lost
+                    raise CommitUnknown(str(self.path(version)))
                 return False
             crash.point(f"{kind}.logged")
             if not self.holds:  # 3
