@@ -34,6 +34,8 @@ if "TMPDIR" not in os.environ and os.access(_MEMORY, os.W_OK) and shutil.disk_us
     tempfile.tempdir = None  # it is looked up again
 
 # No test may depend on the machine's speed. In CI the same examples are drawn each time.
+gc.disable()  # until all tests are collected: it would look for garbage in what stays
+
 hypothesis.settings.register_profile(
     "any machine",
     deadline=None,
@@ -94,6 +96,7 @@ def pytest_collection_finish() -> None:
     """Garbage is not looked for in what stays until the end, nor is that copied in forked children for it."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 def pytest_sessionfinish() -> None:

@@ -74,6 +74,7 @@ def delivered(there: Place, bad: str) -> None:
     there.queue.close()
 
 
+@pytest.mark.slow
 @pytest.mark.server
 @pytest.mark.rule("intake.killer")
 def test_it_is_found_on_zookeeper(place: Path, server: Callable[[str], Server]) -> None:

@@ -78,6 +78,7 @@ class Tables(NamedTuple):
     Attributes:
         rows: of the largest of them.
         folder: for what does not fit into memory.
+        waits: has ``waiting`` rows?
     """
 
     db: duckdb.DuckDBPyConnection
@@ -85,6 +86,7 @@ class Tables(NamedTuple):
     destinations: Collection[str]
     rows: int
     folder: Path
+    waits: bool = True
 
 
 def count(
@@ -127,7 +129,7 @@ class _Counting:
         if self._among:
             self._mark()
         events = self._spread("ledger", _EVENTS, self._events())
-        waiting = self._spread("waiting", _WAITING, "" if self._among else self._waiting())
+        waiting = self._spread("waiting", _WAITING, self._waiting() if self._tables.waits and not self._among else "")
         deleted, flags = self._deleted_query()
         gone = self._spread("deleted", flags, "" if self._among else deleted)
         for part, documents in enumerate(self._documents()):

@@ -265,10 +265,12 @@ class View:
         state = self._state
         names |= {file.partition["destination"] for file in state.outbox.files.values()}
         rows = max(sum(file.rows for file in table.files.values()) for table in (state.ledger, state.documents))
-        return Tables(self._db, self._documents, names - {""}, rows, self._folder)
+        return Tables(self._db, self._documents, names - {""}, rows, self._folder, waits=bool(state.outbox.files))
 
     def _asked_again(self) -> list[tuple[str, int]]:
         """(source, documents that a step wants to be read again later)."""
+        if not self._db.execute("SELECT 1 FROM documents WHERE again IS NOT NULL LIMIT 1").fetchall():
+            return []
         return self._db.execute("""
             SELECT source, count(*) FROM (
                 SELECT source, document, arg_max({again: again}, wave).again AS again FROM documents
@@ -282,7 +284,11 @@ class View:
         return paths
 
     def _register_outbox(self, outbox: Table) -> None:
-        schema = pa.schema([f for f in OUTBOX if f.name not in (*OUTBOX_PARTITION, *OUTBOX_CONTENT)])
+        if not outbox.files:  # as a rule, and views take longer to make than an empty table
+            for name in ("waiting", "unsent"):
+                self._db.register(name, _NONE_WAIT.empty_table())
+            return
+        schema = _WAITING
         by_place: dict[tuple[str, str], list[Path]] = {}
         for file in outbox.files.values():
             place = (file.partition["wave"], file.partition["destination"])
@@ -315,6 +321,19 @@ class View:
         [(value,)] = self._db.execute(query, parameters or None).fetchall()
         return int(value)
 
+
+_WAITING: Final = pa.schema([f for f in OUTBOX if f.name not in (*OUTBOX_PARTITION, *OUTBOX_CONTENT)])
+
+_NONE_WAIT: Final = pa.schema(
+    [
+        *_WAITING,
+        ("wave", pa.int64()),
+        ("destination", pa.string()),
+        ("status", pa.string()),
+        ("message", pa.string()),
+        ("created", pa.timestamp("us", tz="UTC")),
+    ]
+)
 
 _CURRENT: Final = "coalesce(revision >= newest, true)"
 """Of an entry of a log that went through, nothing is remembered but its deliveries."""
