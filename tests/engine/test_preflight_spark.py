@@ -13,9 +13,10 @@ import pytest
 
 from ferryman.plan.load import load_plan
 from tests.servers.spark_cluster import SparkMaster, SparkWorker
+from tests.support.tiers import sampled
 from tests.support.trial import run_plan
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow]
+pytestmark = pytest.mark.spark
 
 
 @pytest.fixture(scope="module")
@@ -65,11 +66,14 @@ def ferryman(master: str, place: Path, *options: str) -> tuple[int, str]:
 
 @pytest.mark.parametrize(
     ("folder", "what", "why"),
-    [
-        ("notes", "source files", "it is empty: is the share mounted?"),
-        ("out", "destination out", "it is another folder: is the share mounted?"),
-        (".ferryman", "the state", "there is no such folder"),
-    ],
+    sampled(
+        [
+            ("notes", "source files", "it is empty: is the share mounted?"),
+            ("out", "destination out", "it is another folder: is the share mounted?"),
+            (".ferryman", "the state", "there is no such folder"),
+        ],
+        3,
+    ),
 )
 def test_a_worker_that_sees_another_folder_is_found_before_anything_is_read(
     may_mount: None, master: SparkMaster, delivered: Path, folder: str, what: str, why: str
@@ -88,16 +92,22 @@ def test_a_worker_that_sees_another_folder_is_found_before_anything_is_read(
     assert not [path for path in left if path.name.startswith(".ferryman-preflight")]
 
 
-def test_workers_that_see_the_same_run_the_plan(master: SparkMaster, delivered: Path) -> None:
+@pytest.mark.parametrize("workers", sampled(["local-cluster[2,1,1024]", "a standalone cluster's"], 2))
+def test_workers_that_see_the_same_run_the_plan(delivered: Path, workers: str, request: pytest.FixtureRequest) -> None:
     """A new document is delivered, a removed one deleted."""
     (delivered / "notes" / "0.txt").unlink()
     (delivered / "notes" / "new.txt").write_text("new")
-    with SparkWorker(master), SparkWorker(master):
-        code, said = ferryman(master.url, delivered)
+    if workers.startswith("local-cluster"):  # executors are processes of their own
+        code, said = ferryman(workers, delivered)
+    else:
+        master: SparkMaster = request.getfixturevalue("master")
+        with SparkWorker(master), SparkWorker(master):
+            code, said = ferryman(master.url, delivered)
 
     assert (code, "1 delivered, 1 deleted" in said) == (0, True), said
 
 
+@pytest.mark.slow
 def test_a_worker_without_ferryman_says_so(master: SparkMaster, delivered: Path, tmp_path: Path) -> None:
     """And what to do."""
     bare = tmp_path / "bare"
@@ -111,6 +121,7 @@ def test_a_worker_without_ferryman_says_so(master: SparkMaster, delivered: Path,
     assert "PYSPARK_PYTHON" in done.stderr, done.stderr
 
 
+@pytest.mark.slow
 def test_a_master_that_is_away_says_so(delivered: Path) -> None:
     """The cause, not the call that met it."""
     code, said = ferryman("spark://127.0.0.1:1", delivered)
