@@ -12,7 +12,7 @@ from tests.crash.test_matrix import CASES, is_short, kill_and_check
 from tests.servers.faulty_s3 import FaultyS3
 from tests.support.zygote import Zygote
 
-ALL_DIFFERENT = 6
+ALL_DIFFERENT = 10
 """`make test` runs one case in so many of those that it runs with the state on a disk."""
 
 

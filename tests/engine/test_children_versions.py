@@ -15,6 +15,7 @@ from ferryman.routers import ByField, Duplicate, Router
 from tests.support import NOT_SOON_S
 from tests.support.families import end, failing, letters, net, words
 from tests.support.network import Network
+from tests.support.tiers import sampled
 
 __all__ = ["net"]
 
@@ -158,7 +159,7 @@ def by_node(net: Network, step: Callable[[Document], Document]) -> Network:
 
 @pytest.mark.rule("child.kept", "child.replaced")
 @pytest.mark.parametrize("end", ["made", "dropped", "dead"])
-@pytest.mark.parametrize("build", [by_route, by_node])
+@pytest.mark.parametrize("build", sampled([by_route, by_node], 2))
 def test_the_old_one_stays_until_the_new_one_comes_by_another_way(
     net: Network, build: Callable[..., Network], end: str
 ) -> None:

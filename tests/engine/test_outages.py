@@ -25,7 +25,7 @@ from tests.support.trial import Trial, Watch
 
 @pytest.mark.rule("outage.step")
 @pytest.mark.parametrize("error", AWAY.values(), ids=AWAY)
-@pytest.mark.parametrize("documents", [3, 50])
+@pytest.mark.parametrize("documents", sampled([50, 3], 2))
 def test_a_step_that_is_away_harms_nobody(trial: Trial, error: Callable[[], BaseException], documents: int) -> None:
     """Nothing is spent, however often it is asked; the run ends with 4 and names the step; later all goes on."""
     flag, calls = down(trial.folder), trial.folder / "calls"

@@ -16,6 +16,7 @@ from ferryman.sources import Csv, Files, JsonLines, Lines, Listed, Memory, Sourc
 from ferryman.sources.root import Root
 from tests.support.network import Network
 from tests.support.sleeper import Sleeper
+from tests.support.tiers import sampled
 from tests.support.trial import Trial
 
 KINDS: dict[str, tuple[Callable[..., Source], str]] = {
@@ -72,7 +73,7 @@ def share(place: Path, request: pytest.FixtureRequest) -> Iterator[tuple[Share, 
 
 
 @pytest.mark.rule("outage.source")
-@pytest.mark.parametrize(("what", "number"), OUTAGES.values(), ids=list(OUTAGES))
+@pytest.mark.parametrize(("what", "number"), sampled(OUTAGES.values(), 3), ids=list(OUTAGES))
 def test_rows_on_a_share_that_is_away(place: Path, share: tuple[Share, Source], what: str, number: int) -> None:
     """New rows are pending, known ones stay, other sources go on; the run ends with 4 and names the source."""
     there, source = share

@@ -19,6 +19,7 @@ from ferryman.state.state import State
 from tests.support import NOT_SOON_S
 from tests.support.invariants import rows as table_rows
 from tests.support.recorder import Recorder
+from tests.support.tiers import sampled
 from tests.support.trial import Interrupted, Trial, Until, Watch, run_plan
 
 pytestmark = pytest.mark.usefixtures("in_waves")
@@ -320,7 +321,7 @@ def test_a_word_that_is_taken_up_twice_does_no_harm(mixed: Trial) -> None:
 
 
 @pytest.mark.parametrize("at", ["command.staged", "wave.logged", "settle.closed"])
-@pytest.mark.parametrize("force", [False, True])
+@pytest.mark.parametrize("force", sampled([False, True], 2))
 def test_a_word_that_is_killed_between_its_waves_is_said_to_the_rest(
     mixed: Trial, monkeypatch: pytest.MonkeyPatch, at: str, force: bool
 ) -> None:

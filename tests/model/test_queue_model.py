@@ -21,7 +21,7 @@ from tests.model.queues.world import ERRORS, OUT, Head, QueueConfig, State
 from tests.model.state import Budget
 from tests.support.tiers import sampled
 
-EVERY = 4
+EVERY = 7
 """One configuration of so many is explored each time."""
 
 

@@ -38,7 +38,7 @@ def test_a_bad_name_fails_its_job(intake: Place, key: str) -> None:
 
 
 @pytest.mark.rule("intake.hostile")
-@pytest.mark.parametrize("state", [state for state in JobState if state not in ("Held", "Completed", "Deleted")])
+@pytest.mark.parametrize("state", sampled([s for s in JobState if s not in ("Held", "Completed", "Deleted")], 3))
 def test_a_bad_name_that_comes_later(intake: Place, state: str) -> None:
     """A job that somebody moved on by hand has not been checked: it stops nobody in any state."""
     batch = intake.queue.create_batch({})

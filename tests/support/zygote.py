@@ -6,6 +6,7 @@ the fork: delta-rs and Arrow start theirs in the children.
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 import signal
@@ -69,6 +70,7 @@ class Zygote:
 
 def serve(name: str, output: str, jobs: IO[bytes]) -> None:
     child = importlib.import_module(name)
+    gc.freeze()  # else each child copies what it looks for garbage in
     stopped: list[int] = []
     try:
         for line in jobs:
