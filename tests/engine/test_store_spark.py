@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from tests.servers.faulty_s3 import BUCKET, settings
+from ferryman.queues import Queue
+from tests.servers.faulty_s3 import BUCKET, FaultyS3, settings
 from tests.servers.spark_cluster import SparkMaster, SparkWorker
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
@@ -102,3 +103,37 @@ def test_a_worker_without_credentials(master: SparkMaster, store: str, tmp_path:
     assert code == 2, said
     assert "(the state)" in said
     assert "Traceback" not in said
+
+
+QUEUES = """
+from ferryman import Plan
+from ferryman.destinations import Queue as Out
+from ferryman.sources import Queue
+
+
+def double(doc):
+    doc["n"] *= 2
+    return doc
+
+
+plan = Plan("orders", version=1)
+plan.source("in", Queue("in", "{0}")).step("double", double).destination("out", Out("out", "{0}"))
+"""
+
+
+def test_queues_in_a_store_that_loses_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each message is worked on once, wherever the state is."""
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "plan.py").write_text(QUEUES.format(f"s3://{BUCKET}/queues"))
+    with FaultyS3() as faulty:
+        for name, value in faulty.settings.items():
+            monkeypatch.setenv(name, value)
+        faulty.fail(lost=0.03, refused=0.02, seed=1)
+        for first in (0, 50):
+            lines = "".join(f'{{"n": {n}}}\n' for n in range(first, first + 50))
+            append = ["queue", "append", "in", "--queues", f"s3://{BUCKET}/queues"]
+            subprocess.run([sys.executable, "-m", "ferryman.cli", *append], input=lines, text=True, check=True)
+            code, said = ferryman("run", tmp_path, faulty.url, "--master", "local[2,4]")
+            assert (code, "50 delivered" in said) == (0, True), said
+        out = Queue("out", f"s3://{BUCKET}/queues")
+        assert [message.body["n"] for message in out.read(limit=1000)] == [2 * n for n in range(100)]

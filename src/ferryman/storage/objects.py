@@ -143,7 +143,7 @@ class RemoteStore:
         try:
             from obstore import store as known
         except ImportError:
-            raise UsageError(f"{bucket}: a state there needs obstore: pip install 'ferryman[store]'") from None
+            raise UsageError(f"{bucket}: what is there needs obstore: pip install 'ferryman[store]'") from None
         retry: Any = {"max_retries": 10, "retry_timeout": timedelta(seconds=RETRY_S)}
         self._bucket = bucket
         self._pid = os.getpid()
