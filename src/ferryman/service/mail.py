@@ -7,6 +7,7 @@ import smtplib
 import ssl
 import threading
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from email.message import EmailMessage
 from email.utils import formatdate
 from hashlib import blake2b
@@ -115,7 +116,7 @@ class Mail:
             code, said = next(iter(e.recipients.values()))
             raise _error(code, f"{shown}: refuses {message['To']}: {_text(said)}") from None
         except smtplib.SMTPAuthenticationError as e:  # its text may repeat what was sent
-            raise PermanentError(f"{shown}: refuses user and password ({e.smtp_code})") from None
+            raise _error(e.smtp_code, f"{shown}: refuses user and password ({e.smtp_code})") from None
         except smtplib.SMTPResponseException as e:
             raise _error(e.smtp_code, f"{shown}: {e.smtp_code} {_text(e.smtp_error)}") from None
         except (smtplib.SMTPException, OSError) as e:
@@ -127,7 +128,7 @@ class Mail:
         plain = smtplib.SMTP(timeout=self._timeout_s)
         smtp = smtplib.SMTP_SSL(timeout=self._timeout_s, context=checked) if server.is_tls else plain
         smtp._host = server.host  # type: ignore[attr-defined]  # what the certificate is compared with
-        with smtp:
+        try:
             smtp.connect(server.host, server.port)
             smtp.ehlo()
             if not server.is_tls and smtp.has_extn("starttls"):
@@ -136,8 +137,37 @@ class Mail:
             elif not server.is_tls and server.password:
                 raise PermanentError(f"{server.shown}: offers no STARTTLS, and a password is not sent in the clear")
             if server.password:
-                smtp.login(server.user, server.password)
+                _log_in(smtp, server)
             smtp.send_message(message)
+            with suppress(smtplib.SMTPException, OSError):  # the mail was taken, whatever comes now
+                smtp.quit()
+        finally:
+            smtp.close()
+
+
+def _log_in(smtp: smtplib.SMTP, server: MailServer) -> None:
+    """Log in by the ways that the server offers, one after the other.
+
+    Raises:
+        smtplib.SMTPAuthenticationError: it refuses, also if it hangs up before the next way is tried.
+        smtplib.SMTPException, OSError: it did not answer.
+    """
+    refused: list[smtplib.SMTPAuthenticationError] = []
+    by_one_way = smtp.auth
+
+    def auth(*given: Any, **named: Any) -> tuple[int, bytes]:
+        try:
+            return by_one_way(*given, **named)
+        except smtplib.SMTPAuthenticationError as e:
+            refused.append(e)
+            raise
+        except (smtplib.SMTPException, OSError):
+            if refused:
+                raise refused[-1] from None
+            raise
+
+    smtp.auth = auth  # type: ignore[method-assign]
+    smtp.login(server.user, server.password)
 
 
 def _error(code: int, why: str) -> DeliveryError:
