@@ -25,7 +25,7 @@ SHORT = (
     "batch.job:7",
     "batch.made",
     "job.fetched:5",
-    "job.downloaded",
+    "job.inventory",
     "wave.synced",
     "job.waved",
     "job.judged:2",

@@ -101,7 +101,7 @@ def corrected(there: Place, zygote: Zygote, requeue: tuple[str, ...], serve: tup
 def test_killed_over_a_correction(place: Path) -> None:
     """The job is as it was, or wholly corrected; then the new files alone are delivered, once."""
     with Zygote(place, CHILD) as zygote:
-        corrected(Place(place, session_timeout_s=1.5), zygote, tuple(EDITED), ("job.fetched:2", "job.downloaded"))
+        corrected(Place(place, session_timeout_s=1.5), zygote, tuple(EDITED), ("job.fetched:2", "job.inventory"))
 
 
 @pytest.mark.slow

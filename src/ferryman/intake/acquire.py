@@ -22,6 +22,7 @@ from ferryman.intake.nodes import (
     BATCHES,
     COLLECTION_LOCKS,
     JOBS,
+    PAUSED,
     batch_path,
     job_of,
     state_path,
@@ -33,8 +34,6 @@ from ferryman.intake.tree import NodeTree
 
 LOOKED_AT: Final = 64
 """Status nodes that are read at once."""
-
-PAUSED: Final = f"{KINDS['ingest'].folder}/{KINDS['ingest'].node}"
 
 
 class Acquirer:
@@ -53,8 +52,12 @@ class Acquirer:
 
     def job(self, state: JobState) -> Job | None:
         """The most urgent job in this state that nobody holds, locked."""
+        return next(self.jobs(state), None)
+
+    def jobs(self, state: JobState) -> Iterator[Job]:
+        """One after the other; what is held already is passed by once for all of them, and not for each."""
         if self._paused and self._tree.find(PAUSED):
-            return None  # no need to lock one in order to see that
+            return  # no need to lock one in order to see that
         folder = state_path(state)
         for name in self._tree.store.free(folder, JOBS):
             job = Job(self._tree, job_of(name))
@@ -72,7 +75,7 @@ class Acquirer:
                 self._paused = paused is not None
                 if self._paused:
                     job.unlock()
-                    return None
+                    return
                 job.was_entry(name)
                 if holds and holds[0] is not None and holds[0].children and self._is_on_hold(job):
                     job.set_status(JobState.HELD, "its collection is on hold")
@@ -85,8 +88,7 @@ class Acquirer:
                 job.unlock()
                 self.passed_over.add(job.id, plain_text(e))
                 continue
-            return job
-        return None
+            yield job
 
     def _is_on_hold(self, job: Job) -> bool:
         name = collection_of(self._tree, job)

@@ -137,18 +137,28 @@ class Item:
         *,
         unlock: bool = False,
         revoke: bool = False,
+        look: Sequence[str] = (),
         **how: Any,
-    ) -> None:
+    ) -> list[StoredNode | None]:
         """Move to the state that ``choose`` gives for the present one; it may raise. ``how`` is for ``_moved``."""
         text = message_text(message)
-        self._change(lambda now: self._moved(now, choose(now), text, **how), unlock=unlock, revoke=revoke)
+        return self._change(
+            lambda now: self._moved(now, choose(now), text, **how), unlock=unlock, revoke=revoke, look=look
+        )
 
     # --- changes ------------------------------------------------------------------------------------------------------
 
     def _change(
-        self, plan: Callable[[StatusNode], Sequence[Op]], *, unlock: bool = False, revoke: bool = False
-    ) -> None:
+        self,
+        plan: Callable[[StatusNode], Sequence[Op]],
+        *,
+        unlock: bool = False,
+        revoke: bool = False,
+        look: Sequence[str] = (),
+    ) -> list[StoredNode | None]:
         """Commit what ``plan`` makes of the present status, if this object may; see the table of this class.
+
+        Returns the nodes at ``look`` as they are after it, if it holds the lock.
 
         Raises:
             ItemLocked, LockLost: it may not; nothing was changed.
@@ -157,13 +167,16 @@ class Item:
         if revoke:
             self._change_of_anybody(plan)
         elif self._hold is not None:
-            self._change_of_holder(plan, self._hold, unlock=unlock)
+            return self._change_of_holder(plan, self._hold, unlock=unlock, look=look)
         elif self._held_before:
             raise LockLost(self._lock_path)
         else:
             self._change_of_others(plan)
+        return []
 
-    def _change_of_holder(self, plan: Callable[[StatusNode], Sequence[Op]], hold: Hold, *, unlock: bool) -> None:
+    def _change_of_holder(
+        self, plan: Callable[[StatusNode], Sequence[Op]], hold: Hold, *, unlock: bool, look: Sequence[str]
+    ) -> list[StoredNode | None]:
         now, ops = self._known, list[Op]()
 
         def planned() -> list[Op]:
@@ -175,7 +188,7 @@ class Item:
 
         try:
             try:
-                self._tree.change(planned, hold)
+                looked = self._tree.change(planned, hold, look=look)
             except StateError:  # which counts only if the state is still this object's business
                 self._tree.commit([], hold)
                 raise
@@ -185,6 +198,7 @@ class Item:
         self._known = self._status_after(now, ops)
         if unlock:
             self._lose()
+        return looked
 
     def _change_of_others(self, plan: Callable[[StatusNode], Sequence[Op]]) -> None:
         """In the commit itself the lock is taken and given back: nobody else may have it."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Final
 
 from ferryman.errors import UsageError
@@ -12,10 +12,12 @@ from ferryman.intake.item import Item, StatusNode
 from ferryman.intake.nodes import batch_path, decoded, encoded, job_path, state_path, text_of, whole_number
 from ferryman.intake.states import JOB, JobState, Transitions, list_of, resumed_at
 from ferryman.intake.store import Check, Create, Delete, Op, Set, StoredNode
-from ferryman.intake.tree import NodeTree
+from ferryman.intake.tree import Hold, NodeTree
 
 JSON_NODES: Final = ("configuration", "identifiers", "metadata", "inventory", "store")
 """Made only when there is something in them."""
+
+_NO_NODE: Final = StoredNode(b"", 0, 0, 0, 0, 0, 0.0, 0.0)
 
 
 class Job(Item):
@@ -29,6 +31,11 @@ class Job(Item):
         self._priority: int | None = None
         self._kept: dict[str, StoredNode | None] = {}
         """JSON nodes as they were read under the lock: nobody but its holder may change them."""
+        self._space: int | None = None
+        """Its working space as this object has set it under the lock."""
+        self._gets: int | None = None
+        self._written: dict[str, StoredNode | None] = {}
+        """Priority and JSON nodes as a change makes them that is under way."""
         self._read_alone: set[str] = set()
         """JSON nodes that were read one by one, since they did not come with the lock; shared by jobs of a state."""
 
@@ -54,7 +61,8 @@ class Job(Item):
     @property
     def space_needed(self) -> int:
         """Working space that it needs, in bytes; 0 while nobody knows."""
-        return self._number("space_needed")
+        space = self._space
+        return self._number("space_needed") if space is None else space
 
     @property
     def last_successful_status(self) -> str | None:
@@ -108,6 +116,45 @@ class Job(Item):
 
     # --- moves --------------------------------------------------------------------------------------------------------
 
+    def go_on(
+        self,
+        message: str = "",
+        *,
+        priority: int | None = None,
+        values: Mapping[str, Mapping[str, Any]] | None = None,
+        space_needed: int | None = None,
+        holding: bool = False,
+    ) -> bool:
+        """The work of its state is done: move to the next one, with what became known by it, in one change.
+
+        Returns whether this object still has the lock. With ``holding`` it does, to go on at once, unless the queue is
+        paused; without, the lock is given back in the same change. Raises as ``set_status``.
+
+        Args:
+            priority: another one.
+            values: JSON nodes that are replaced, by name; {} removes one.
+            space_needed: bytes of working space.
+        """
+        paused = self._move(
+            lambda now: (
+                self._named(now, JobState.ESTIMATING)
+                if now.state is JobState.PENDING
+                else self.table.succeeded(now.state)
+            ),
+            message,
+            unlock=not holding,
+            look=(nodes.PAUSED,) if holding else (),
+            priority=priority,
+            values=values,
+            space_needed=space_needed,
+        )
+        if any(paused):
+            self.unlock()
+        if self._hold is not None and space_needed is not None:
+            self._space = space_needed
+        self._read_alone = set()  # what the next state asks for need not come with the lock of this one
+        return self._hold is not None
+
     def set_status(self, status: str, message: str = "", priority: int | None = None, retry: bool = False) -> None:
         """Move to another state; with another priority, if one is given. ``retry`` counts it as requeued.
 
@@ -158,15 +205,18 @@ class Job(Item):
         priority: int | None = None,
         retry: bool = False,
         values: Mapping[str, Mapping[str, Any]] | None = None,
+        space_needed: int | None = None,
     ) -> list[Op]:
         had, self._priority = self.priority if self._priority is None else self._priority, None
-        gets = had if priority is None else priority
+        self._gets = gets = had if priority is None else priority
         status = self._next(now, after, message)
         if retry and after is not now.state:
             status["retry_count"] += 1
         ops: list[Op] = [self._set_status(now, status)]
         for name, content in (values or {}).items():
             ops += self._replaced(name, content)
+        if space_needed is not None:
+            ops.append(Set(f"{self.path}/space_needed", str(space_needed).encode()))
         if gets != had:
             ops.append(Set(f"{self.path}/priority", str(gets).encode()))
         was = state_path(now.state, nodes.entry(had, self.id))
@@ -211,11 +261,14 @@ class Job(Item):
         """
         names = ("status", "bid", "priority", "space_needed", *JSON_NODES)
         known = dict(self._kept) if self._hold is not None else {}
+        if self._hold is not None and self._known is not None:
+            known["status"] = self._known.node
         self._read_alone |= set(JSON_NODES) - known.keys()
         unknown = [name for name in names if name not in known]
         paths = [f"{self.path}/{name}" for name in unknown]
         found = {**known, **dict(zip(unknown, self._tree.store.read(paths), strict=True))}
-        self.status_of(found["status"])
+        if "status" in unknown:
+            self.status_of(found["status"])
         for name in ("bid", "priority", "space_needed"):
             if found[name] is None:
                 raise NodeInvalid(f"{self.path}/{name}", "is not there")
@@ -256,8 +309,18 @@ class Job(Item):
         self._kept, self._read_alone = dict(nodes), read_alone
 
     def _lose(self) -> None:
-        self._kept = {}
+        self._kept, self._space = {}, None
         super()._lose()
+
+    def _change_of_holder(
+        self, plan: Callable[[StatusNode], Sequence[Op]], hold: Hold, *, unlock: bool, look: Sequence[str]
+    ) -> list[StoredNode | None]:
+        self._gets, self._written = None, {}
+        looked = super()._change_of_holder(plan, hold, unlock=unlock, look=look)
+        if self._hold is hold:  # nobody else changes them now
+            self._kept.update(self._written)
+            self._priority = self._gets if self._priority is None else self._priority
+        return looked
 
     def _json(self, name: str) -> dict[str, Any]:
         path = f"{self.path}/{name}"
@@ -284,39 +347,10 @@ class Job(Item):
         data = encoded(path, dict(values))
         found = self._node(name)
         self._kept.pop(name, None)  # if it is not as it was known, it is read anew
+        self._written[name] = (found or _NO_NODE)._replace(data=data) if values else None
         if not values:
             return [Delete(path)] if found else []
         return [Set(path, data) if found else Create(path, data)]
-
-
-def creation(
-    job_id: str,
-    batch_id: str,
-    values: Mapping[str, Mapping[str, Any]],
-    *,
-    now: str,
-    priority: int = nodes.PRIORITY,
-    state: JobState = JobState.PENDING,
-    message: str = "",
-) -> list[Op]:
-    """The nodes of a new job, but for its place in its batch's list. ``values``: its JSON nodes by name."""
-    path = job_path(job_id)
-    status = {
-        "status": state.value,
-        "last_successful_status": None,
-        "last_modified": now,
-        "retry_count": 0,
-        "message": message,
-    }
-    return [
-        Create(path, numbered=True),
-        Create(f"{path}/bid", batch_id.encode()),
-        *(Create(f"{path}/{name}", encoded(f"{path}/{name}", dict(d))) for name, d in values.items() if d),
-        Create(f"{path}/priority", str(priority).encode()),
-        Create(f"{path}/space_needed", b"0"),
-        Create(f"{path}/status", encoded(f"{path}/status", status)),
-        Create(state_path(state, nodes.entry(priority, job_id))),
-    ]
 
 
 def checked_priority(priority: int) -> int:

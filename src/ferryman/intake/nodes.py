@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import re
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any, Final
 
 import msgspec
@@ -20,6 +21,8 @@ ACCESS: Final = "/access"
 LOCKS: Final = "/locks"
 QUEUE_LOCKS: Final = "/locks/queue"
 COLLECTION_LOCKS: Final = "/locks/collections"
+PAUSED: Final = f"{QUEUE_LOCKS}/ingest"
+"""While it is there, nothing of the ingest queue is acquired."""
 
 SIZES: Final = ("small", "large")
 """The two access queues."""
@@ -176,13 +179,24 @@ def whole_number(path: str, data: bytes) -> int:
 
 def time_text(seconds: float) -> str:
     """A time as it is written in nodes, in UTC: ``2026-11-20 21:45:38 +0000``."""
-    return dt.datetime.fromtimestamp(seconds, dt.UTC).strftime(TIME_FORMAT)
+    return _second_text(int(seconds // 1))
+
+
+@lru_cache(maxsize=4)
+def _second_text(second: int) -> str:
+    return dt.datetime.fromtimestamp(second, dt.UTC).strftime(TIME_FORMAT)
 
 
 def submission_uuid(submission: Mapping[str, Any]) -> str:
     """The ``batchID`` of a submission; "" if it has none."""
     uuid = submission.get("batchID")
     return "" if uuid is None else str(uuid)
+
+
+def undated(submission: Mapping[str, Any]) -> dict[str, Any]:
+    """A submission that is repeated has another date."""
+    found = {name: value for name, value in submission.items() if name != "submissionDate"}
+    return decoded("", encoded("", found))
 
 
 def skeleton() -> list[str]:

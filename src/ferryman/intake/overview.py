@@ -16,6 +16,7 @@ from ferryman.intake.nodes import (
     BATCHES,
     PRIORITY_NAMED_MAX,
     batch_path,
+    decoded,
     job_of,
     job_path,
     state_path,
@@ -91,6 +92,21 @@ def job_rows(
             told = known.get(name, read.get(name))
             job = Job(tree, name)
             yield _or_why(job, lambda j=job, s=status, b=bid, p=told: _job_row(j, s, b, p))  # type: ignore[misc]
+
+
+def reported(tree: NodeTree, ids: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """What a report says of each job: ``job``, ``jobID``, its identifiers. Of one that is damaged, its id only."""
+    for some in _chunks(ids):
+        names = ("configuration", "identifiers")
+        for id, *found in zip(some, *_columns(tree, [[job_path(job, n) for job in some] for n in names]), strict=True):
+            try:
+                configuration, identifiers = (
+                    decoded(job_path(id, name), node.data) if node else {}
+                    for name, node in zip(names, found, strict=True)
+                )
+                yield {"job": id, "jobID": configuration.get("jobID"), **identifiers}
+            except NodeInvalid:
+                yield {"job": id}
 
 
 def _batch_row(batch: Batch, status: StoredNode | None, folders: Sequence[StoredNode | None]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, NamedTuple, Self
 
 from ferryman.errors import UsageError, plain_text
@@ -33,6 +33,7 @@ from ferryman.intake.nodes import (
     state_path,
     submission_uuid,
     text_of,
+    undated,
 )
 from ferryman.intake.states import AccessState, BatchState, JobState
 from ferryman.intake.store import SESSION_TIMEOUT_S, Conflict, Create, Op, Store, Watch, opened
@@ -151,7 +152,7 @@ class Queue:
         batch_id = text_of(uuid_path, found.data)
         path = batch_path(batch_id, "submission")
         kept = self._tree.find(path)
-        if kept is None or _undated(decoded(path, kept.data)) != _undated(submission):
+        if kept is None or undated(decoded(path, kept.data)) != undated(submission):
             raise BatchExists(uuid, batch_id)
         return batch_id
 
@@ -254,6 +255,10 @@ class Queue:
             UsageError: there is no such state.
         """
         return self._acquirer.job(_named(JobState, state))
+
+    def acquire_jobs(self, state: str) -> Iterator[Job]:
+        """As ``acquire_job`` again and again, each locked when it is asked for: of many that are kept it costs less."""
+        return self._acquirer.jobs(_named(JobState, state))
 
     def pass_over(self, id: str, why: str) -> None:
         """Do not give this batch or job to this process for a minute: it is damaged. Each reason is logged once."""
@@ -378,12 +383,6 @@ def _named(states: Any, text: str) -> Any:
         if state.value.lower() == str(text).strip().lower():
             return state
     raise UsageError(f"state {text}: there is no such state; choose one of {', '.join(s.value for s in states)}.")
-
-
-def _undated(submission: Mapping[str, Any]) -> dict[str, Any]:
-    """A submission that is repeated has another date."""
-    found = {name: value for name, value in submission.items() if name != "submissionDate"}
-    return decoded("", encoded("", found))
 
 
 def _size(size: str) -> str:

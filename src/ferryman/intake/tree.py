@@ -87,8 +87,11 @@ class NodeTree:
         hold: Hold | None = None,
         session: int | None = None,
         unless: Callable[[Conflict], None] = lambda conflict: None,
-    ) -> None:
+        look: Sequence[str] = (),
+    ) -> list[StoredNode | None]:
         """Commit what ``plan`` makes of the tree as it is. If another was faster, it is asked again.
+
+        Returns the nodes at ``look``, as they are after it.
 
         ``hold``: only as long as this lock is held; ``session``: only as long as this session lives. ``unless`` is told
         why it could not be, and may raise instead of another try.
@@ -105,27 +108,24 @@ class NodeTree:
             ops = list(plan())
             try:
                 if session is None:
-                    self.commit(ops, hold)
-                else:
-                    self.store.commit(ops, session=session)
-                return
+                    return self.commit(ops, hold, look)
+                return self.store.commit(ops, session=session, look=look)
             except Conflict as e:
                 unless(e)
                 refused = e
         raise NodeInvalid(refused.path, f"is {refused.why.value}, which does not fit the nodes around it")
 
-    def commit(self, ops: list[Op], hold: Hold | None = None) -> None:
-        """Do all of it or nothing.
+    def commit(self, ops: list[Op], hold: Hold | None = None, look: Sequence[str] = ()) -> list[StoredNode | None]:
+        """Do all of it or nothing. Returns the nodes at ``look``, as they are after it.
 
         Raises:
             Conflict: the tree is not as these operations expect.
             LockLost: ``hold`` is not held any more.
         """
         if hold is None:
-            self.store.commit(ops)
-            return
+            return self.store.commit(ops, look=look)
         try:
-            self.store.commit([Check(hold.path, creation=hold.creation), *ops], session=hold.session)
+            return self.store.commit([Check(hold.path, creation=hold.creation), *ops], session=hold.session, look=look)
         except SessionLost:
             raise LockLost(hold.path) from None
         except Conflict as e:

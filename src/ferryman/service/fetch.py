@@ -363,3 +363,19 @@ def _refuse_unless_fine(url: str, answer: BaseHTTPResponse) -> None:
 def _forget(part: Path) -> None:
     for path in (part, part.with_name(part.name + _STAMP)):
         path.unlink(missing_ok=True)
+
+
+def side_by_side(fetch: Callable[[T], Arrived], entries: list[T], at_once: int) -> list[Arrived]:
+    """Fetch some of them at once. The first that fails ends it, when those that have begun are done."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    if len(entries) == 1:
+        return [fetch(entries[0])]
+    with ThreadPoolExecutor(min(at_once, len(entries)), "intake fetch") as pool:
+        coming = [pool.submit(fetch, entry) for entry in entries]
+        try:
+            return [each.result() for each in coming]
+        except BaseException:
+            for each in coming:
+                each.cancel()
+            raise

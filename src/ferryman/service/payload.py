@@ -287,7 +287,7 @@ def listed(job: Job, work: Workspace, fetcher: Fetcher) -> list[ManifestEntry]:
     written = _written(configuration, work)
     if written is not None and (found := read_entries(written.read_bytes())):
         work.link_entries(job.id, written, edition)
-        return found
+        return work.entries(job.id, edition) or found
     found = _entries(configuration, fetcher)
     work.set_entries(job.id, found, edition)
     return found

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -143,11 +144,11 @@ class Processing:
         for job in list(self._waiting.values()):
             if self._is_free(job):
                 self._held[job.id] = self._waiting.pop(job.id)
-        while len(self._held) + len(self._waiting) < self._wave_jobs and not self._stop.is_set():
-            found = self._queue.acquire_job(JobState.PROCESSING)
-            if found is None:
-                return
+        left = self._wave_jobs - len(self._held) - len(self._waiting)
+        for found in islice(self._queue.acquire_jobs(JobState.PROCESSING), max(0, left)):
             self._sort_in(found)
+            if self._stop.is_set():
+                return
 
     def _sort_in(self, job: Job) -> None:
         """It is held, or waits for another job of its object. What is wrong with it is its own end, and no other's."""

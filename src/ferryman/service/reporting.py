@@ -8,7 +8,8 @@ from typing import Any, Final
 
 from ferryman import crash
 from ferryman.errors import DeliveryError, TransientError
-from ferryman.intake import Batch, NodeInvalid, Queue, Report
+from ferryman.intake import Batch, Queue, Report
+from ferryman.intake.overview import reported
 from ferryman.service.batches import is_made
 from ferryman.service.callback import Callback
 from ferryman.service.mail import BatchReports
@@ -132,16 +133,11 @@ class Reporting:
             "batchID": batch.submission.get("batchID"),
             "status": "Failed" if news.failed else "Completed",
             "update": update,
-            "completed_jobs": [self._job(job) for job in news.completed],
-            "failed_jobs": [{**self._job(job), "why": news.reasons.get(job, "")} for job in news.failed],
+            "completed_jobs": list(reported(self._queue.tree, news.completed)),
+            "failed_jobs": [
+                {**job, "why": news.reasons.get(job["job"], "")} for job in reported(self._queue.tree, news.failed)
+            ],
         }
-
-    def _job(self, job_id: str) -> dict[str, Any]:
-        try:
-            job = self._queue.load_job(job_id)
-            return {"job": job_id, "jobID": job.configuration.get("jobID"), **job.identifiers}
-        except NodeInvalid:
-            return {"job": job_id}
 
 
 class SlowReporting(Reporting):

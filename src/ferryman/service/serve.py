@@ -20,6 +20,7 @@ from ferryman.reach import ENVIRONMENT, to_environment
 from ferryman.service.at_work import AtWork
 from ferryman.service.batches import Batches, SlowBatches, Waits, is_made
 from ferryman.service.bundles import Bundles
+from ferryman.service.desk import Desk, Lookout
 from ferryman.service.errors import Stopping
 from ferryman.service.isolation import Isolation
 from ferryman.service.minted import Minted
@@ -29,7 +30,7 @@ from ferryman.service.serving import Serving
 from ferryman.service.slow import SLOTS, SlowHosts, SlowLane
 from ferryman.service.stages import JobStage, Provisioning
 from ferryman.service.together import Finisher
-from ferryman.service.worker import LOST_PAUSE_S, POLL_S, QUIET_LOOKS, Loop, SlowWorker, Worker
+from ferryman.service.worker import LOST_PAUSE_S, POLL_S, QUIET_LOOKS, Carrier, Loop, SlowWorker, Worker
 from ferryman.service.workspace import Workspace, is_done
 from ferryman.storage.files import StatePath
 
@@ -186,11 +187,19 @@ class Consumers:
         self._swept_at = -SWEEP_S
         lanes = {state: SlowLane[Job]() for state in (JobState.PENDING, JobState.DOWNLOADING, JobState.NOTIFY)}
         finisher = Finisher()
+        self.desks = {state: Desk() for state in AT_WORK if state is not JobState.PROCESSING}
+        for state, desk in self.desks.items():
+            lookout = Lookout(desk, partial(queue.watch_jobs, state), stop)
+            self._loops.append(Loop("lookout", stop, lookout.turn, self.say, wait=lambda timeout_s: None))
         self._loops.append(
             Loop("finisher", stop, finisher.turn, self.say, wait=finisher.wait, release=finisher.release)
         )
         how: dict[str, Any] = {"at_work": self._at_work, "isolation": isolation, "finisher": finisher, "stop": stop}
-        for station in serving.stages(queue, work, fetcher, callback, stop, self.say):
+        carriers: dict[JobState, Carrier] = {}
+        how |= {"desks": self.desks, "carriers": carriers}
+        stations = serving.stages(queue, work, fetcher, callback, stop, self.say)
+        carriers.update({station.state: Carrier(queue, station, self.say, **how) for station in stations})
+        for station in stations:
             for _ in range(1 if isinstance(station, Provisioning) else serving.threads):
                 self._add(station, Worker(queue, station, self.say, lane=lanes.get(station.state), **how))
         for station in serving.stages(queue, work, patient, patient_callback, stop, self.say):

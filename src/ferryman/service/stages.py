@@ -9,7 +9,8 @@ from __future__ import annotations
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Final, NamedTuple
 
@@ -21,7 +22,7 @@ from ferryman.intake.nodes import PRIORITY_NAMED_MAX
 from ferryman.service import container
 from ferryman.service.callback import Callback
 from ferryman.service.errors import Later, Stopping
-from ferryman.service.fetch import Arrived, Fetcher, checked
+from ferryman.service.fetch import Arrived, Fetcher, checked, side_by_side
 from ferryman.service.manifest import ManifestEntry
 from ferryman.service.payload import inventory_of, is_container, listed, refuse_bad_names
 from ferryman.service.together import Unsynced
@@ -40,6 +41,9 @@ COUNT_EVERY_S: Final = 1.0
 FETCHES: Final = 4
 """Files of one job that are fetched at once: a server gives each connection its share."""
 
+QUICK_FILES: Final = 16
+QUICK_BYTES: Final = 1 << 20
+"""A job of no more files of this machine than that is downloaded by the thread that has moved it here."""
 
 PACKED: Final = "container"
 """A container's own name until it is unpacked."""
@@ -51,6 +55,12 @@ class Done(NamedTuple):
     message: str = ""
     priority: int | None = None
     """Another one, from now on."""
+    values: Mapping[str, Mapping[str, Any]] | None = None
+    """Its JSON nodes that change with the move, by name."""
+    space_needed: int | None = None
+    """Bytes of working space that it needs."""
+    leaves: Path | None = None
+    """A file of no more use once it has moved."""
     steps: tuple[Unsynced, ...] = ()
     """What is left to do first, each after what it needs is durable."""
 
@@ -65,6 +75,11 @@ class JobStage:
     def open(self) -> bool:
         """Can any job of this state be worked at now?"""
         return True
+
+    def is_quick(self, job: Job, done: Done) -> bool:
+        """Is the work for a job that is about to move here, with this outcome, a matter of milliseconds? Then no server
+        is asked, and little is written."""
+        return False
 
     def work(self, job: Job) -> Done:
         """Do it.
@@ -101,17 +116,19 @@ class Estimating(JobStage):
     def __init__(self, work: Workspace, fetcher: Fetcher) -> None:
         self._work, self._fetcher = work, fetcher
 
+    def is_quick(self, job: Job, done: Done) -> bool:
+        return all(e.size is not None or _is_here(e) for e in listed(job, self._work, self._fetcher))
+
     def work(self, job: Job) -> Done:
         entries = listed(job, self._work, self._fetcher)
         sizes = [entry.size if entry.size is not None else self._fetcher.size(entry.url) for entry in entries]
         needed = sum(size for size in sizes if size is not None) * (UNPACKED if is_container(job) else 1)
-        job.set_space_needed(needed)
         crash.point("job.estimated")
         unknown = sum(size is None for size in sizes)
         if not unknown:
-            return Done(f"{needed} bytes of working space")
+            return Done(f"{needed} bytes of working space", space_needed=needed)
         lowered = max(job.priority, min(job.priority + LATER, PRIORITY_NAMED_MAX))
-        return Done(f"the size of {unknown} of {len(sizes)} files is not known", lowered)
+        return Done(f"the size of {unknown} of {len(sizes)} files is not known", lowered, space_needed=needed)
 
 
 class Provisioning(JobStage):
@@ -123,6 +140,7 @@ class Provisioning(JobStage):
     def __init__(self, queue: Queue, work: Workspace, say: Callable[[str], None], full: float = FULL) -> None:
         self._queue, self._work, self._say, self._full = queue, work, say, full
         self._said = False
+        self._granting = threading.Lock()
         self._granted = 0
         """Bytes that were granted, and perhaps not written yet."""
         self._count_at = 0.0
@@ -140,6 +158,9 @@ class Provisioning(JobStage):
         self._said = not is_open
         return is_open
 
+    def is_quick(self, job: Job, done: Done) -> bool:
+        return True
+
     def work(self, job: Job) -> Done:
         needed = job.space_needed
         total, used = self._work.space()
@@ -149,10 +170,11 @@ class Provisioning(JobStage):
                 f"it needs {needed} bytes of working space, and {self._work.root} has {limit} at most. Serve the queue "
                 "with --work on a larger disk."
             )
-        left = limit - used - self._promised()
-        if needed > left:
-            raise Later(f"it needs {needed} bytes of working space, {max(0, left)} are free")
-        self._granted += needed
+        with self._granting:
+            left = limit - used - self._promised()
+            if needed > left:
+                raise Later(f"it needs {needed} bytes of working space, {max(0, left)} are free")
+            self._granted += needed
         return Done(f"{needed} bytes of working space are free")
 
     def _promised(self) -> int:
@@ -176,7 +198,7 @@ class Downloading(JobStage):
 
     1. Every file that is not there is fetched; a part that came before a kill is continued.
     2. Once they are durable, they are put at their places, and the list of what is there is published.
-    3. Once that is durable, the job says where it is.
+    3. Once that is durable, the job moves, and says where it is.
     """
 
     state: ClassVar[JobState] = JobState.DOWNLOADING
@@ -192,6 +214,11 @@ class Downloading(JobStage):
         self._work, self._fetcher, self._stop, self._fetches = work, fetcher, stop, fetches
         self._time_s = time_s
 
+    def is_quick(self, job: Job, done: Done) -> bool:
+        entries = listed(job, self._work, self._fetcher)
+        few = len(entries) <= QUICK_FILES and all(map(_is_here, entries))
+        return few and job.space_needed <= QUICK_BYTES and not is_container(job)
+
     def work(self, job: Job) -> Done:
         fetcher = self._fetcher.within(self._time_s)
         entries = listed(job, self._work, fetcher)
@@ -206,10 +233,16 @@ class Downloading(JobStage):
             ]
         size = sum(each.size for each in held)
         said = f"{len(held)} {'file' if len(held) == 1 else 'files'}, {size} bytes"
-        return Done(said, steps=self._steps(job, held, came))
-
-    def _steps(self, job: Job, held: list[StoredFile], came: list[Arrived]) -> tuple[Unsynced, ...]:
         there = self._work.job(job.id)
+        noted = inventory.node(there / inventory.NAME, held)
+        return Done(
+            said,
+            values={"inventory": {**noted, **inventory_of(job, noted["url"])}},
+            leaves=there / PACKED if is_container(job) else None,
+            steps=self._steps(job, there, held, came),
+        )
+
+    def _steps(self, job: Job, there: Path, held: list[StoredFile], came: list[Arrived]) -> tuple[Unsynced, ...]:
 
         def publish() -> None:  # 2
             if not job.locked:
@@ -218,18 +251,11 @@ class Downloading(JobStage):
                 one.publish()
             inventory.write(there, held, synced=False)
 
-        def tell() -> None:  # 3
-            crash.point("job.inventory")
-            said = inventory.node(there / inventory.NAME, held)
-            job.set_inventory({**said, **inventory_of(job, said["url"])})
-            crash.point("job.downloaded")
-            (there / PACKED).unlink(missing_ok=True)
-
         parts = tuple(one.part for one in came if one.part is not None)
         folders = _folders_of([one.target for one in came], there)
         return (
             Unsynced(parts, (), publish),
-            Unsynced((there / inventory.NAME,), (*folders, there, there.parent), tell),
+            Unsynced((there / inventory.NAME,), (*folders, there, there.parent), partial(crash.point, "job.inventory")),
         )
 
     def _fetched(self, job: Job, entries: list[ManifestEntry], fetcher: Fetcher) -> list[Arrived]:
@@ -240,7 +266,7 @@ class Downloading(JobStage):
                 raise Later("its lock is lost")
             return fetcher.arrived(entry.url, folder / entry.path, entry.digest, entry.size)
 
-        return _side_by_side(fetch, entries, self._fetches)
+        return side_by_side(fetch, entries, self._fetches)
 
     def _unpacked(self, job: Job, entries: list[ManifestEntry], fetcher: Fetcher) -> list[StoredFile]:
         (entry,) = entries
@@ -277,42 +303,44 @@ class Storing(JobStage):
             return Done("its originals are not kept")
         if (there / inventory.NAME).exists() and not (kept / inventory.NAME).exists():
             shutil.rmtree(kept, ignore_errors=True)  # half of what a kill left
+            (there / PACKED).unlink(missing_ok=True)  # and this
             there.replace(kept)  # all of it in one step
         held = list(inventory.read(kept / inventory.NAME)) if (kept / inventory.NAME).exists() else []
         if not held:
             return Done("its originals are not on a disk here")
 
-        def tell() -> None:
-            crash.point("job.kept")
-            said = inventory.node(kept / inventory.NAME, held)
-            job.set_store({**said, **inventory_of(job, said["url"])})
-            crash.point("job.stored")
-
-        steps = (Unsynced((), (kept.parent, there.parent), tell),)
-        return Done(f"{len(held)} originals are kept", steps=steps)
+        said = inventory.node(kept / inventory.NAME, held)
+        return Done(
+            f"{len(held)} originals are kept",
+            values={"store": {**said, **inventory_of(job, said["url"])}},
+            steps=(Unsynced((), (kept.parent, there.parent), partial(crash.point, "job.kept")),),
+        )
 
 
 class Recording(JobStage):
     """What was delivered is noted with the job."""
 
     state: ClassVar[JobState] = JobState.RECORDING
+    isolates: ClassVar[bool] = False  # it looks at nodes of ours only
 
     def __init__(self, queue: Queue) -> None:
         self._queue = queue
 
+    def is_quick(self, job: Job, done: Done) -> bool:
+        return True
+
     def work(self, job: Job) -> Done:
-        name = _object_of(job)
-        if name and not self._queue.locks.lock("inventory", name):
-            raise Later(f"{name} is being recorded by another process")
-        try:
-            url = job.store.get("url")
-            noted = {**job.inventory, **({"url": url, "manifest_url": url} if url else {})}
-            job.set_inventory(noted)
-            crash.point("job.recorded")
-        finally:
-            if name:
+        name, url = _object_of(job), job.store.get("url")
+        noted = {**job.inventory, **({"url": url, "manifest_url": url} if url else {})}
+        if name:
+            if not self._queue.locks.lock("inventory", name):
+                raise Later(f"{name} is being recorded by another process")
+            try:
+                job.set_inventory(noted)
+            finally:
                 self._queue.locks.unlock("inventory", name)
-        return Done()
+        crash.point("job.recorded")
+        return Done() if name else Done(values={"inventory": noted})
 
 
 class Notify(JobStage):
@@ -322,6 +350,9 @@ class Notify(JobStage):
 
     def __init__(self, work: Workspace, callback: Callback) -> None:
         self._work, self._callback = work, callback
+
+    def is_quick(self, job: Job, done: Done) -> bool:
+        return not job.configuration.get("response_url")
 
     def work(self, job: Job) -> Done:
         configuration = job.configuration
@@ -341,6 +372,11 @@ class Notify(JobStage):
         return Done("its submitter was notified" if told else "")
 
 
+def _is_here(entry: ManifestEntry) -> bool:
+    """Is it a file of this machine?"""
+    return entry.url.startswith("file:")
+
+
 def _object_of(job: Job) -> str:
     """The object's name for locks; "" if its submitter gave none."""
     return str(job.identifiers.get("primary_id") or "")
@@ -350,21 +386,3 @@ def _folders_of(paths: Iterable[Path], below: Path) -> list[Path]:
     """The folders in which these paths are, up to ``below``, without it."""
     found = {folder for path in paths for folder in path.parents if below in folder.parents}
     return sorted(found)
-
-
-def _side_by_side(
-    fetch: Callable[[ManifestEntry], Arrived], entries: list[ManifestEntry], at_once: int
-) -> list[Arrived]:
-    """Fetch some at once. The first that fails ends it, when those that have begun are done."""
-    from concurrent.futures import ThreadPoolExecutor
-
-    if len(entries) == 1:
-        return [fetch(entries[0])]
-    with ThreadPoolExecutor(min(at_once, len(entries)), "intake fetch") as pool:
-        coming = [pool.submit(fetch, entry) for entry in entries]
-        try:
-            return [each.result() for each in coming]
-        except BaseException:
-            for each in coming:
-                each.cancel()
-            raise

@@ -20,14 +20,16 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 
 from ferryman.errors import DeliveryError, FerrymanError, UsageError, describe
 from ferryman.intake import Job, JobState, LockLost, NodeInvalid, Queue, QueueLost, QueueRefused, StateError
+from ferryman.intake.states import JOB
 from ferryman.service.at_work import AtWork
+from ferryman.service.desk import Desk
 from ferryman.service.errors import Later, Stopping
 from ferryman.service.isolation import Isolation
 from ferryman.service.slow import SlowHost, SlowLane
@@ -39,13 +41,16 @@ POLL_S: Final = 0.5
 """A thread looks so often whether it is to stop, and whether what waits is due; a watch tells it of new jobs."""
 
 QUIET_LOOKS: Final = 4
-"""Times ``POLL_S`` until a thread without jobs asks for one though no watch has told of any."""
+"""Times ``POLL_S`` until a thread without batches asks for one though no watch has told of any."""
 
 LOST_PAUSE_S: Final = 1.0
 """Between two tries while the queue's server does not answer."""
 
 FULL_AGAIN_S: Final = 10.0
 """Until a job is tried again that met a full disk."""
+
+AFTER: Final = {JobState.PENDING: JobState.ESTIMATING, **JOB.success}
+"""The state that follows when the work of one is done."""
 
 Say = Callable[[str], None]
 
@@ -130,8 +135,11 @@ class Worker:
         isolation: Isolation,
         finisher: Finisher,
         stop: threading.Event,
+        desks: Mapping[JobState, Desk],
+        carriers: Mapping[JobState, Carrier],
         lane: SlowLane[Job] | None = None,
     ) -> None:
+        self._desks, self._carriers = desks, carriers
         self._lane, self._finisher, self._stop = lane, finisher, stop
         self._queue, self._station, self._say, self._clock = queue, station, say, clock
         self._at_work, self._isolation = at_work, isolation
@@ -145,32 +153,37 @@ class Worker:
             QueueLost.
             Stopping.
         """
-        job = self._due()
+        given = self._given()
+        if given is not None and not self._station.open():
+            given.unlock()
+            given = None
+        job = given or self._due()
         if job is None and self._station.open():
             job = self._next()
         if job is None:
             return False
         return self._work(job)
 
+    def _given(self) -> Job | None:
+        """What a thread of the state before has handed over."""
+        return self._desks[self._station.state].take()
+
     def _next(self) -> Job | None:
-        return self._queue.acquire_job(self._station.state)
+        job = self._queue.acquire_job(self._station.state)
+        if job is not None:
+            self._desks[self._station.state].call()  # there may be more
+        return job
 
     def wait(self, timeout_s: float) -> None:
-        """Until a job comes into the state, or the stop; at most so long, or several times as long if nothing waits
-        here: then only a lock that ended with its process is to be found."""
-        watch = self._queue.watch_jobs(self._station.state)
-        try:
-            for _ in range(self._looks()):
-                if watch.wait(timeout_s) or self._stop.is_set():
-                    return
-        finally:
-            watch.close()
-
-    def _looks(self) -> int:
-        return 1 if self._waiting else QUIET_LOOKS
+        """Until a job is handed over or there may be one in the state, or the stop; while jobs wait here, at most so
+        long."""
+        desk = self._desks[self._station.state]
+        while not desk.wait(timeout_s) and not self._stop.is_set() and not self._waiting:
+            pass
 
     def release(self) -> None:
         """Give back what waits."""
+        self._desks[self._station.state].close()
         for _, job in self._waiting:
             job.unlock()
         self._waiting.clear()
@@ -187,13 +200,13 @@ class Worker:
     def _work(self, job: Job) -> bool:
         """False: the job went from under our hands; a pause does no harm."""
 
-        def later(e: Later) -> None:
-            if isinstance(e, SlowHost) and self._lane is not None:
-                self._lane.give(job)
-            elif job.locked:
-                self._waiting.append((self._clock() + e.after_s, job))
+        return self._attempt(job, lambda: self._worked(job, self._outcome(job)), partial(self._later, job))
 
-        return self._attempt(job, lambda: self._worked(job, self._outcome(job)), later)
+    def _later(self, job: Job, e: Later) -> None:
+        if isinstance(e, SlowHost) and self._lane is not None:
+            self._lane.give(job)
+        elif job.locked:
+            self._waiting.append((self._clock() + e.after_s, job))
 
     def _worked(self, job: Job, done: Done) -> None:
         """It moves on, at once or when what it has written is durable."""
@@ -256,13 +269,25 @@ class Worker:
         return self._at_work.work(job.id, lambda: self._station.work(job), lambda: self._isolation.work(job, state))
 
     def _done(self, job: Job, done: Done) -> None:
-        state = self._station.state
-        if state is not JobState.PENDING and done.priority is None:
-            job.success(done.message, unlock=True)
-            return
-        after = JobState.ESTIMATING if state is JobState.PENDING else job.table.succeeded(state)
-        job.set_status(after, done.message, priority=done.priority)
-        job.unlock()
+        """It moves on. This thread goes on with it where the work is quick; else a thread that has nothing to do takes
+        it over, lock and all, if there is one."""
+        after = AFTER[self._station.state]
+        carrier, desk = self._carriers.get(after), self._desks.get(after)
+        carries = carrier is not None and done.priority is None and carrier.takes(job, done)
+        holds = job.go_on(
+            done.message,
+            priority=done.priority,
+            values=done.values,
+            space_needed=done.space_needed,
+            holding=carries or (desk is not None and desk.has_idle()),
+        )
+        if done.leaves is not None:
+            done.leaves.unlink(missing_ok=True)
+        if carrier is not None and holds and carries:
+            carrier.work(job)
+        elif desk is not None and not (holds and desk.give(job)):
+            job.unlock()
+            desk.call()
 
     def _fail(self, job: Job, why: str) -> None:
         self._say(f"{job.id}: failed in {self._station.state}: {why}")
@@ -280,8 +305,31 @@ class SlowWorker(Worker):
         super().release()
         self._takes.close()
 
+    def _given(self) -> Job | None:
+        return None
+
     def _next(self) -> Job | None:
         return self._takes.take()
 
     def wait(self, timeout_s: float) -> None:
         self._stop.wait(timeout_s)  # no watch tells of what is handed over
+
+
+class Carrier(Worker):
+    """Goes on with a job in its state, in the thread that has moved it there, where that is quick.
+
+    The threads of the state are there beside it: the most urgent job is theirs. What turns out to take longer is theirs
+    too.
+    """
+
+    def takes(self, job: Job, done: Done) -> bool:
+        """Is the work quick that comes for a job which is about to move here?"""
+        return not self._stop.is_set() and self._station.is_quick(job, done) and self._station.open()
+
+    def work(self, job: Job) -> None:
+        """Go on with a job that is locked, and was moved to this state."""
+        self._work(job)
+
+    def _later(self, job: Job, e: Later) -> None:
+        job.unlock()
+        self._desks[self._station.state].call()

@@ -17,6 +17,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -32,6 +33,10 @@ FULL: Final = 0.8
 """Share of the disk that may be used: above, jobs wait in Provisioning. The rest is for what is unpacked, and for the
 state of the plan if it lies there too."""
 
+
+KEPT_LISTS: Final = 64
+KEPT_FILES: Final = 16
+"""So many lists of so few files are kept in memory."""
 
 PRIVATE: Final = 0o700
 """Of the working space: what submitters hand in is nobody else's business on this machine."""
@@ -56,6 +61,8 @@ class Workspace:
     def __init__(self, root: Path, space: Callable[[Path], Space] = space_of) -> None:
         self.root = root.absolute()
         self._space = space
+        self._jobs = str(self.root / "jobs")
+        self._lists: dict[tuple[str, int], list[ManifestEntry]] = {}
         for folder in ("jobs", "batches", "originals", "bundles", "at-work"):
             files.make_folder(self.root / folder, PRIVATE)
 
@@ -112,16 +119,33 @@ class Workspace:
 
     def entries(self, job_id: str, edition: int = 0) -> list[ManifestEntry] | None:
         """What the submitter named, in this edition of the job's configuration; None if that is not known here."""
+        known = self._lists.get((job_id, edition))
+        if known is not None:
+            return known
         try:
-            return read_entries(self._list(job_id, edition).read_bytes())
+            with open(f"{self._jobs}/{job_id}/{list_name(edition)}", "rb") as file:
+                found = read_entries(file.read())
         except (FileNotFoundError, msgspec.MsgspecError):
             return None
+        self._keep(job_id, edition, found)
+        return found
+
+    def _keep(self, job_id: str, edition: int, entries: list[ManifestEntry]) -> None:
+        """A list does not change any more; several states ask for it, one right after the other."""
+        if len(entries) > KEPT_FILES:
+            return
+        self._lists[job_id, edition] = entries
+        while len(self._lists) > KEPT_LISTS:
+            with suppress(KeyError, RuntimeError, StopIteration):  # another thread was faster
+                del self._lists[next(iter(self._lists))]
 
     def _list(self, job_id: str, edition: int) -> Path:
-        return self.job(job_id) / (f"list-{edition}.jsonl" if edition else "list.jsonl")
+        return self.job(job_id) / list_name(edition)
 
     def drop(self, job_id: str) -> None:
         """Remove a job's files; what was kept of it stays."""
+        for known in [known for known in list(self._lists) if known[0] == job_id]:
+            self._lists.pop(known, None)
         shutil.rmtree(self.job(job_id), ignore_errors=True)
 
     def drop_batch(self, batch_id: str) -> None:
@@ -143,6 +167,11 @@ class Workspace:
                 shutil.rmtree(folder, ignore_errors=True)
                 swept.append(folder.name)
         return swept
+
+
+def list_name(edition: int) -> str:
+    """Of the file that lists what a job's submitter named."""
+    return f"list-{edition}.jsonl" if edition else "list.jsonl"
 
 
 def write_entries(path: Path, entries: Iterable[ManifestEntry]) -> None:
