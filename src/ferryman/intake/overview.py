@@ -30,6 +30,9 @@ from ferryman.intake.tree import NodeTree
 AT_ONCE: Final = 512
 """Items whose nodes are read together."""
 
+LISTS_PAY: Final = 2 * len(JobList)
+"""From so many jobs a batch on, the lists of the batches are read in place of each job's ``bid``."""
+
 
 def count_jobs(tree: NodeTree) -> dict[str, int]:
     """State -> how many jobs are in it. Of many thousands it costs as much as of none."""
@@ -83,15 +86,32 @@ def job_rows(
     Args:
         known: priorities that need not be read.
     """
+    of = _batches_of(tree, ids)
     for some in _chunks(ids):
+        homeless = [name for name in some if name not in of]
         others = [name for name in some if name not in known]
-        parts = (("status", some), ("bid", some), ("priority", others))
+        parts = (("status", some), ("bid", homeless), ("priority", others))
         found = _columns(tree, [[job_path(name, part) for name in names] for part, names in parts])
+        batches = dict(zip(homeless, found[1], strict=True))
         read = dict(zip(others, found[2], strict=True))
-        for name, status, bid in zip(some, found[0], found[1], strict=True):
-            told = known.get(name, read.get(name))
+        for name, status in zip(some, found[0], strict=True):
+            bid, told = of.get(name) or batches[name], known.get(name, read.get(name))
             job = Job(tree, name)
             yield _or_why(job, lambda j=job, s=status, b=bid, p=told: _job_row(j, s, b, p))  # type: ignore[misc]
+
+
+def _batches_of(tree: NodeTree, ids: Sequence[str]) -> dict[str, str]:
+    """Job -> its batch, as the batches list their jobs, where that is less to read than each job's own node. One that
+    moves from list to list meanwhile may be missing."""
+    batches = tree.store.children(BATCHES)
+    if LISTS_PAY * len(batches) > len(ids):
+        return {}
+    return {
+        job: batch
+        for batch in batches
+        for folder in JobList
+        for job in tree.store.children(batch_path(batch, "states", folder))
+    }
 
 
 def reported(tree: NodeTree, ids: Sequence[str]) -> Iterator[dict[str, Any]]:
@@ -119,14 +139,14 @@ def _batch_row(batch: Batch, status: StoredNode | None, folders: Sequence[Stored
 
 
 def _job_row(
-    job: Job, status: StoredNode | None, bid: StoredNode | None, priority: StoredNode | int | None
+    job: Job, status: StoredNode | None, bid: StoredNode | str | None, priority: StoredNode | int | None
 ) -> dict[str, Any]:
     now = job.status_of(status)
     if not isinstance(priority, int):
         priority = whole_number(f"{job.path}/priority", _data(f"{job.path}/priority", priority))
     return {
         "id": job.id,
-        "batch": text_of(f"{job.path}/bid", _data(f"{job.path}/bid", bid)),
+        "batch": bid if isinstance(bid, str) else text_of(f"{job.path}/bid", _data(f"{job.path}/bid", bid)),
         "status": str(now.state.value),
         "priority": priority,
         "retry_count": retries_in(now),

@@ -123,12 +123,15 @@ class Processing:
         self._decide()
         return True
 
-    def wait(self, timeout_s: float) -> None:
-        """Until a job comes, or something that is pending is due; at most so long."""
+    def wait(self, timeout_s: float, times: int = 1) -> None:
+        """Until a job comes, or something that is pending is due, or the stop; at most so long, and so many times that
+        if nothing is pending or held."""
         due = self._run.due_s()
         watch = self._queue.watch_jobs(JobState.PROCESSING)
         try:
-            watch.wait(timeout_s if due is None else min(timeout_s, max(due, 0.01)))
+            for _ in range(1 if self.holds or due is not None else times):
+                if watch.wait(timeout_s if due is None else min(timeout_s, max(due, 0.01))) or self._stop.is_set():
+                    return
         finally:
             watch.close()
 

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, Final
 from ferryman import limits
 from ferryman.errors import StateHeld
 from ferryman.intake import Batch, BatchState, Job, JobState, NodeInvalid, Queue, QueueLost
+from ferryman.intake.nodes import ACCESS, SIZES
+from ferryman.intake.store import Watch
 from ferryman.observe.progress import Forwarding, Observer, Silent
 from ferryman.plan import Plan
 from ferryman.reach import ENVIRONMENT, to_environment
@@ -136,7 +138,7 @@ def _process(
                     if _is_over(consumers, processing, serving, stop):
                         stop.set()
                         return
-                    processing.wait(POLL_S)
+                    processing.wait(POLL_S, 1 if serving.once else QUIET_LOOKS)
             except QueueLost as e:
                 consumers.say(str(e))
                 stop.wait(LOST_PAUSE_S)
@@ -205,9 +207,10 @@ class Consumers:
         for station in serving.stages(queue, work, patient, patient_callback, stop, self.say):
             for _ in range(SLOTS if station.state in lanes else 0):
                 self._add(station, SlowWorker(queue, station, self.say, takes=lanes[station.state], **how))
-        self._bundles = [Bundles(queue, work, size, self._stopping, self.say) for size in ("small", "large")]
-        for bundles in self._bundles:
-            self._loops.append(Loop("access", stop, bundles.turn, self.say))
+        self._bundles = [Bundles(queue, work, size, self._stopping, self.say) for size in SIZES]
+        for bundles, size in zip(self._bundles, SIZES, strict=True):
+            wait = self._watching(partial(queue.tree.store.watch, f"{ACCESS}/{size}"), lambda: False)
+            self._loops.append(Loop("access", stop, bundles.turn, self.say, wait=wait))
 
     def _add(self, station: JobStage, worker: Worker) -> None:
         loop = Loop(station.state, self._stop, worker.turn, self.say, wait=worker.wait, release=worker.release)
@@ -256,18 +259,24 @@ class Consumers:
             return False  # the audit's business
 
     def _batch_wait(self, batches: Batches) -> Callable[[float], object]:
-        """As a worker waits. No watch tells of batches that are handed over."""
+        """No watch tells of batches that are handed over."""
+        slow = isinstance(batches, SlowBatches)
+        return self._stop.wait if slow else self._watching(self._queue.watch_batches, lambda: bool(self._waits))
+
+    def _watching(self, watching: Callable[[], Watch], has_waiting: Callable[[], bool]) -> Callable[[float], object]:
+        """Waits until something comes or goes, at most so long; several times as long if nothing waits here: then only
+        a lock that ended with its process is to be found."""
 
         def wait(timeout_s: float) -> None:
-            watch = self._queue.watch_batches()
+            watch = watching()
             try:
-                for _ in range(1 if self._waits else QUIET_LOOKS):
+                for _ in range(1 if has_waiting() else QUIET_LOOKS):
                     if watch.wait(timeout_s) or self._stop.is_set():
                         return
             finally:
                 watch.close()
 
-        return self._stop.wait if isinstance(batches, SlowBatches) else wait
+        return wait
 
     def _stopping(self) -> None:
         if self._stop.is_set():

@@ -1,0 +1,63 @@
+"""Many jobs at once: what is said of each does not depend on how little is read for it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from ferryman.intake import Queue, overview
+from ferryman.intake.store import Set, StoredNode
+from tests.intake.conftest import brought, started
+
+
+def test_batches_are_told_from_lists_or_from_each_job(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In all lists of two batches; and a job that is in no list while it is looked for."""
+    for _ in range(2):
+        batch = queue.load_batch(started(queue, jobs=9))
+        done, failed, *_ = batch.processing_jobs
+        brought(queue, done, "Notify")
+        queue.load_job(done).success()
+        queue.load_job(failed).fail("no such file")
+    ids = queue.list_jobs()
+    assert len(ids) == 18 >= 2 * overview.LISTS_PAY
+    read = read_of(queue, monkeypatch)
+    rows = list(overview.job_rows(queue.tree, ids))
+    assert not any(path.endswith("/bid") for path in read)
+    monkeypatch.setattr(overview, "LISTS_PAY", 1000)
+    assert list(overview.job_rows(queue.tree, ids)) == rows
+    assert sum(path.endswith("/bid") for path in read) == 18
+    assert {row["batch"] for row in rows} == set(queue.list_batches())
+
+    monkeypatch.setattr(overview, "_batches_of", lambda tree, ids: {ids[0]: rows[0]["batch"]})
+    assert list(overview.job_rows(queue.tree, ids)) == rows
+
+
+def test_a_report_names_each_job(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From two of its nodes; one that is damaged by its id alone."""
+    batch = queue.create_batch({})
+    assert queue.acquire_pending_batch() is not None
+    jobs = [batch.create_job({"jobID": f"{n}"}, identifiers={"local_id": [f"object {n}"]}) for n in range(3)]
+    queue.tree.store.commit([Set(f"{jobs[1].path}/configuration", b"{")])
+    read = read_of(queue, monkeypatch)
+    assert list(overview.reported(queue.tree, [job.id for job in jobs])) == [
+        {"job": jobs[0].id, "jobID": "0", "local_id": ["object 0"]},
+        {"job": jobs[1].id},
+        {"job": jobs[2].id, "jobID": "2", "local_id": ["object 2"]},
+    ]
+    assert len(read) == 6
+
+
+def read_of(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The paths of nodes that are read from now on."""
+    paths: list[str] = []
+    store: Any = queue.tree.store
+    read = store.read
+
+    def noted(asked: Sequence[str]) -> list[StoredNode | None]:
+        paths.extend(asked)
+        return list(read(asked))
+
+    monkeypatch.setattr(store, "read", noted)
+    return paths
