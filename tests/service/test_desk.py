@@ -14,6 +14,7 @@ from ferryman.intake import JobState
 from ferryman.intake.acquire import Acquirer
 from ferryman.service import stages
 from ferryman.service.desk import Desk, Lookout
+from ferryman.service.fetch import Arrived
 from ferryman.service.stages import Done
 from tests.service.place import Place, until
 
@@ -157,6 +158,23 @@ def test_a_large_job_is_downloaded_by_the_threads_of_its_state(intake: Place, mo
     intake.serve()
     assert names == {"intake Downloading"}
     assert set(intake.jobs().values()) == {"Completed"}
+
+
+def test_a_job_whose_files_another_one_published_is_done_again(intake: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An operator may unlock a job at work: then two threads fetch the same files, and one finds them gone."""
+    submitted(intake, 1)
+    publish, others = Arrived.publish, list[Arrived]()
+
+    def by_another_one_first(self: Arrived) -> None:
+        if not others:
+            others.append(self)
+            publish(self)
+        publish(self)
+
+    monkeypatch.setattr(Arrived, "publish", by_another_one_first)
+    intake.serve()
+    assert list(intake.jobs().values()) == ["Completed"]
+    assert len(intake.rows()) == 1
 
 
 def test_a_pause_ends_it(intake: Place, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -247,8 +247,11 @@ class Downloading(JobStage):
         def publish() -> None:  # 2
             if not job.locked:
                 raise Later("its lock is lost")
-            for one in came:
-                one.publish()
+            try:
+                for one in came:
+                    one.publish()
+            except FileNotFoundError:  # an operator unlocked it, and another thread had the same files: see again
+                raise Later("another one has its files", 0.0) from None
             inventory.write(there, held, synced=False)
 
         parts = tuple(one.part for one in came if one.part is not None)
