@@ -94,7 +94,7 @@ def test_many_waves(states: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         assert run_plan(plan, states, checked=False).exit == 0
         assert isinstance(root, ObjectPath)
         counts.append(len(root.store.below(f"{root.key}/")))
-    assert max(counts[6:]) <= max(counts[:6]) + 4, counts
+    assert max(counts) <= 70, f"a wave makes some twelve objects: {counts}"
     assert len(delivered(tmp_path)) == 13
     assert fsck.check(root) == []
     assert account.status(root, plan)["balanced"]
