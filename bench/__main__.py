@@ -28,6 +28,7 @@ NAMES = (
     "combine",
     "sizes",
     "large_state",
+    "limited_driver",
 )
 
 

@@ -8,12 +8,12 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from ferryman.engine.runner.base import Answer, Item
+from ferryman.engine.runner.base import Answer, Item, Runner
 from ferryman.engine.runner.child import Child, Died
 from ferryman.errors import EngineError, WorkerDied
 
 
-class OneWorker:
+class OneWorker(Runner):
     """Runs all tasks in one process; one that died is followed by another.
 
     Args:

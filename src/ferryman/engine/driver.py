@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Final
 
 from ferryman.engine import migration
 from ferryman.engine.preflight.checked import checked
 from ferryman.engine.runner.base import Runner
 from ferryman.engine.runner.class_sharing import make_later
+from ferryman.engine.runner.java import check_java
+from ferryman.engine.runner.on_demand import OnDemand, cores_of
 from ferryman.errors import EngineError, FerrymanError
 from ferryman.observe import Observer
 from ferryman.plan import Plan, SourceNode
 from ferryman.sources import DataFrame
 from ferryman.state.state import State, state_root
 from ferryman.storage.files import StatePath, disk_full
+
+_READING: Final = ("ferryman.engine.scan.listing", "ferryman.engine.transform.look")
+"""Modules of the tasks that may run before Spark has started."""
 
 
 @contextlib.contextmanager
@@ -39,7 +45,7 @@ def drive(
         State.take(root, plan, take_over=take_over) as taken,
         plain_errors(taken),
         check_plan_changes(taken, accept_changes),
-        session_for(plan.key, [plan], spark, master, conf, observer) as runner,
+        session_for(plan.key, [plan], spark, master, conf, observer, needs_executors(taken)) as runner,
         looked_around(runner, [taken], preflight, observer) as trusted,
     ):
         yield taken, trusted
@@ -86,27 +92,63 @@ def remember_plan(state: State, accept_changes: bool) -> None:
 
 @contextlib.contextmanager
 def session_for(
-    name: str, plans: Iterable[Plan], spark: Any, master: str, conf: Mapping[str, str], observer: Observer
+    name: str,
+    plans: Iterable[Plan],
+    spark: Any,
+    master: str,
+    conf: Mapping[str, str],
+    observer: Observer,
+    soon: bool = False,
 ) -> Iterator[Runner]:
-    """A runner on the given session, on the program's own, or on a new one, which is stopped at the end."""
-    from ferryman.engine.runner.spark import SparkRunner, running, start, stop, unlike  # loaded once the state is sound
+    """A runner on the given session, on the program's own, or on a new one, which is stopped at the end.
 
-    theirs = spark if spark is not None else running()
-    if theirs is not None:
-        for unheard in unlike(theirs, master, conf):
-            observer.message(unheard)
-        yield SparkRunner(theirs)
-        return
-    observer.message("starting Spark")  # which takes seconds, and says nothing meanwhile
-    nodes = [node for plan in plans for node in plan.nodes]
-    queries = any(isinstance(node, SourceNode) and isinstance(node.source, DataFrame) for node in nodes)
-    started = start(master, conf, f"ferryman {name}", queries=queries)
-    try:
-        yield SparkRunner(started)
-    finally:
-        stop(started)
-    if master.startswith("local"):
+    On this machine a new one is started when there is something to run on it.
+
+    Args:
+        soon: there will be; it is started meanwhile.
+
+    Raises:
+        UsageError: Spark cannot be started like this.
+    """
+    if spark is not None or "pyspark" in sys.modules:  # to load it takes a second
+        from ferryman.engine.runner.spark import SparkRunner, running, unlike
+
+        if (theirs := spark if spark is not None else running()) is not None:
+            for unheard in unlike(theirs, master, conf):
+                observer.message(unheard)
+            yield SparkRunner(theirs)
+            return
+    with contextlib.ExitStack() as stopped_at_end:
+        nodes = [node for plan in plans for node in plan.nodes]
+        queries = any(isinstance(node, SourceNode) and isinstance(node.source, DataFrame) for node in nodes)
+
+        def tell() -> None:
+            observer.message("starting Spark")  # which takes seconds, and says nothing meanwhile
+
+        def begin() -> Runner:
+            from ferryman.engine.runner.spark import SparkRunner, start, stop
+
+            started = start(master, conf, f"ferryman {name}", queries=queries)
+            stopped_at_end.callback(stop, started)
+            return SparkRunner(started)
+
+        cores = cores_of(master)
+        if cores is None:
+            tell()
+            yield begin()
+            return
+        check_java()
+        with OnDemand(begin, cores, conf, _READING, tell) as runner:
+            if soon and not queries:  # a session is the active one of the thread that has made it
+                runner.expect()
+            yield runner
+    if runner.started:
         make_later()
+
+
+def needs_executors(state: State) -> bool:
+    """Is there something to run whatever its sources say?"""
+    return state.wave == 0 or state.wave > state.settled or bool(state.outbox.files)
 
 
 @contextlib.contextmanager

@@ -38,6 +38,7 @@ from ferryman.engine.scan.listing import list_sources
 from ferryman.engine.scan.log_batches import LogBatch
 from ferryman.engine.settle.settle import late_answers, settle
 from ferryman.engine.summary import Summary as Summary
+from ferryman.engine.transform.look import look_early
 from ferryman.engine.transform.phase import TransformPhase
 from ferryman.engine.transform.staged import Staged
 from ferryman.engine.trouble import Troubles
@@ -53,10 +54,8 @@ from ferryman.storage import files
 
 _IDLE_TURNS: Final = 3
 """Turns that may move nothing (a worker died, a pending document is not listed any more) before a run ends."""
-_SCAN, _LIVE = "scan", "live"
-"""Scratch folders: of a listing, and of what tasks report while they are at work."""
-_KEPT_MESSAGES: Final = 100
-"""Messages that a driver remembers that goes on for months: what it said already it does not say again."""
+_SCAN, _LIVE = "scan", "live"  # scratch folders: of a listing, and of what tasks report while they are at work
+_KEPT_MESSAGES: Final = 100  # that a driver remembers that goes on for months: it does not say them again
 
 
 class Run:
@@ -241,7 +240,7 @@ class Run:
             listings = list_sources(self._plan, self._shipped, folder, self._patient, only, live, entries)
         self._pending.unseen |= self._nodes.hear_listings(listings)
         crash.point("scan.listed")
-        changes: ChangeSet = detect_changes(
+        changes = detect_changes(
             listings,
             self._state,
             folder,
@@ -253,6 +252,7 @@ class Run:
             wave_bytes=self._wave_bytes,
         )
         crash.point("scan.judged")
+        changes = look_early(changes, self._shipped, self._runner, self._live)
         if rows := sum(batch.rows for batch in changes.slices):
             self._observer.outcome(describe_listing(listings, changes.slices))
             self._observer.planned(rows)
@@ -279,6 +279,7 @@ class Run:
 
     def _wave(self, piece: WaveBatch | LogBatch) -> None:
         number = self._state.wave + 1
+        self._runner.start()
         self._observer.phase(number, "transform")
         self._observer.expects(piece.rows)
         staged, positions = self._transform.run(number, piece)

@@ -136,7 +136,15 @@ def run(
             raise UsageError(f"flow {plan.name}: reset_state is for one plan: run that plan alone with it first.")
         with (
             take_plans(plan, state, accept_changes, take_over=take_over) as plans,
-            driver.session_for(plan.name, plan.plans, spark, master, conf or {}, observer) as runner,
+            driver.session_for(
+                plan.name,
+                plan.plans,
+                spark,
+                master,
+                conf or {},
+                observer,
+                any(driver.needs_executors(each.state) for each in plans),
+            ) as runner,
             driver.looked_around(runner, [each.state for each in plans], preflight, observer) as trusted,
         ):
             return FlowRun(plan.name, plans, trusted, observer, **options).go(every)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import mimetypes
 import re
+from functools import lru_cache
 from typing import Any, Final
 from urllib.parse import quote, unquote_to_bytes
 
@@ -60,6 +61,16 @@ def name_of_file(id: str) -> str:
 
 def mime_of(name: str) -> str:
     """The media type by the end of a file's name."""
+    stem, dot, ends = name.partition(".")
+    return _mime_of_ends(ends) if stem and dot else _mime_of(name)
+
+
+@lru_cache(maxsize=1024)
+def _mime_of_ends(ends: str) -> str:
+    return _mime_of(f"x.{ends}")
+
+
+def _mime_of(name: str) -> str:
     kind, packed = _python.guess_type(f"file:///{quote(name)}", strict=True)
     if packed is not None:
         return _PACKED.get(packed, _UNKNOWN)
@@ -69,10 +80,14 @@ def mime_of(name: str) -> str:
 def moment(seconds: float | None) -> str | None:
     """ISO 8601 in UTC; None where there is no such time."""
     try:
-        when = None if seconds is None else dt.datetime.fromtimestamp(int(seconds), dt.UTC)
+        return None if seconds is None else _second(int(seconds))
     except (OverflowError, OSError, ValueError):
         return None
-    return None if when is None else when.strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+@lru_cache(maxsize=1024)
+def _second(seconds: int) -> str:
+    return dt.datetime.fromtimestamp(seconds, dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def web_address(base_url: str, id: str) -> str:

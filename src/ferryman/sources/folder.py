@@ -9,8 +9,8 @@ import stat
 import time
 from collections.abc import Iterable, Iterator
 from operator import attrgetter
-from pathlib import Path
 from typing import Final
+from urllib.parse import quote_from_bytes
 
 from ferryman import limits
 from ferryman.errors import TransientError
@@ -65,7 +65,7 @@ class Folder:
         return File(self._root.path)
 
     def uri(self, id: str) -> str:
-        return Path(self._root.path_of(name_of(id))).as_uri()
+        return f"file://{quote_from_bytes(os.fsencode(self._root.path_of(name_of(id))))}"
 
     def read(self, listed: Listed, limit_bytes: int) -> FileContent:
         return FileContent(*self._root.read(listed.id, limit_bytes))

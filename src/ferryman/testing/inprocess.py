@@ -13,11 +13,11 @@ from typing import Any
 
 import cloudpickle
 
-from ferryman.engine.runner.base import Answer, Item
+from ferryman.engine.runner.base import Answer, Item, Runner
 from ferryman.errors import EngineError, WorkerDied
 
 
-class InProcess:
+class InProcess(Runner):
     """Runs tasks one after the other. Task, items and answers are pickled, as they would be by Spark.
 
     Args:
@@ -29,6 +29,7 @@ class InProcess:
         self._slots = slots
         self._fork = fork
         self._failures = failures
+        self._started = False
 
     @property
     def slots(self) -> int:
@@ -38,8 +39,21 @@ class InProcess:
     def on_one_machine(self) -> bool:
         return True
 
+    @property
+    def started(self) -> bool:
+        return self._started
+
+    def start(self) -> None:
+        """See ``Runner.start``."""
+        self._started = True
+
     def run(self, task: Callable[[Item], Answer], items: Sequence[Item]) -> list[Answer]:
         """See ``Runner.run``."""
+        self.start()
+        return self.run_early(task, items)
+
+    def run_early(self, task: Callable[[Item], Answer], items: Sequence[Item]) -> list[Answer]:
+        """See ``Runner.run_early``."""
         return [self._one(cloudpickle.dumps((task, item))) for item in items]
 
     def run_frame(self, read: Callable[[Any], Any], task: Callable[[int, Any], Answer]) -> list[Answer]:

@@ -65,7 +65,7 @@ class Look:
         return look(self.facts)
 
 
-class CheckedRunner:
+class CheckedRunner(Runner):
     """Runs tasks in processes that see what the driver sees.
 
     Args:

@@ -18,7 +18,10 @@ Answer = TypeVar("Answer")
 
 
 class Runner(Protocol):
-    """Runs tasks on executors. A task may run more than once, at the same time too; one answer an item is returned."""
+    """Runs tasks on executors. A task may run more than once, at the same time too; one answer an item is returned.
+
+    One that is there from the beginning inherits what is said of those that start when they are needed.
+    """
 
     @property
     def slots(self) -> int:
@@ -46,6 +49,19 @@ class Runner(Protocol):
             read: SparkSession -> DataFrame.
         """
         ...
+
+    @property
+    def started(self) -> bool:
+        """Are there executors? If not, the first ``run`` waits for them, and ``run_early`` does not."""
+        return True
+
+    def start(self) -> None:
+        """Have executors now."""
+        return
+
+    def run_early(self, task: Callable[[Item], Answer], items: Sequence[Item]) -> list[Answer]:
+        """The same as ``run``, for a task that calls no step and only reads: it may run before there are executors."""
+        return self.run(task, items)
 
 
 def run_isolating(
@@ -83,7 +99,7 @@ def run_isolating(
         return list(pool.map(one, items))
 
 
-class IsolatingRunner:
+class IsolatingRunner(Runner):
     """A runner that tries again what a worker died over: the deaths are somebody else's, the tasks are ours."""
 
     def __init__(self, runner: Runner) -> None:
@@ -109,6 +125,18 @@ class IsolatingRunner:
             except WorkerDied:
                 continue
         return self._runner.run_frame(read, task)
+
+    @property
+    def started(self) -> bool:
+        return self._runner.started
+
+    def start(self) -> None:
+        """See ``Runner.start``."""
+        self._runner.start()
+
+    def run_early(self, task: Callable[[Item], Answer], items: Sequence[Item]) -> list[Answer]:
+        """See ``Runner.run_early``."""
+        return self.run(task, items) if self.started else self._runner.run_early(task, items)
 
 
 class PickledPlan(NamedTuple):

@@ -119,7 +119,7 @@ class Child:
         try:  # pragma: no cover - the child
             os.close(self._requests)
             os.close(self._answers)
-            _die_with(parent)
+            die_with(parent)
             self._began()
             while (request := _receive(asked, None)) is not None:
                 _send(answering, self._answer(request))
@@ -173,7 +173,7 @@ def _how(status: int) -> str:
     return f"exit code {os.WEXITSTATUS(status)}"
 
 
-def _die_with(parent: int) -> None:  # pragma: no cover - the child
+def die_with(parent: int) -> None:  # pragma: no cover - the child
     """A child does not outlive its parent, where the system can see to that."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)

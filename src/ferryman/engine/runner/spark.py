@@ -27,7 +27,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql.functions import spark_partition_id
 
-from ferryman.engine.runner.base import Answer, Item
+from ferryman.engine.runner.base import Answer, Item, Runner
 from ferryman.engine.runner.class_sharing import java_options
 from ferryman.engine.runner.java import check_java
 from ferryman.errors import EngineError, UsageError, WorkerDied
@@ -47,7 +47,7 @@ _PARTED = 100_000
 _ANSWER = "number long, answer binary"
 
 
-class SparkRunner:
+class SparkRunner(Runner):
     """Runs tasks on a Spark session: classic, or through Spark Connect."""
 
     def __init__(self, spark: Any) -> None:

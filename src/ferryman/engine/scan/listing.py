@@ -152,7 +152,7 @@ def list_sources(
             parts.append(ListedPart(node.name, "", 0, 0, message_of(e), outage=outage_of(e)))
     per_task = -(-len(pieces) // (_TASKS_A_SLOT * runner.slots))  # a task costs more than a small folder
     tasks = [pieces[at : at + per_task] for at in range(0, len(pieces), per_task)] if pieces else []
-    listed = chain.from_iterable(runner.run(ListPieces(shipped, str(folder), only, live), tasks))
+    listed = chain.from_iterable(runner.run_early(ListPieces(shipped, str(folder), only, live), tasks))
     by_name = {node.name: node.source for node in sources}
     parts += [_looked_at_again(by_name[part.source], part) for part in listed]
     for node in sources:

@@ -128,8 +128,7 @@ class DocumentReader:
 
     def unread(self, block: Block, i: int, fault: NodeError) -> tuple[Taken, Callable[[], None] | None]:
         """A document that could not be read, by a fault of its own, unless it is still as unreadable as it was."""
-        unread = f"{UNREAD}:{fault.text if fault.kind is ErrorKind.PERMANENT else block.fingerprints[i]}"
-        version = block.versions[i] or content_version(unread.encode("utf-8", "surrogatepass"), None)
+        version = block.versions[i] or version_unread(fault, block.fingerprints[i])
         if block.reasons[i] == Reason.LOOK and block.is_known_as(i, version):
             return Taken.KNOWN, None
         block.versions[i], block.fingerprints[i] = version, ""
@@ -172,9 +171,20 @@ class DocumentReader:
             block.was_read(i, encode_fields(doc.fields), entry.provenance if self._provenance else None)
         else:
             doc = self._source.read(listed)
-        doc.version = block.versions[i] = content_version(encode_fields(self._source.counted(doc.fields)), doc.raw)
+        doc.version = block.versions[i] = version_of(self._source, doc)
         doc.id = doc.origin_id = id
         return doc
+
+
+def version_of(source: Source, doc: Document) -> str:
+    """Of a document that the source has read: of what counts of its fields, and of its bytes."""
+    return content_version(encode_fields(source.counted(doc.fields)), doc.raw)
+
+
+def version_unread(fault: NodeError, fingerprint: str) -> str:
+    """Of one that could not be read."""
+    unread = f"{UNREAD}:{fault.text if fault.kind is ErrorKind.PERMANENT else fingerprint}"
+    return content_version(unread.encode("utf-8", "surrogatepass"), None)
 
 
 def guarded(step: StepNode) -> Callable[[Document], Any]:

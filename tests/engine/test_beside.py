@@ -1,0 +1,143 @@
+"""Processes beside the driver, which read sources while Spark has not started."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ferryman.engine.runner.beside import ProcessesBeside
+
+READY_S = 60.0
+
+
+@pytest.fixture
+def beside() -> Iterator[ProcessesBeside]:
+    processes = ProcessesBeside(2, os.environ, ["ferryman.errors"])
+    yield processes
+    processes.end()
+
+
+def test_answers_come_in_the_order_of_the_items(beside: ProcessesBeside) -> None:
+    """From several processes, none of which is the driver."""
+
+    def task(item: int) -> tuple[int, int]:
+        return item, os.getpid()
+
+    answers = beside.run(task, range(40))
+    assert answers is not None
+    assert [item for item, _ in answers] == list(range(40))
+    assert os.getpid() not in {pid for _, pid in answers}
+
+
+def test_nothing_to_do(beside: ProcessesBeside) -> None:
+    assert beside.run(abs, []) == []
+
+
+def test_both_work_at_a_time(beside: ProcessesBeside, tmp_path: Path) -> None:
+    """Each waits for the other one."""
+
+    def task(item: int) -> bool:
+        (tmp_path / str(item)).touch()
+        until = time.monotonic() + READY_S
+        while not (tmp_path / str(1 - item)).exists() and time.monotonic() < until:
+            time.sleep(0.01)
+        return (tmp_path / str(1 - item)).exists()
+
+    assert beside.run(task, [0, 1]) == [True, True]
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        lambda item: 1 // item,
+        lambda item: item or os.kill(os.getpid(), signal.SIGKILL),
+        lambda item: item or os._exit(0),
+        lambda item: item or Unpicklable(),
+    ],
+)
+def test_what_fails_is_left_to_spark(beside: ProcessesBeside, bad: Callable[[Any], Any]) -> None:
+    """A task that raises, kills its process, ends it, or answers what cannot be sent."""
+    assert beside.run(bad, [1, 0, 1]) is None
+    assert beside.run(abs, [1]) is None, "they have ended"
+
+
+class Unpicklable:
+    def __reduce__(self) -> str:
+        raise TypeError("it stays here")
+
+
+def test_they_have_the_environment_of_executors() -> None:
+    processes = ProcessesBeside(1, {**os.environ, "FERRYMAN_MACHINE_HAS": "ocr"})
+    try:
+        assert processes.run(os.getenv, ["FERRYMAN_MACHINE_HAS"]) == ["ocr"]
+    finally:
+        processes.end()
+
+
+def test_ctrl_c_is_for_the_driver(beside: ProcessesBeside) -> None:
+    """A terminal sends it to all processes of a command."""
+
+    def task(_: int) -> int:
+        os.kill(os.getpid(), signal.SIGINT)
+        return 1
+
+    assert beside.run(task, [0, 0]) == [1, 1]
+
+
+def test_they_end_with_the_driver(tmp_path: Path) -> None:
+    """Also if that is killed while they are at work."""
+    program = f"""
+import os, time
+from pathlib import Path
+from ferryman.engine.runner.beside import ProcessesBeside
+
+def task(item):
+    Path({str(tmp_path)!r}, f"{{item}}.new").write_text(str(os.getpid()))
+    os.rename({str(tmp_path)!r} + f"/{{item}}.new", {str(tmp_path)!r} + f"/{{item}}")
+    time.sleep(3600)
+
+ProcessesBeside(2, os.environ).run(task, [0, 1])
+"""
+    with subprocess.Popen([sys.executable, "-c", program]) as driver:
+        wait_for(lambda: (tmp_path / "0").exists() and (tmp_path / "1").exists())
+        driver.kill()
+    for name in ("0", "1"):
+        pid = int((tmp_path / name).read_text())
+        wait_for(lambda pid=pid: not is_alive(pid))
+
+
+def test_what_they_are_at_is_not_waited_for(tmp_path: Path) -> None:
+    """When one of them fails."""
+    processes = ProcessesBeside(2, os.environ)
+
+    def task(item: int) -> None:
+        if item:
+            time.sleep(3600)
+        raise ValueError
+
+    try:
+        assert processes.run(task, [0, 1]) is None
+    finally:
+        processes.end()
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    until = time.monotonic() + READY_S
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return "Z (zombie)" not in Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
