@@ -133,7 +133,10 @@ class Handler(BaseHTTPRequestHandler):
         with self.memory.lock:
             if "x-amz-copy-source" in self.headers:
                 source = self.memory.objects.get(unquote(self.headers["x-amz-copy-source"]).lstrip("/"))
-                body = source.data if source else b""
+                if source is None:
+                    self._answer(404, b"<Error><Code>NoSuchKey</Code></Error>")
+                    return
+                body = source.data
             code, kept = self.memory.put(key, body, {name.lower(): value for name, value in self.headers.items()})
         self._answer(code, headers={"ETag": kept.tag} if kept and code == 200 else {})
 

@@ -16,7 +16,6 @@ from ferryman.destinations import Sql
 from ferryman.engine.wave import Run
 from ferryman.errors import StateDamaged, StateForeign, StateHeld, StateLost, UsageError
 from ferryman.operations import fsck
-from ferryman.operations.migrate import migrate
 from ferryman.operations.retry import retry
 from ferryman.plan import Plan
 from ferryman.queues import Queue as DurableQueue
@@ -274,12 +273,6 @@ def test_a_store_that_overwrites(states: str, tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(HttpStore, "create", lambda self, key, data: self.put(key, data))
     with pytest.raises(UsageError, match="If-None-Match"):
         run_plan(plan_of(tmp_path), states, checked=False)
-
-
-def test_what_needs_a_disk_says_so(states: str, tmp_path: Path) -> None:
-    plan = plan_of(tmp_path, version=2)
-    with pytest.raises(UsageError, match="--from-version"):
-        migrate(state_root(plan, states), plan, 1)
 
 
 def test_a_keyed_state(states: str, tmp_path: Path) -> None:

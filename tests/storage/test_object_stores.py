@@ -90,6 +90,18 @@ def test_what_is_there_is_listed(store: ObjectStore) -> None:
     assert store.below("many/") == []
 
 
+def test_a_copy(store: ObjectStore) -> None:
+    """With the content of the other one, also where there is one of its name already."""
+    store.put("states/a b-ä.parquet", b"one" * 1000)
+    store.put("there", b"old")
+    for name in ("states/new/a b-ä.parquet", "there"):
+        store.copy("states/a b-ä.parquet", name)
+        assert store.get(name) == b"one" * 1000
+    with pytest.raises(FileNotFoundError):
+        store.copy("nothing", "there")
+    assert store.get("there") == b"one" * 1000
+
+
 def test_what_is_gone_is_gone(store: ObjectStore) -> None:
     """It can be removed again, and made again."""
     store.put("x", b"1")

@@ -64,6 +64,11 @@ class HttpStore:
     def children(self, folder: str) -> tuple[list[str], list[StoredObject]]:
         return self._listed(f"{folder}/" if folder else "", "/")
 
+    def copy(self, key: str, to: str) -> None:
+        bucket = self._base.rpartition("/")[2]
+        if self._ask("PUT", to, headers={"x-amz-copy-source": quote(f"/{bucket}/{key}")}).status == 404:
+            raise FileNotFoundError(key)
+
     def delete(self, keys: Sequence[str]) -> None:
         for key in keys:
             self._ask("DELETE", key)

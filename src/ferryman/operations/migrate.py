@@ -4,11 +4,12 @@
 
 1. become the older state's driver, and finish what it left
 2. fence it: from now on nobody drives it any more
-3. build the new state beside it, under a temporary name, with the older one's data files and its positions in logs
-4. give it its name; until then the older state is held, so that only one makes it
+3. build the new state beside it, under a temporary name, with the older one's data files and its positions in logs; in
+   an object store in its place, without state.json
+4. give it its name, or its state.json; until then the older state is held, so that only one makes it
 
-A crash before 4 leaves a temporary folder and, after 2, a state from which only this version may migrate. The first
-wave of the new state is ``engine.migration``'s.
+A crash before 4 leaves what the same command removes and, after 2, a state from which only this version may migrate.
+The first wave of the new state is ``engine.migration``'s.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ from __future__ import annotations
 import os
 import shutil
 from pathlib import Path
-from typing import Any
 
 from ferryman import crash
 from ferryman.engine import commands
@@ -27,12 +27,15 @@ from ferryman.operations import carried_keys
 from ferryman.plan import Plan, logs_read
 from ferryman.plan.structure import keyed_of
 from ferryman.state.commands import waiting
+from ferryman.state.identity import IDENTITY
 from ferryman.state.layout import MIGRATED, MIGRATION, NOTIFIED, PASSED
 from ferryman.state.log_positions import RANGES, LogPositions, reader_of
 from ferryman.state.state import SEQUENCE, SETTLED, WAVE, State
 from ferryman.storage import disk, files, seals
 from ferryman.storage.files import StatePath
-from ferryman.storage.lock import Lock
+from ferryman.storage.links import link_files
+from ferryman.storage.lock import Lock, take_lock
+from ferryman.storage.objects import ObjectPath
 
 
 def migrate(root: StatePath, plan: Plan, from_version: int) -> None:
@@ -43,26 +46,21 @@ def migrate(root: StatePath, plan: Plan, from_version: int) -> None:
             key cannot be carried over.
         StateHeld, StateDamaged, StateForeign: of the older state, or what is in the new one's place is not a state.
     """
-    if not isinstance(root, Path):
-        raise UsageError(
-            f"{root}: --from-version needs states in a file system, and this one is in an object store. Run the new "
-            "version with a state of its own: it sends every document again, and destinations keep what is newest."
-        )
     older = Plan(plan.name, from_version)
-    older_root = root.with_name(older.key)
+    older_root = root.parent / older.key
     if from_version >= plan.version:
         raise UsageError(f"--from-version {from_version}: this is version {plan.version}: give an older one.")
-    if (root / "state.json").exists():
+    if files.exists(root / IDENTITY):
         if State(root, plan).identity().get("from") != from_version:
             raise UsageError(
                 f"{root}: version {plan.version} has a state of its own. To continue with it, leave out --from-version."
             )
         return
-    if not (older_root / "state.json").exists():
+    if not files.exists(older_root / IDENTITY):
         raise UsageError(f"{older_root}: there is no state of version {from_version}. Give the version that ran here.")
     State(root, plan).refuse_foreign_folder()
     with State.take(older_root, older, successor=plan.version) as old:  # 1
-        if (root / "state.json").exists():  # made by another who was faster
+        if files.exists(root / IDENTITY):  # made by another who was faster
             return
         if old.wave > old.settled:
             settle(old, old.wave, in_process, plan)
@@ -75,14 +73,44 @@ def migrate(root: StatePath, plan: Plan, from_version: int) -> None:
         old.check_ours()
         old.close_for(plan.version)  # 2
         crash.point("version.fenced")
-        temporary = root.with_name(f"{disk.TEMPORARY}{plan.key}")
-        shutil.rmtree(temporary, ignore_errors=True)
-        _build(old, State(temporary, plan), from_version)  # 3
+        if isinstance(root, Path):
+            _make_on_disk(old, root, plan, from_version)
+        else:
+            _make_in_store(old, root, plan, from_version)
+
+
+def _make_on_disk(old: State, root: Path, plan: Plan, from_version: int) -> None:
+    temporary = root.with_name(f"{disk.TEMPORARY}{plan.key}")
+    shutil.rmtree(temporary, ignore_errors=True)
+    new = State(temporary, plan)
+    _build(old, new, from_version)  # 3
+    new.name()
+    crash.point("version.built")
+    if root.exists():
+        _clear(root, temporary / "staging" / "begun", plan)
+    os.rename(temporary, root)  # 4
+    files.fsync_folder(root.parent)
+
+
+def _make_in_store(old: State, root: ObjectPath, plan: Plan, from_version: int) -> None:
+    """Objects cannot be renamed: the state is built in its place, and state.json, which makes it one, comes last."""
+    new = State(root, plan)
+    lock = take_lock(root / "lock")
+    try:
+        if new.exists:
+            raise _had_another(root, plan)
+        if files.exists(root / MIGRATION):  # half built by one that was killed
+            for name in files.names(root):
+                if name != "lock":
+                    files.remove_folder(root / name)
+                    files.remove(root / name)
+            for table in new.tables:
+                table.log.refresh()
+        _build(old, new, from_version)  # 3
         crash.point("version.built")
-        if root.exists():
-            _clear(root, temporary / "staging" / "begun", plan)
-        os.rename(temporary, root)  # 4
-        files.fsync_folder(root.parent)
+        new.name()  # 4
+    finally:
+        lock.release()
 
 
 def _build(old: State, new: State, from_version: int) -> None:
@@ -92,16 +120,17 @@ def _build(old: State, new: State, from_version: int) -> None:
         reader_of(old, name) for name, node in old.remembered().items() if node.kind in ("source", "join", "alts")
     ]
     more = {"from": from_version, "readers": readers, **carried_keys.remembered_of(old, new.plan)}
-    new.create(more, remembered=old.remembered())
+    files.replace(new.root / MIGRATION, seals.sealed({"from": from_version}))
+    new.create(more, remembered=old.remembered(), named=False)
     new.load()
     new.announce(after=old.epoch)  # the files that it gets are named after that one's epochs
     wave = old.wave
     numbers = {SETTLED: wave}
     for table, source in ((new.ledger, old.ledger), (new.documents, old.documents)):
-        _link(source.folder, table.folder, source.files)
+        link_files(source.folder, table.folder, source.files)
         table.commit("version", adds=source.files.values(), transactions=numbers)
-    carried_keys.carry(old, new, _link)
-    _link(old.outbox.folder, new.outbox.folder, old.outbox.files)
+    carried_keys.carry(old, new, link_files)
+    link_files(old.outbox.folder, new.outbox.folder, old.outbox.files)
     sequence = max(old.next_sequence, new.next_sequence)
     transactions = {**numbers, WAVE: wave, SEQUENCE: sequence, **_positions(old, new.plan)}
     new.outbox.commit("version", adds=old.outbox.files.values(), transactions=transactions)
@@ -109,7 +138,6 @@ def _build(old: State, new: State, from_version: int) -> None:
     for name in (NOTIFIED, PASSED):  # the waves' numbers go on: nobody is told of the past again
         if files.exists(noted := old.root / name):
             files.replace(new.root / name, files.read(noted))
-    files.replace(new.root / MIGRATION, seals.sealed({"from": from_version}))
 
 
 def _positions(old: State, plan: Plan) -> dict[str, int]:
@@ -130,23 +158,12 @@ def _clear(root: Path, scratch: Path, plan: Plan) -> None:
     """
     lock = Lock.take(root / "lock")
     try:
-        if (root / "state.json").exists():
-            raise UsageError(f"{root}: version {plan.version} was given a state by another run just now.")
+        if (root / IDENTITY).exists():
+            raise _had_another(root, plan)
         os.rename(root, scratch)  # every start empties that folder
     finally:
         lock.release()
 
 
-def _link(source: StatePath, target: StatePath, paths: Any) -> None:
-    """The same files under another folder; copies where the file system has no links."""
-    assert isinstance(source, Path)
-    assert isinstance(target, Path)
-    for path in paths:
-        (target / path).parent.mkdir(parents=True, exist_ok=True)
-        try:
-            os.link(source / path, target / path)
-        except OSError:
-            shutil.copyfile(source / path, target / path)
-            files.fsync_file(target / path)
-    for folder in {target, *((target / path).parent for path in paths)}:
-        files.fsync_folder(folder)
+def _had_another(root: StatePath, plan: Plan) -> UsageError:
+    return UsageError(f"{root}: version {plan.version} was given a state by another run just now.")

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from ferryman.errors import StateDamaged
+from ferryman.state.identity import IDENTITY
 from ferryman.state.layout import MIGRATED, MIGRATION, PASSED
 from ferryman.storage import files
 from ferryman.storage.disk import TEMPORARY
 from ferryman.storage.files import StatePath
 from ferryman.storage.parquet import verify
+from ferryman.storage.tables import Table
 
 if TYPE_CHECKING:
     from ferryman.state.state import State
@@ -37,3 +40,13 @@ def damaged_data(state: State) -> StateDamaged | None:
             if what is not None:
                 return StateDamaged(str(table.folder / file.path), what)
     return None
+
+
+def refuse_headless(root: StatePath, tables: Iterable[Table]) -> None:
+    """
+    Raises:
+        StateDamaged: there are tables with something in them, and no state.json.
+    """
+    if any(any(table.log.versions()) for table in tables):  # more than the making of an empty table
+        made = ": run --from-version again" if files.exists(root / MIGRATION) else ""
+        raise StateDamaged(str(root / IDENTITY), f"the file is missing, and the tables are not empty{made}")

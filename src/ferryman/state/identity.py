@@ -8,9 +8,12 @@ import uuid
 from collections.abc import Mapping
 from typing import Any, Final
 
+import msgspec
+
 from ferryman import limits
 from ferryman.errors import StateDamaged, StateForeign, UsageError
 from ferryman.plan import Plan
+from ferryman.state.layout import MIGRATED
 from ferryman.storage import files, seals
 from ferryman.storage.files import StatePath
 
@@ -70,6 +73,20 @@ def identity_of(root: StatePath, plan: Plan) -> dict[str, Any]:
             f"version {plan.version}. Nothing was touched. Give another --state, or the right plan."
         )
     return dict(found)
+
+
+def refuse_if_migrated(root: StatePath, successor: int | None) -> None:
+    """
+    Raises:
+        StateForeign: another version than ``successor`` continues from this state.
+    """
+    if not files.exists(path := root / MIGRATED):
+        return
+    if (to := msgspec.convert(seals.unseal(path), dict[str, int])["to"]) != successor:
+        raise StateForeign(
+            f"{root}: version {to} of this plan continues from this state. Nothing was touched. "
+            "Run that version; status, deliveries and history of this one can still be read."
+        )
 
 
 def id_of(root: StatePath) -> str:

@@ -16,11 +16,11 @@ from ferryman.errors import EngineError, PlanChanged, StateDamaged, StateForeign
 from ferryman.plan import Differences, NodeRecord, Plan, changes, structure
 from ferryman.plan.structure import Structure
 from ferryman.records import schemas
-from ferryman.state.damage import damaged_data, sealed_files
-from ferryman.state.identity import IDENTITY, folder_name, identity_of, new_identity
+from ferryman.state.damage import damaged_data, refuse_headless, sealed_files
+from ferryman.state.identity import IDENTITY, folder_name, identity_of, new_identity, refuse_if_migrated
 from ferryman.state.journal import Journal
 from ferryman.state.keyed import create_missing, keyed_tables, missing, there
-from ferryman.state.layout import FOLDERS, MIGRATED, PLAN, READERS, remove_scratch, strange
+from ferryman.state.layout import FOLDERS, MIGRATED, MIGRATION, PLAN, READERS, remove_scratch, strange
 from ferryman.state.passed import note_passed_over
 from ferryman.storage import files, seals
 from ferryman.storage.files import StatePath
@@ -78,6 +78,7 @@ class State:
         self.notes: list[str] = []
         """What opening found and repaired, a line each."""
         self._lock: Lock | ObjectLease | None = None
+        self._unnamed: dict[str, Any] | None = None
 
     @property
     def tables(self) -> tuple[Table, ...]:
@@ -142,7 +143,7 @@ class State:
             files.make_folder(root)
             files.probe(root if isinstance(root, Path) else root / "staging" / "probe")
             state._lock = take_lock(root / "lock", take_over=take_over)  # 1
-            state._refuse_if_migrated(successor)
+            refuse_if_migrated(root, successor)
             if not state.exists:
                 state.create()  # 2
             with files.listed(root):
@@ -171,9 +172,9 @@ class State:
             StateDamaged, StateForeign: where ``take`` would; or, beside a driver, because it replaces files.
         """
         self.refuse_foreign_folder()
-        self._refuse_if_migrated(None)
+        refuse_if_migrated(self.root, None)
         if not self.exists:
-            self._refuse_headless_tables()
+            refuse_headless(self.root, self.tables)
             return False
         self.verify()
         self.load()
@@ -321,15 +322,6 @@ class State:
         """From now on only this version of the plan may take the state, and only to continue from it."""
         files.replace(self.root / MIGRATED, seals.sealed({"to": version}))
 
-    def _refuse_if_migrated(self, successor: int | None) -> None:
-        if not files.exists(path := self.root / MIGRATED):
-            return
-        if (to := msgspec.convert(seals.unseal(path), dict[str, int])["to"]) != successor:
-            raise StateForeign(
-                f"{self.root}: version {to} of this plan continues from this state. Nothing was touched. "
-                "Run that version; status, deliveries and history of this one can still be read."
-            )
-
     def refuse_foreign_folder(self) -> None:
         """Never make a state inside something else's folder: whatever is there must be a state in the making."""
         if self.exists or any(t.made for t in self.tables):
@@ -340,23 +332,21 @@ class State:
                 "Nothing was touched. Give another --state."
             )
 
-    def _refuse_headless_tables(self) -> None:
-        for table in self.tables:
-            if any(table.log.versions()):  # more than the making of an empty table
-                raise StateDamaged(str(self.root / IDENTITY), "the file is missing, and the tables are not empty")
-
     def identity(self) -> dict[str, Any]:
         """See ``identity_of``."""
-        return identity_of(self.root, self.plan)
+        return self._unnamed or identity_of(self.root, self.plan)
 
-    def create(self, more: Mapping[str, Any] | None = None, remembered: Structure | None = None) -> None:
+    def create(
+        self, more: Mapping[str, Any] | None = None, remembered: Structure | None = None, *, named: bool = True
+    ) -> None:
         """Make the directory, empty; state.json last.
 
         Args:
             more: kept in state.json too.
             remembered: what the plan was when it ran last, if it was not as now.
+            named: with state.json; else it is made by ``name``.
         """
-        self._refuse_headless_tables()
+        refuse_headless(self.root, self.tables)
         for name in ("commands", "staging"):
             files.make_folder(self.root / name)
         self.journal.create()
@@ -367,7 +357,15 @@ class State:
             crash.point("create.table")
         create_missing(self.keyed, self.plan, {})
         self.remember(structure(self.plan) if remembered is None else remembered)
-        files.publish(self.root / IDENTITY, seals.sealed(new_identity(self.plan, more or {})))  # once, also unlocked
+        self._unnamed = new_identity(self.plan, more or {})
+        if named:
+            files.remove(self.root / MIGRATION)  # of another run, which was killed
+            self.name()
+
+    def name(self) -> None:
+        """Make state.json: all else is there."""
+        files.publish(self.root / IDENTITY, seals.sealed(self._unnamed))  # once, also unlocked
+        self._unnamed = None
         crash.point("create.state")
 
     def announce(self, *, after: int = 0) -> None:

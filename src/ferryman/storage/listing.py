@@ -58,6 +58,11 @@ class ListedStore:
             e for (_, slash, _), e in inside if not slash
         ]
 
+    def copy(self, key: str, to: str) -> None:
+        self._store.copy(key, to)
+        if found := self._found.get(key):
+            self._note(to, found.size, found.tag)
+
     def delete(self, keys: Sequence[str]) -> None:
         self._store.delete(keys)
         for key in keys:

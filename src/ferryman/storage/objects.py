@@ -71,6 +71,13 @@ class ObjectStore(Protocol):
     def children(self, folder: str) -> tuple[list[str], list[StoredObject]]:
         """What lies directly below "folder/": names of folders; objects."""
 
+    def copy(self, key: str, to: str) -> None:
+        """Make or replace an object by another one's content, which does not leave the store.
+
+        Raises:
+            FileNotFoundError: there is none.
+        """
+
     def delete(self, keys: Sequence[str]) -> None:
         """Remove objects; those that are not there are passed over."""
 
@@ -212,6 +219,10 @@ class RemoteStore:
             found = self._store.list_with_delimiter(folder or None)
         folders = [prefix.rstrip("/").rpartition("/")[2] for prefix in found["common_prefixes"]]
         return folders, [_found(each) for each in found["objects"]]
+
+    def copy(self, key: str, to: str) -> None:
+        with self._explained(key):
+            self._store.copy(key, to, overwrite=True)
 
     def delete(self, keys: Sequence[str]) -> None:
         if keys:
