@@ -10,7 +10,7 @@ import pytest
 from ferryman.cli.app import start
 from ferryman.intake import JobState
 from ferryman.intake.store import Set
-from ferryman.service.manifest import free_name, objects_of, rows_of
+from ferryman.service.manifest import NAME_BYTES, end_of, free_name, name_in, objects_of, rows_of
 from tests.intake.conftest import brought
 from tests.service.place import Place
 from tests.support.tiers import sampled
@@ -138,6 +138,127 @@ def test_many_files_of_one_name() -> None:
         assert free_name(Counted("default.jpg"), taken.__contains__, last) == name
         taken.add(name)
     assert looks < 10 * len(names)
+
+
+def test_many_long_names() -> None:
+    """Names that differ only in what is cut off are numbered together, and each number is tried once."""
+    long = "x" * (NAME_BYTES - 8)
+    names = [f"{n:04d}{long}.txt" for n in range(300)]
+    looks = 0
+    taken: set[str] = set(names)
+
+    def is_taken(name: str) -> bool:
+        nonlocal looks
+        looks += 1
+        return name in taken
+
+    last: dict[str, int] = {}
+    for name in names:
+        found = free_name(name, is_taken, last)
+        assert len(found.encode()) <= NAME_BYTES
+        assert found.endswith(".txt")
+        taken.add(found)
+    assert len(taken) == 2 * len(names)
+    assert looks < 10 * len(names)
+
+
+@pytest.mark.parametrize("name", ["é" * 300, "a." + "b" * 300, "b" * 300 + ".txt", "日" * 90])
+def test_long_names_have_places(name: str) -> None:
+    """Several files of one name, each of which a file system takes."""
+    lines = "".join(f"https://x/{n}/{name},book\n" for n in range(12))
+    (book,) = objects_of(rows_of(f"url,local_id\n{lines}".encode(), "file:///m.csv"))
+    places = {row.entry.path for row in book.rows}
+    assert len(places) == 12
+    assert all(len(place.encode()) <= NAME_BYTES for place in places)
+
+
+def test_a_very_long_url_costs_no_more_than_its_length() -> None:
+    """Its name is encoded once. Character by character, 2 MB took two minutes, in which no other thread ran."""
+    encoded = 0
+
+    class Counted(str):
+        def encode(self, *given: Any) -> bytes:  # type: ignore[override]
+            nonlocal encoded
+            encoded += 1
+            return super().encode(*given)
+
+        def __getitem__(self, at: Any) -> str:
+            return Counted(super().__getitem__(at))
+
+    assert end_of(Counted("x" * 2000 + ".txt"), NAME_BYTES) == "x" * (NAME_BYTES - 4) + ".txt"
+    assert encoded == 1
+    assert name_in("https://x/" + "é" * 2000 + ".txt").endswith("é.txt")
+
+
+ODD_RECEIVERS = [
+    "http://[::1",
+    "http://a:99999/",
+    "http://\x00/",
+    "javascript:1",
+    "file:///etc/passwd",
+    ["x"],
+    {"a": 1},
+]
+
+
+@pytest.mark.rule("intake.hostile")
+def test_an_odd_receiver_stops_no_report(intake: Place) -> None:
+    """Its job fails with the reason, and so does its batch; the others are reported."""
+    url = intake.put("a.txt", "a").as_uri()
+    bad = [intake.submit(payload_url=url, response_url=odd, local_id=f"o{n}") for n, odd in enumerate(ODD_RECEIVERS)]
+    good = intake.submit(payload_url=intake.put("b.txt", "b").as_uri(), local_id="good")
+
+    intake.serve()
+
+    assert [intake.queue.load_batch(one).status for one in (*bad, good)] == ["Failed"] * len(bad) + ["Completed"]
+    for one in bad:
+        batch = intake.queue.load_batch(one)
+        assert "its report could not be sent: the response_url" in batch.message
+        assert "the response_url" in intake.queue.load_job(batch.failed_jobs[0]).message
+
+
+@pytest.mark.rule("intake.hostile")
+def test_a_fault_in_a_report_stops_no_other(intake: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody anticipated it: its batch is closed, and its message says why nothing was sent."""
+    from ferryman.service.callback import Callback
+
+    inner = Callback.tell
+
+    def tell(self: Callback, submitted: Any, what: Any) -> bool:
+        if submitted.get("submitter") == "odd" and "/report/" in what["id"]:
+            raise KeyError("nobody knows")
+        return inner(self, submitted, what)
+
+    monkeypatch.setattr(Callback, "tell", tell)
+    odd = intake.submit(payload_url=intake.put("a.txt", "a").as_uri(), submitter="odd")
+    good = intake.submit(payload_url=intake.put("b.txt", "b").as_uri(), local_id="good")
+
+    intake.serve()
+
+    assert [intake.queue.load_batch(one).status for one in (odd, good)] == ["Completed", "Completed"]
+    assert "its report could not be sent: KeyError" in intake.queue.load_batch(odd).message
+
+
+@pytest.mark.rule("intake.hostile")
+@pytest.mark.parametrize("name", ["submission", "status-report"])
+def test_a_batch_damaged_before_its_report(intake: Place, name: str, caplog: pytest.LogCaptureFixture) -> None:
+    """It is named once and passed over; the next one is reported."""
+    intake.submit(payload_url=intake.put("a.txt", "a").as_uri(), response_url="javascript:1")
+    intake.serve()
+    batch = intake.queue.load_batch("bid0000000000")
+    batch.set_status("UpdateReporting")
+    damaged = f"/batches/{batch.id}/{name}"
+    intake.queue.load_job(batch.failed_jobs[0]).set_status("Notify")  # there is something new to say
+    intake.queue.tree.store.commit([Set(damaged, b"\xff{")])
+    good = intake.submit(payload_url=intake.put("b.txt", "b").as_uri(), local_id="good")
+    intake.said.lines.clear()
+
+    with caplog.at_level(logging.WARNING):
+        intake.serve()
+
+    assert intake.queue.load_batch(good).status == "Completed"
+    lines = [line for line in [*intake.said.lines, *caplog.messages] if damaged in line]
+    assert 1 <= len(lines) <= 3, lines
 
 
 def test_batches_are_made_at_the_same_time(intake: Place) -> None:

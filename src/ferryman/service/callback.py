@@ -72,9 +72,8 @@ class Callback:
         url = str(submitted.get("response_url") or "")
         if not url:
             return False
-        if urlsplit(url).scheme not in ("http", "https"):
+        if not _can_be_posted_to(url):
             raise Corrupt(f"the response_url {shown(url)} is not an http or https URL. Correct it.")
-        checked_url(url)
         body = msgspec.json.encode(dict(what))
         web.trying(lambda: self._post(url, body, str(what.get("id") or "")), self._tries, self._pause_s, self._stop)
         return True
@@ -105,3 +104,10 @@ class Callback:
     @cached_property
     def _pool(self) -> PoolManager:
         return self._reach.pool(4)
+
+
+def _can_be_posted_to(url: str) -> bool:
+    try:
+        return urlsplit(checked_url(url)).scheme in ("http", "https")
+    except Corrupt:
+        return False

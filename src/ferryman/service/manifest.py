@@ -24,6 +24,10 @@ MANIFEST_BYTES: Final = 256 * MIB
 PATH_CHARS: Final = 1024
 NAME_BYTES: Final = 255
 """Of a name in a path: what file systems take."""
+NUMBER_BYTES: Final = 10
+"""Of a name, for the number that is added where several files have it."""
+SUFFIX_BYTES: Final = 32
+"""Of a suffix; a longer one says nothing of what the file is."""
 
 SCHEMES: Final = ("http", "https", "file")
 DIGESTS: Final[Mapping[str, int]] = {"md5": 32, "sha1": 40, "sha256": 64, "sha512": 128}
@@ -200,10 +204,16 @@ def _placed(rows: list[ManifestRow]) -> list[ManifestRow]:
 
 def free_name(name: str, is_taken: Callable[[str], bool], last: dict[str, int]) -> str:
     """The name, or the next one that is like it: ``page.txt``, ``page-2.txt``. ``last``: the number it had last."""
-    path, pure = name, PurePosixPath(name)
+    if not is_taken(name):
+        return name
+    pure = PurePosixPath(name)
+    stem, suffix = (pure.stem, pure.suffix) if len(pure.suffix.encode()) <= SUFFIX_BYTES else (name, "")
+    stem = end_of(stem, NAME_BYTES - NUMBER_BYTES - len(suffix.encode()))
+    base = stem + suffix  # names that differ only in what was cut off count together
+    path = name
     while is_taken(path):
-        last[name] = last.get(name, 1) + 1
-        path = f"{pure.stem}-{last[name]}{pure.suffix}"
+        last[base] = last.get(base, 1) + 1
+        path = f"{stem}-{last[base]}{suffix}"
     return path
 
 
@@ -211,9 +221,13 @@ def name_in(url: str) -> str:
     """The name that the file at a URL has."""
     name = unquote(urlsplit(url).path.rpartition("/")[2], errors="replace")
     name = _NOT_IN_NAMES.sub("_", name.replace("/", "_").replace("\\", "_")).strip()
-    while len(name.encode()) > NAME_BYTES:
-        name = name[1:]  # the end says what kind of file it is
+    name = end_of(name, NAME_BYTES)  # which says what kind of file it is
     return "file" if name in ("", ".", "..") else name
+
+
+def end_of(name: str, size: int) -> str:
+    """Its last characters, of so many bytes at most."""
+    return name.encode()[-size:].decode(errors="ignore")
 
 
 def checked_url(url: str) -> str:
@@ -226,9 +240,11 @@ def checked_url(url: str) -> str:
         parts = urlsplit(url)
         _ = parts.port
     except ValueError:
-        raise Corrupt("the url is empty. Correct it.") from None
-    if not url or _NOT_IN_NAMES.search(url):
+        raise Corrupt(f"the url {shown(url)} is not a URL. Correct it.") from None
+    if not url:
         raise Corrupt("there is no url.")
+    if _NOT_IN_NAMES.search(url):
+        raise Corrupt(f"the url {shown(url)} has control characters. Correct it.")
     if parts.scheme not in SCHEMES or (parts.scheme != "file" and not parts.hostname):
         raise Corrupt(f"the url {shown(url)} is not one of {', '.join(SCHEMES)}. Give it whole: http://host/path.")
     if parts.scheme == "file" and (parts.netloc not in ("", "localhost") or not parts.path.startswith("/")):

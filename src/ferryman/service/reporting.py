@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from ferryman import crash
-from ferryman.errors import DeliveryError, TransientError
-from ferryman.intake import Batch, Queue, Report
+from ferryman.errors import DeliveryError, FerrymanError, TransientError, describe
+from ferryman.intake import Batch, NodeInvalid, Queue, Report
 from ferryman.intake.overview import reported
 from ferryman.service.batches import is_made
 from ferryman.service.callback import Callback
@@ -107,8 +107,14 @@ class Reporting:
                     return
                 except DeliveryError as e:
                     why = f"; its report could not be sent: {e}"
+                except FerrymanError:
+                    raise
+                except Exception as e:  # whatever it is, it is this report's end and no other's
+                    why = f"; its report could not be sent: {describe(e)}"
             crash.point("batch.told")
             self._close(batch, told, why)  # 3
+        except NodeInvalid as e:
+            self._queue.pass_over(batch.id, f"{batch.id}: {e}")
         finally:
             if not keeps:
                 batch.unlock()
