@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import re
-import tempfile
 from bisect import bisect_right
 from pathlib import Path
 from typing import Final
@@ -24,6 +23,7 @@ from ferryman.queues import entries
 from ferryman.queues.entries import LAST, LogEntry, MessageFile
 from ferryman.storage import files
 from ferryman.storage.files import StatePath, fsync_file, fsync_folder, replace, stamp
+from ferryman.storage.scratch import scratch_folder
 from ferryman.storage.seals import checksum, sealed, unseal
 
 _ENTRY = re.compile(r"(\d{20})\.json\Z")
@@ -176,7 +176,7 @@ class MessageTable:
             fsync_file(self.log / name)
             fsync_folder(self.log)
             return files.read(self.log / name)
-        with tempfile.TemporaryDirectory(prefix="ferryman-log-") as temporary:
+        with scratch_folder() as temporary:
             copy = Path(temporary, self.log.name)
             copy.mkdir()
             for each in files.names(self.log):

@@ -11,7 +11,6 @@ entries, tags and marks at once, so the log is verified without reading it again
 from __future__ import annotations
 
 import os
-import tempfile
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -23,6 +22,7 @@ from ferryman.errors import StateDamaged, StateLost
 from ferryman.storage.files import StatePath, replace
 from ferryman.storage.log import HINT, TableLog
 from ferryman.storage.objects import ObjectPath, StoredObject
+from ferryman.storage.scratch import scratch_folder
 from ferryman.storage.seals import checksum, sealed
 
 _MARKS: Final = "_marks"
@@ -34,7 +34,7 @@ class MirroredLog(TableLog):
     """The log of a table in an object store."""
 
     def __init__(self, home: ObjectPath) -> None:
-        self._temporary = tempfile.TemporaryDirectory(prefix="ferryman-log-", ignore_cleanup_errors=True)
+        self._temporary = scratch_folder()
         super().__init__(Path(self._temporary.name))
         self._home = home / "_delta_log"
         self._tags: dict[str, str] = {}
