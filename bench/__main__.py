@@ -29,6 +29,7 @@ NAMES = (
     "sizes",
     "large_state",
     "limited_driver",
+    "start",
 )
 
 
