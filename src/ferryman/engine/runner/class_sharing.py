@@ -42,7 +42,7 @@ KEPT: Final = 5
 KEPT_S: Final = 30 * 86_400.0
 """Archives that are kept, of 170 MB each: those used last, within so many seconds. Each environment has its own."""
 
-_FORMAT: Final = b"1"
+_FORMAT: Final = b"2"
 """Changes with what the training run does, or with what it is told."""
 
 _LEFT_BEHIND_S: Final = 3600.0

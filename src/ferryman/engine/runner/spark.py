@@ -1,6 +1,7 @@
 """Spark, and nothing else that knows it: sessions, and tasks as ``mapInArrow`` stages.
 
-A stage's input is one row a task; what tasks read and write are files, so document content never crosses the JVM.
+A stage's input is one row a task; what tasks read and write are files, so document content never crosses the JVM. On
+this machine it is a stage of an RDD.
 """
 
 from __future__ import annotations
@@ -74,6 +75,8 @@ class SparkRunner(Runner):
         if not items:
             return []
         pickled = [cloudpickle.dumps(item) for item in items]  # classes of the plan file travel by value
+        if self.on_one_machine:
+            return self._run_without_sql(task, pickled)
 
         def stage(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             for batch in batches:
@@ -84,6 +87,19 @@ class SparkRunner(Runner):
 
         frame = self.spark.range(0, len(items), 1, len(items))
         return [answer for _, answer in _collect(frame.mapInArrow(stage, _ANSWER))]
+
+    def _run_without_sql(self, task: Callable[[Item], Answer], pickled: Sequence[bytes]) -> list[Answer]:
+        """As an RDD: the first job of a session takes 0.7 s less, which it takes to load and plan a query. Only here:
+        Connect has no RDDs, and some clusters allow none."""
+
+        def stage(numbers: Iterator[int]) -> Iterator[tuple[int, bytes]]:
+            for number in numbers:
+                answer = task(pickle.loads(pickled[number]))
+                _settle_in()
+                yield number, pickle.dumps(answer)
+
+        tasks = self.spark.sparkContext.parallelize(range(len(pickled)), len(pickled))
+        return [answer for _, answer in _collect(tasks.mapPartitions(stage))]
 
     def run_frame(self, read: Callable[[Any], Any], task: Callable[[int, Any], Answer]) -> list[Answer]:
         """See ``Runner.run_frame``."""
