@@ -46,7 +46,7 @@ def _in_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Commands run tasks in this process, in a folder with the flow."""
 
     @contextlib.contextmanager
-    def session_for(*_: Any) -> Iterator[InProcess]:
+    def session_for(*_: Any, **__: Any) -> Iterator[InProcess]:
         yield InProcess()
 
     monkeypatch.setattr(driver, "session_for", session_for)

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.tiers import sampled
+from tests.support.waiting import wait_until
 
 PLAN = """
 from ferryman import Plan
@@ -36,13 +36,6 @@ def processes(mark: str) -> list[int]:
         except OSError:
             continue
     return found
-
-
-def wait_for(condition: object, what: str) -> None:
-    until = time.monotonic() + 600
-    while not condition():  # type: ignore[operator]
-        assert time.monotonic() < until, what
-        time.sleep(0.05)
 
 
 STUCK = """
@@ -88,10 +81,10 @@ def running(folder: Path, plan: str) -> Iterator[tuple[str, subprocess.Popen[byt
 def test_no_process_is_left(tmp_path: Path, number: signal.Signals) -> None:
     """The signal comes as soon as the JVM has been started."""
     with running(tmp_path, PLAN) as (mark, run):
-        wait_for(lambda: len(processes(mark)) > 1, "Spark was not started")
+        wait_until(lambda: len(processes(mark)) > 1, "Spark was not started")
         run.send_signal(number)
         assert run.wait(timeout=600) == 130
-        wait_for(lambda: not processes(mark), "a process is left")
+        wait_until(lambda: not processes(mark), "a process is left")
 
 
 @pytest.mark.spark
@@ -99,8 +92,8 @@ def test_no_process_is_left(tmp_path: Path, number: signal.Signals) -> None:
 def test_no_process_is_left_of_a_step_that_hangs(tmp_path: Path, times: int) -> None:
     """Workers too; twice is at once."""
     with running(tmp_path, STUCK.replace("FOLDER", repr(str(tmp_path)))) as (mark, run):
-        wait_for((tmp_path / "reached").exists, "the step was not reached")
+        wait_until((tmp_path / "reached").exists, "the step was not reached")
         for _ in range(times):
             run.send_signal(signal.SIGTERM)
         assert run.wait(timeout=600) == 130
-        wait_for(lambda: not processes(mark), "a process is left")
+        wait_until(lambda: not processes(mark), "a process is left")

@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 
 from ferryman.engine.runner.beside import ProcessesBeside
-
-READY_S = 60.0
+from tests.support.waiting import LATE_S, wait_until
 
 
 @pytest.fixture
@@ -46,7 +45,7 @@ def test_both_work_at_a_time(beside: ProcessesBeside, tmp_path: Path) -> None:
 
     def task(item: int) -> bool:
         (tmp_path / str(item)).touch()
-        until = time.monotonic() + READY_S
+        until = time.monotonic() + LATE_S
         while not (tmp_path / str(1 - item)).exists() and time.monotonic() < until:
             time.sleep(0.01)
         return (tmp_path / str(1 - item)).exists()
@@ -98,6 +97,7 @@ def test_they_end_with_the_driver(tmp_path: Path) -> None:
 import os, time
 from pathlib import Path
 from ferryman.engine.runner.beside import ProcessesBeside
+from tests.support.waiting import LATE_S, wait_until
 
 def task(item):
     Path({str(tmp_path)!r}, f"{{item}}.new").write_text(str(os.getpid()))
@@ -107,11 +107,11 @@ def task(item):
 ProcessesBeside(2, os.environ).run(task, [0, 1])
 """
     with subprocess.Popen([sys.executable, "-c", program]) as driver:
-        wait_for(lambda: (tmp_path / "0").exists() and (tmp_path / "1").exists())
+        wait_until(lambda: (tmp_path / "0").exists() and (tmp_path / "1").exists())
         driver.kill()
     for name in ("0", "1"):
         pid = int((tmp_path / name).read_text())
-        wait_for(lambda pid=pid: not is_alive(pid))
+        wait_until(lambda pid=pid: not is_alive(pid))
 
 
 def test_what_they_are_at_is_not_waited_for(tmp_path: Path) -> None:
@@ -127,13 +127,6 @@ def test_what_they_are_at_is_not_waited_for(tmp_path: Path) -> None:
         assert processes.run(task, [0, 1]) is None
     finally:
         processes.end()
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    until = time.monotonic() + READY_S
-    while not condition():
-        assert time.monotonic() < until
-        time.sleep(0.02)
 
 
 def is_alive(pid: int) -> bool:

@@ -231,6 +231,7 @@ def test_what_is_expected_starts_meanwhile(trial: Trial, corpus: Path) -> None:
         ("local[3]", 3),
         ("local[3,4]", 3),
         ("local[*]", len(os.sched_getaffinity(0))),
+        ("local[4, 2]", 4),
         ("local[*,2]", len(os.sched_getaffinity(0))),
         ("local-cluster[2,1,1024]", None),
         ("spark://host:7077", None),

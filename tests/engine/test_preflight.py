@@ -63,7 +63,7 @@ def plan(place: Path) -> Plan:
 
 def running(runner: InProcess, monkeypatch: pytest.MonkeyPatch) -> None:
     @contextmanager
-    def session(*_: Any) -> Iterator[InProcess]:
+    def session(*_: Any, **__: Any) -> Iterator[InProcess]:
         yield runner
 
     monkeypatch.setattr(driver, "session_for", session)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,13 +13,13 @@ from tests.intake.conftest import layout, started, zookeeper_url
 from tests.intake.history import ONCE, history_in, history_on, keep_history
 from tests.intake.processes import Consumer
 from tests.servers.zookeeper import ZooKeeperServer
+from tests.support.waiting import wait_until
 
 PROCESSES = 2
 JOBS_A_KILL = 25
 SESSION_S = 1.0
 OWN_SESSION_S = 60.0
 """Of the test's own handle, which nobody kills: on a busy machine a second may pass without a beat."""
-LATE_S = 600.0
 KILLS = [
     pytest.param(4, id="4 kills"),
     pytest.param(200, id="200 kills", marks=[pytest.mark.slow, pytest.mark.timeout(3600)]),
@@ -45,13 +44,6 @@ def carried(url: str, queue: Queue, kills: int) -> None:
         for consumer in consumers:
             with consumer:
                 consumer.kill()
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    give_up = time.monotonic() + LATE_S
-    while not condition():
-        assert time.monotonic() < give_up
-        time.sleep(0.02)
 
 
 def check(queue: Queue, histories: dict[str, list[str]]) -> None:

@@ -8,58 +8,12 @@ from typing import Any
 import pytest
 
 from ferryman import account, crash
-from ferryman.destinations import Outcome
 from ferryman.document import Document
-from ferryman.engine import driver
-from ferryman.engine.wave import Run, Summary
-from ferryman.errors import PlanChanged, StateForeign, StateHeld, TransientError, UsageError
-from ferryman.observe.progress import Silent
+from ferryman.errors import PlanChanged, StateForeign, TransientError, UsageError
 from ferryman.operations import fsck
-from ferryman.operations.migrate import migrate
-from ferryman.plan import Plan
-from ferryman.routers import Duplicate
-from ferryman.sources import Memory
 from ferryman.state.state import SEQUENCE, State, state_root
-from ferryman.testing.inprocess import InProcess
-from tests.support.invariants import check, rows
-from tests.support.recorder import Recorder
-
-
-class Versions:
-    """Plans of one name over the same documents; each recorder keeps what it got."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.state = folder / "state"
-        self.documents: list[Any] = []
-        self.outs: dict[str, Recorder] = {}
-
-    def out(self, name: str) -> Recorder:
-        return self.outs.setdefault(name, Recorder(self.folder / f"{name}.jsonl"))
-
-    def plan(self, version: int, *steps: Any, outs: tuple[str, ...] = ("out",), **policy: Any) -> Plan:
-        plan = Plan("trial", version=version)
-        node = plan.source("docs", Memory(self.documents, max_deleted=1.0))
-        for step in steps:
-            node = node.step(step.__name__, step)
-        if len(outs) > 1:
-            node = node.route("all", Duplicate())
-        for name in outs:
-            node.destination(name, self.out(name), **{"backoff": 0, **policy})
-        return plan
-
-    def run(
-        self, plan: Plan, *, accept_changes: bool = False, from_version: int | None = None, **options: Any
-    ) -> Summary:
-        """As ``ferryman.run``, without Spark."""
-        plan.freeze()
-        root = state_root(plan, self.state)
-        if from_version is not None:
-            migrate(root, plan, from_version)
-        with State.take(root, plan) as taken, driver.check_plan_changes(taken, accept_changes):
-            summary = Run(taken, InProcess(), Silent(), **options).go()
-        check(root, plan, summary)
-        return summary
+from tests.support.invariants import rows
+from tests.support.versions import MIGRATION_POINTS, Killed, Versions, down, kill_at, louder
 
 
 @pytest.fixture
@@ -67,11 +21,6 @@ def many(place: Path) -> Versions:
     many = Versions(place)
     many.documents += [{"id": id, "raw": b"one"} for id in "abc"]
     return many
-
-
-def louder(doc: Document) -> Document:
-    doc["loud"] = True
-    return doc
 
 
 def test_the_same_plan_is_no_change(many: Versions) -> None:
@@ -188,10 +137,6 @@ def test_a_new_destination_gets_all(many: Versions) -> None:
     assert sum(many.out("old").counted().values()) == 3
 
 
-def down(delivery: Any) -> Outcome:
-    return Outcome.unavailable("down")
-
-
 def test_owed_rows_are_carried_over_with_their_hashes(many: Versions) -> None:
     """Sent by the new version as the old one made them; rows for a destination that is gone end DROPPED."""
     many.out("out").answer = down
@@ -270,26 +215,13 @@ def test_a_version_with_a_state_of_its_own_takes_none_over(many: Versions) -> No
         many.run(many.plan(2), from_version=1)
 
 
-POINTS = [name for name in crash.POINTS if name.startswith(("version.", "plan."))]
-
-
-@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize("point", MIGRATION_POINTS)
 def test_a_kill_on_the_way_over_loses_nothing(many: Versions, point: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same command again finishes it; each document is delivered to the new destination once."""
 
-    class Killed(BaseException):
-        pass
-
-    armed = [point]
-
-    def kill(name: str) -> None:
-        if armed and name == armed[0]:
-            armed.clear()
-            raise Killed
-
     many.out("old").answer = down
     many.run(many.plan(1, outs=("out", "old")), wait=0)
-    monkeypatch.setattr(crash, "point", kill)
+    monkeypatch.setattr(crash, "point", kill_at(point))
     with pytest.raises(Killed):
         many.run(many.plan(2, louder, outs=("out", "new")), from_version=1)
     summary = many.run(many.plan(2, louder, outs=("out", "new")), from_version=1)
@@ -306,34 +238,16 @@ def test_a_kill_on_the_way_over_loses_nothing(many: Versions, point: str, monkey
 @pytest.mark.parametrize("point", ["version.fenced", "version.built"])
 def test_two_drivers_do_not_both_carry_it_over(many: Versions, point: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second is told that the older state is held, and touches nothing of what the first has made."""
-    refused = []
-
-    def meanwhile(name: str) -> None:
-        if name == point and not refused:
-            with pytest.raises(StateHeld) as caught:
-                migrate(state_root(many.plan(2), many.state), many.plan(2), 1)
-            refused.append(str(caught.value))
-
-    many.run(many.plan(1))
-    monkeypatch.setattr(crash, "point", meanwhile)
-    assert many.run(many.plan(2), from_version=1).exit == 0
-    assert len(refused) == 1
+    many.migrate_meanwhile(point, monkeypatch)
     assert many.out("out").counted() == {"a": 1, "b": 1, "c": 1}
 
 
 def test_a_state_that_was_only_begun_is_in_nobodys_way(many: Versions, monkeypatch: pytest.MonkeyPatch) -> None:
     """A first run without --from-version that was killed while it made its state: nothing can be in it."""
 
-    class Killed(BaseException):
-        pass
-
-    def kill(name: str) -> None:
-        if name == "create.table":
-            raise Killed
-
     many.run(many.plan(1))
     with monkeypatch.context() as patched:
-        patched.setattr(crash, "point", kill)
+        patched.setattr(crash, "point", kill_at("create.table"))
         with pytest.raises(Killed):
             many.run(many.plan(2))
     assert state_root(many.plan(2), many.state).exists()

@@ -2,33 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ferryman import account, crash
-from ferryman.engine import driver
-from ferryman.engine.wave import Run, Summary
-from ferryman.errors import StateDamaged, StateForeign, StateHeld, UsageError
-from ferryman.observe.progress import Silent
+from ferryman.engine.wave import Summary
+from ferryman.errors import StateDamaged, StateForeign, StateHeld, StateLost, UsageError
+from ferryman.operations import fsck
+from ferryman.operations import migrate as migration_of_versions
 from ferryman.operations.migrate import migrate
 from ferryman.plan import Plan
 from ferryman.queues import Queue as DurableQueue
 from ferryman.sources import Queue
 from ferryman.state.state import State, state_root
 from ferryman.storage import mirror
+from ferryman.storage.files import StatePath
+from ferryman.storage.lock import take_lock
 from ferryman.storage.objects import ObjectPath
-from ferryman.testing.inprocess import InProcess
-from tests.ledger.test_versions import POINTS, Versions, down, louder
 from tests.servers.faulty_s3 import FaultyS3
 from tests.state.test_object_store import total
 from tests.support.in_store import faulty, states
 from tests.support.recorder import Recorder
 from tests.support.trial import run_plan
+from tests.support.versions import MIGRATION_POINTS, Killed, Versions, down, kill_at, louder
 
 __all__ = ["faulty", "states"]
+
+SLEEPS = ["version.fenced", "create.table", "epoch.logged", "version.logged", "version.synced", "version.built"]
 
 IDS = [f"contracts/2024/region-07/file-{n:011d}.pdf" for n in range(30)]
 
@@ -41,39 +44,17 @@ class InStore(Versions):
         self.state = states  # type: ignore[assignment]
         self.documents += [{"id": id, "raw": b"one"} for id in IDS]
 
-    def run(
-        self, plan: Plan, *, accept_changes: bool = False, from_version: int | None = None, **options: Any
-    ) -> Summary:
+    def run(self, plan: Plan, **options: Any) -> Summary:
         mirror.forget_all()
-        plan.freeze()
-        root = state_root(plan, self.state)
-        if from_version is not None:
-            migrate(root, plan, from_version)
-        with State.take(root, plan) as taken, driver.check_plan_changes(taken, accept_changes):
-            summary = Run(taken, InProcess(), Silent(), **options).go()
+        return super().run(plan, **options)
+
+    def check(self, root: StatePath, plan: Plan, summary: Summary) -> None:
         assert account.status(root, plan)["balanced"]
-        return summary
 
 
 @pytest.fixture
 def many(place: Path, states: str) -> InStore:
     return InStore(place, states)
-
-
-class Killed(BaseException):
-    pass
-
-
-def kill_at(point: str, nth: int = 1) -> Callable[[str], None]:
-    left = [nth]
-
-    def kill(name: str) -> None:
-        if name == point:
-            left[0] -= 1
-            if not left[0]:
-                raise Killed
-
-    return kill
 
 
 def test_a_new_version_continues(many: InStore) -> None:
@@ -99,7 +80,7 @@ def test_what_was_pending_is_sent(many: InStore) -> None:
 
 
 @pytest.mark.rule("store.version")
-@pytest.mark.parametrize("point", [*POINTS, "create.table", "create.state", "epoch.table"])
+@pytest.mark.parametrize("point", [*MIGRATION_POINTS, "create.table", "create.state", "epoch.table"])
 def test_a_kill_on_the_way_over_loses_nothing(many: InStore, point: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same command again finishes it; each document is delivered to the new destination once."""
     many.out("old").answer = down
@@ -137,20 +118,40 @@ def test_killed_again_and_again(many: InStore, faulty: FaultyS3, monkeypatch: py
     assert many.out("out").counted() == dict.fromkeys(IDS, 1)
 
 
-def test_two_do_not_both_make_it(many: InStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second is told that the older state is held."""
-    refused = []
+@pytest.mark.parametrize("point", SLEEPS)
+def test_one_that_slept(many: InStore, point: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its leases have run out, another one has made the new state and works in it: what wakes harms nothing."""
+    slept: list[str] = []
+    take = State.take.__func__  # type: ignore[attr-defined]
 
-    def meanwhile(name: str) -> None:
-        if name == "version.built" and not refused:
-            with pytest.raises(StateHeld) as caught:
-                migrate(state_root(many.plan(2), many.state), many.plan(2), 1)
-            refused.append(str(caught.value))
+    def at_once(cls: type[State], root: StatePath, plan: Plan, **options: Any) -> State:
+        taken: State = take(cls, root, plan, **{**options, "take_over": True})
+        return taken
+
+    def sleep(name: str) -> None:
+        if name == point and not slept:
+            slept.append(name)
+            with monkeypatch.context() as patched:
+                patched.setattr(State, "take", classmethod(at_once))
+                patched.setattr(migration_of_versions, "take_lock", lambda path: take_lock(path, take_over=True))
+                assert many.run(many.plan(2), from_version=1).exit == 0
+                many.documents[0]["raw"] = b"two"
+                assert many.run(many.plan(2)).delivered == 1
 
     many.run(many.plan(1))
-    monkeypatch.setattr(crash, "point", meanwhile)
-    assert many.run(many.plan(2), from_version=1).exit == 0
-    assert len(refused) == 1
+    with monkeypatch.context() as asleep, contextlib.suppress(UsageError, StateLost, StateDamaged, StateHeld):
+        asleep.setattr(crash, "point", sleep)
+        many.run(many.plan(2), from_version=1)
+    assert slept
+    assert fsck.check(state_root(many.plan(2), many.state)) == []
+    many.run(many.plan(2))
+    assert many.run(many.plan(2)).waves == 0
+    assert many.out("out").counted() == {**dict.fromkeys(IDS, 1), IDS[0]: 2}
+
+
+def test_two_do_not_both_make_it(many: InStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second is told that the older state is held."""
+    many.migrate_meanwhile("version.built", monkeypatch)
 
 
 def test_who_began_one_of_its_own_meanwhile(many: InStore, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,7 +25,7 @@ def previewed(plan: Plan, state: Path, *, runner: Runner | None = None, **option
     """
 
     @contextlib.contextmanager
-    def session_for(*_: Any) -> Iterator[Runner]:
+    def session_for(*_: Any, **__: Any) -> Iterator[Runner]:
         yield runner or InProcess()
 
     with (

@@ -49,7 +49,7 @@ def serve(path: str) -> None:
     from ferryman.testing.inprocess import InProcess
 
     @contextlib.contextmanager
-    def in_process(*_: Any) -> Iterator[InProcess]:
+    def in_process(*_: Any, **__: Any) -> Iterator[InProcess]:
         yield InProcess(fork=True, failures=1)  # like local[*], where a task whose worker dies is not tried again
 
     driver.session_for = in_process  # type: ignore[assignment]

@@ -45,7 +45,7 @@ def drive(
         State.take(root, plan, take_over=take_over) as taken,
         plain_errors(taken),
         check_plan_changes(taken, accept_changes),
-        session_for(plan.key, [plan], spark, master, conf, observer, needs_executors(taken)) as runner,
+        session_for(plan.key, [plan], spark, master, conf, observer, soon=needs_executors(taken)) as runner,
         looked_around(runner, [taken], preflight, observer) as trusted,
     ):
         yield taken, trusted

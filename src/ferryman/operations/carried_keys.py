@@ -7,7 +7,7 @@ way at the node or below it, and where what is in its state can be taken out aga
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from ferryman.errors import UsageError
@@ -23,12 +23,9 @@ from ferryman.state.log_positions import LogPositions
 from ferryman.state.state import State
 from ferryman.state.unfinished import counted_and_failed, unfinished
 from ferryman.storage import files
-from ferryman.storage.files import StatePath
+from ferryman.storage.links import carry_table
 from ferryman.storage.query import connect, quoted_list
 from ferryman.storage.tables import Table
-
-Link = Callable[[StatePath, StatePath, Iterable[str]], None]
-"""(folder, folder, names): the same files in the second folder."""
 
 
 def refuse_unfit(old: State, plan: Plan, *, begun: bool) -> None:
@@ -81,7 +78,7 @@ def ever_keyed(old: State) -> set[str]:
     return keyed_of(old.remembered()).union(old.identity().get("keyed", ()))
 
 
-def carry(old: State, new: State, link: Link) -> None:
+def carry(old: State, new: State) -> None:
     """Fill the tables of the nodes that both versions have; one commit a table. Exports have all been carried on: only
     their places are kept, also for a node that comes back."""
     both = {node.name for node in carried_nodes(old, new.plan)}
@@ -92,23 +89,20 @@ def carry(old: State, new: State, link: Link) -> None:
         if node.name in both:
             theirs = old.keyed[node.name]
             numbers = {place_id(lane): theirs.exports.number(place_id(lane)) for lane in lanes()}
-            _copy(theirs.state, ours.state, (PUBLISHED, MERGED, FORGOTTEN), link)
-            _copy(theirs.contributions, ours.contributions, (PUBLISHED, MERGED), link)
+            _copy(theirs.state, ours.state, (PUBLISHED, MERGED, FORGOTTEN))
+            _copy(theirs.contributions, ours.contributions, (PUBLISHED, MERGED))
             numbers[PUBLISHED] = theirs.exports.number(PUBLISHED)
             readers = old.root / FOLDER / node.name
             for name in files.names(readers):  # what they have not had of deletions is kept
                 files.make_folder(new.root / FOLDER / node.name)
-                files.replace(new.root / FOLDER / node.name / name, files.read(readers / name))
+                files.publish(new.root / FOLDER / node.name / name, files.read(readers / name))
         if any(numbers.values()):
             ours.exports.commit("version", transactions={key: number for key, number in numbers.items() if number})
 
 
-def _copy(source: Table, target: Table, applications: Iterable[str], link: Link) -> None:
-    link(source.folder, target.folder, source.files)
+def _copy(source: Table, target: Table, applications: Iterable[str]) -> None:
     numbers = {each: source.number(each) for each in applications}
-    target.commit(
-        "version", adds=source.files.values(), transactions={key: number for key, number in numbers.items() if number}
-    )
+    carry_table(source, target, {key: number for key, number in numbers.items() if number})
 
 
 def _unlike(old: State, plan: Plan, before: Structure, version: int) -> Iterator[str]:

@@ -8,8 +8,8 @@
    an object store in its place, without state.json
 4. give it its name, or its state.json; until then the older state is held, so that only one makes it
 
-A crash before 4 leaves what the same command removes and, after 2, a state from which only this version may migrate.
-The first wave of the new state is ``engine.migration``'s.
+A crash before 4 leaves a temporary folder, in an object store what the same command builds on; and, after 2, a state
+from which only this version may migrate. The first wave of the new state is ``engine.migration``'s.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from ferryman.state.log_positions import RANGES, LogPositions, reader_of
 from ferryman.state.state import SEQUENCE, SETTLED, WAVE, State
 from ferryman.storage import disk, files, seals
 from ferryman.storage.files import StatePath
-from ferryman.storage.links import link_files
+from ferryman.storage.links import carry_table
 from ferryman.storage.lock import Lock, take_lock
 from ferryman.storage.objects import ObjectPath
 
@@ -84,7 +84,7 @@ def _make_on_disk(old: State, root: Path, plan: Plan, from_version: int) -> None
     shutil.rmtree(temporary, ignore_errors=True)
     new = State(temporary, plan)
     _build(old, new, from_version)  # 3
-    new.name()
+    new.publish_identity()
     crash.point("version.built")
     if root.exists():
         _clear(root, temporary / "staging" / "begun", plan)
@@ -93,51 +93,50 @@ def _make_on_disk(old: State, root: Path, plan: Plan, from_version: int) -> None
 
 
 def _make_in_store(old: State, root: ObjectPath, plan: Plan, from_version: int) -> None:
-    """Objects cannot be renamed: the state is built in its place, and state.json, which makes it one, comes last."""
+    """Objects cannot be renamed: the state is built in its place, and state.json, which makes it one, comes last.
+
+    What a killed run has built is built on. Nothing is removed: a run that slept meanwhile might remove what is in use.
+    """
     new = State(root, plan)
     lock = take_lock(root / "lock")
     try:
         if new.exists:
-            raise _had_another(root, plan)
-        if files.exists(root / MIGRATION):  # half built by one that was killed
-            for name in files.names(root):
-                if name != "lock":
-                    files.remove_folder(root / name)
-                    files.remove(root / name)
-            for table in new.tables:
-                table.log.refresh()
+            raise _had_another(new)
         _build(old, new, from_version)  # 3
         crash.point("version.built")
-        new.name()  # 4
+        new.publish_identity()  # 4
     finally:
         lock.release()
 
 
 def _build(old: State, new: State, from_version: int) -> None:
-    """The new state's folder: made as ever, then filled with the older one's data files in one commit a table."""
+    """The new state's folder: made as ever, then filled with the older one's data files in one commit a table. All of
+    it may be done again."""
     files.make_folder(new.root)
     readers = [
         reader_of(old, name) for name, node in old.remembered().items() if node.kind in ("source", "join", "alts")
     ]
     more = {"from": from_version, "readers": readers, **carried_keys.remembered_of(old, new.plan)}
-    files.replace(new.root / MIGRATION, seals.sealed({"from": from_version}))
-    new.create(more, remembered=old.remembered(), named=False)
-    new.load()
-    new.announce(after=old.epoch)  # the files that it gets are named after that one's epochs
     wave = old.wave
+    new.create(more, remembered=old.remembered(), named=False)
+    for table in new.tables:
+        table.log.mend()
+    new.journal.close(wave)
+    new.load()
+    files.publish(new.root / MIGRATION, seals.sealed({"from": from_version}))
+    new.announce(after=old.epoch)  # the files that it gets are named after that one's epochs
+    if new.exists:  # by another one, while this one slept; from now on one of the two can commit
+        raise _had_another(new)
     numbers = {SETTLED: wave}
-    for table, source in ((new.ledger, old.ledger), (new.documents, old.documents)):
-        link_files(source.folder, table.folder, source.files)
-        table.commit("version", adds=source.files.values(), transactions=numbers)
-    carried_keys.carry(old, new, link_files)
-    link_files(old.outbox.folder, new.outbox.folder, old.outbox.files)
+    carry_table(old.ledger, new.ledger, numbers)
+    carry_table(old.documents, new.documents, numbers)
+    carried_keys.carry(old, new)
     sequence = max(old.next_sequence, new.next_sequence)
     transactions = {**numbers, WAVE: wave, SEQUENCE: sequence, **_positions(old, new.plan)}
-    new.outbox.commit("version", adds=old.outbox.files.values(), transactions=transactions)
-    new.journal.close(wave)
+    carry_table(old.outbox, new.outbox, transactions)
     for name in (NOTIFIED, PASSED):  # the waves' numbers go on: nobody is told of the past again
         if files.exists(noted := old.root / name):
-            files.replace(new.root / name, files.read(noted))
+            files.publish(new.root / name, files.read(noted))
 
 
 def _positions(old: State, plan: Plan) -> dict[str, int]:
@@ -159,11 +158,11 @@ def _clear(root: Path, scratch: Path, plan: Plan) -> None:
     lock = Lock.take(root / "lock")
     try:
         if (root / IDENTITY).exists():
-            raise _had_another(root, plan)
+            raise _had_another(State(root, plan))
         os.rename(root, scratch)  # every start empties that folder
     finally:
         lock.release()
 
 
-def _had_another(root: StatePath, plan: Plan) -> UsageError:
-    return UsageError(f"{root}: version {plan.version} was given a state by another run just now.")
+def _had_another(new: State) -> UsageError:
+    return UsageError(f"{new.root}: version {new.plan.version} was given a state by another run just now.")

@@ -143,7 +143,7 @@ def run(
                 master,
                 conf or {},
                 observer,
-                any(driver.needs_executors(each.state) for each in plans),
+                soon=any(driver.needs_executors(each.state) for each in plans),
             ) as runner,
             driver.looked_around(runner, [each.state for each in plans], preflight, observer) as trusted,
         ):

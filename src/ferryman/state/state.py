@@ -79,6 +79,7 @@ class State:
         """What opening found and repaired, a line each."""
         self._lock: Lock | ObjectLease | None = None
         self._unnamed: dict[str, Any] | None = None
+        """What state.json will say."""
 
     @property
     def tables(self) -> tuple[Table, ...]:
@@ -344,9 +345,10 @@ class State:
         Args:
             more: kept in state.json too.
             remembered: what the plan was when it ran last, if it was not as now.
-            named: with state.json; else it is made by ``name``.
+            named: with state.json; else ``publish_identity`` makes it, and what is there is built on.
         """
-        refuse_headless(self.root, self.tables)
+        if named:
+            refuse_headless(self.root, self.tables)
         for name in ("commands", "staging"):
             files.make_folder(self.root / name)
         self.journal.create()
@@ -360,9 +362,9 @@ class State:
         self._unnamed = new_identity(self.plan, more or {})
         if named:
             files.remove(self.root / MIGRATION)  # of another run, which was killed
-            self.name()
+            self.publish_identity()
 
-    def name(self) -> None:
+    def publish_identity(self) -> None:
         """Make state.json: all else is there."""
         files.publish(self.root / IDENTITY, seals.sealed(self._unnamed))  # once, also unlocked
         self._unnamed = None

@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
 from ferryman.storage import files
 from ferryman.storage.files import StatePath
+from ferryman.storage.tables import Table
 
 _AT_ONCE: Final = 16
 """Objects that a store is asked to copy at a time."""
+
+
+def carry_table(source: Table, target: Table, transactions: Mapping[str, int]) -> None:
+    """Have all rows of a table in another one as well, in one commit; nothing where they are there already."""
+    if source.files and source.files.keys() <= target.files.keys():
+        return
+    link_files(source.folder, target.folder, source.files)
+    target.commit("version", adds=source.files.values(), transactions=transactions)
 
 
 def link_files(source: StatePath, target: StatePath, names: Iterable[str]) -> None:

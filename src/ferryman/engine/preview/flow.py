@@ -37,7 +37,7 @@ def preview_flow(
     for plan, root in plans.values():
         _seen(plan, root)  # before Spark is started
     found = {}
-    with driver.session_for(flow.name, flow.plans, spark, master, conf or {}, observer, True) as runner:
+    with driver.session_for(flow.name, flow.plans, spark, master, conf or {}, observer, soon=True) as runner:
         for name, (plan, root) in plans.items():
             observer.about(name)
             observer.phase(_seen(plan, root).wave + 1, "scan")

@@ -130,7 +130,8 @@ def preview(
     seen = retry_read(root, lambda: Seen.of(State(root, plan)))  # before Spark is started
     observer = observer or Silent()
     observer.phase(seen.wave + 1, "scan")
-    with scratch() as folder, driver.session_for(plan.key, [plan], spark, master, conf or {}, observer, True) as runner:
+    session = driver.session_for(plan.key, [plan], spark, master, conf or {}, observer, soon=True)
+    with scratch() as folder, session as runner:
         return Previewing(plan, root, folder, runner, observer).of(limit, document)
 
 

@@ -10,12 +10,13 @@ import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
+from functools import partial
 from typing import Any, Final, Self
 
 from ferryman.engine.runner.base import Answer, Item, Runner
 from ferryman.engine.runner.beside import ProcessesBeside
 
-_LOCAL: Final = re.compile(r"local(?:\[(?P<cores>\d+|\*)(?:,\d+)?\])?")
+_LOCAL: Final = re.compile(r"local(?:\[(?P<cores>\d+|\*)(?:\s*,\s*\d+)?\])?")
 _ENVIRONMENT: Final = "spark.executorEnv."
 
 
@@ -48,7 +49,8 @@ class OnDemand(Runner):
         tell: Callable[[], object] = lambda: None,
     ) -> None:
         theirs = {k.removeprefix(_ENVIRONMENT): v for k, v in conf.items() if k.startswith(_ENVIRONMENT)}
-        self._beside = ProcessesBeside(cores, {**os.environ, **theirs}, modules)
+        self._make_beside = partial(ProcessesBeside, cores, {**os.environ, **theirs}, modules)
+        self._beside: ProcessesBeside | None = None
         self._begin = begin
         self._tell = tell
         self._cores = cores
@@ -59,7 +61,7 @@ class OnDemand(Runner):
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._beside.end()
+        self._end_beside()
         if self._starting is not None:
             wait([self._starting])  # a start that is broken off leaves a JVM that nobody ends
 
@@ -96,19 +98,25 @@ class OnDemand(Runner):
 
     def run_early(self, task: Callable[[Item], Answer], items: Sequence[Item]) -> list[Answer]:
         """See ``Runner.run_early``. What goes wrong beside Spark is tried on it."""
-        if self._runner is None and (answers := self._beside.run(task, items)) is not None:
-            return answers
+        if self._runner is None and items:
+            self._beside = self._beside or self._make_beside()
+            if (answers := self._beside.run(task, items)) is not None:
+                return answers
         return self.run(task, items)
 
     def _started(self) -> Runner:
         if self._runner is None:
-            self._beside.end()
+            self._end_beside()
             if self._starting is None:
                 self._tell()
                 self._starting = Future()
                 self._start_for(self._starting)
             self._runner = self._starting.result()
         return self._runner
+
+    def _end_beside(self) -> None:
+        if self._beside is not None:
+            self._beside.end()
 
     def _start_for(self, waiting: Future[Runner]) -> None:
         try:

@@ -15,8 +15,9 @@ import shlex
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
+from itertools import starmap
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -75,31 +76,24 @@ class SparkRunner(Runner):
         if not items:
             return []
         pickled = [cloudpickle.dumps(item) for item in items]  # classes of the plan file travel by value
-        if self.on_one_machine:
-            return self._run_without_sql(task, pickled)
 
-        def stage(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            for batch in batches:
-                for number in batch.column(0).to_pylist():
-                    answer = task(pickle.loads(pickled[number]))
-                    _settle_in()
-                    yield _answer(number, answer)
-
-        frame = self.spark.range(0, len(items), 1, len(items))
-        return [answer for _, answer in _collect(frame.mapInArrow(stage, _ANSWER))]
-
-    def _run_without_sql(self, task: Callable[[Item], Answer], pickled: Sequence[bytes]) -> list[Answer]:
-        """As an RDD: the first job of a session takes 0.7 s less, which it takes to load and plan a query. Only here:
-        Connect has no RDDs, and some clusters allow none."""
-
-        def stage(numbers: Iterator[int]) -> Iterator[tuple[int, bytes]]:
+        def answers(numbers: Iterable[int]) -> Iterator[tuple[int, bytes]]:
             for number in numbers:
                 answer = task(pickle.loads(pickled[number]))
                 _settle_in()
                 yield number, pickle.dumps(answer)
 
-        tasks = self.spark.sparkContext.parallelize(range(len(pickled)), len(pickled))
-        return [answer for _, answer in _collect(tasks.mapPartitions(stage))]
+        if self.on_one_machine:  # Connect has no RDDs, and some clusters allow none
+            # The first job of a session takes 0.7 s less: the time to load what plans a query, and to plan it.
+            numbers = self.spark.sparkContext.parallelize(range(len(items)), len(items))
+            return [answer for _, answer in _collect(numbers.mapPartitions(answers))]
+
+        def stage(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            for batch in batches:
+                yield from starmap(_answer, answers(batch.column(0).to_pylist()))
+
+        frame = self.spark.range(0, len(items), 1, len(items))
+        return [answer for _, answer in _collect(frame.mapInArrow(stage, _ANSWER))]
 
     def run_frame(self, read: Callable[[Any], Any], task: Callable[[int, Any], Answer]) -> list[Answer]:
         """See ``Runner.run_frame``."""
@@ -109,7 +103,7 @@ class SparkRunner(Runner):
             number = 0 if context is None else context.partitionId()
             answer = task(number, batches)
             _settle_in()
-            yield _answer(number, answer)
+            yield _answer(number, pickle.dumps(answer))
 
         return [answer for _, answer in _collect(read(self.spark).mapInArrow(stage, _ANSWER))]
 
@@ -262,9 +256,9 @@ def _settle_in() -> None:
     pa.set_memory_pool(pa.system_memory_pool())
 
 
-def _answer(number: int, answer: Any) -> pa.RecordBatch:
+def _answer(number: int, answer: bytes) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(
-        [pa.array([number], pa.int64()), pa.array([pickle.dumps(answer)], pa.binary())], names=["number", "answer"]
+        [pa.array([number], pa.int64()), pa.array([answer], pa.binary())], names=["number", "answer"]
     )
 
 

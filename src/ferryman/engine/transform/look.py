@@ -17,10 +17,9 @@ from ferryman.engine.scan.detect import ChangeSet
 from ferryman.engine.scan.reason import Reason
 from ferryman.engine.transform.block import Block
 from ferryman.engine.transform.node_errors import ErrorKind, classify_error
-from ferryman.engine.transform.reader import version_of, version_unread
-from ferryman.errors import BadDocument
+from ferryman.engine.transform.reader import listed_of, version_of, version_unread
 from ferryman.plan import source_named
-from ferryman.sources import Listed, Source
+from ferryman.sources import Source
 
 _BLOCK: Final = 4096
 """Rows handled at a time: what is held as Python objects."""
@@ -32,7 +31,11 @@ _FEW: Final = 0.25
 def look_early(changes: ChangeSet, shipped: PickledPlan, runner: Runner, live: Follower) -> ChangeSet:
     """The same without documents that are as they were; as it is if Spark is there, or needed anyway."""
     tasks = [task for batch in changes.slices for task in batch.tasks]
-    if runner.started or not all(task.compared and task.reasons().keys() <= {Reason.LOOK} for task in tasks):
+    if (
+        not tasks
+        or runner.started
+        or not all(task.compared and task.reasons().keys() <= {Reason.LOOK} for task in tasks)
+    ):
         return changes
     with live.following() as folder:
         changed = iter(runner.run_early(FindChanged(shipped, folder), tasks))
@@ -74,15 +77,11 @@ class FindChanged:
 
 def _compared(source: Source, name: str, block: Block, i: int) -> tuple[bool, bool]:
     """Is the document as it was? Is the source away?"""
-    refused, known = block.refused[i], block.known(i)
-    if source.detect != "content" and refused is None and (known is None or known.fingerprint):
+    known = block.known(i)
+    if source.detect != "content" and block.refused[i] is None and (known is None or known.fingerprint):
         return False, False  # its fingerprint is to be remembered, whatever its content is
     try:
-        if refused is not None:
-            raise BadDocument(refused)
-        size, location = (block.table[column][i].as_py() for column in ("size", "location"))
-        listed = Listed(source.own_id(block.ids[i]), size, block.fingerprints[i], location)
-        version = version_of(source, source.read(listed))
+        version = version_of(source, source.read(listed_of(source, block, i)))
     except Exception as e:
         fault = classify_error(e, name, "reading it", reading=True)
         permanent = fault.kind is ErrorKind.PERMANENT

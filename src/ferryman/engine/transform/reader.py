@@ -156,12 +156,7 @@ class DocumentReader:
 
     def _read(self, block: Block, i: int) -> Document:
         """Ask the source for the content; its version is known from now on."""
-        id, refused = block.ids[i], block.refused[i]
-        if refused is not None:
-            raise BadDocument(refused)
-        row = block.table.slice(i, 1)
-        size, location = row["size"][0].as_py(), row["location"][0].as_py()
-        listed = Listed(self._source.own_id(id), size, block.fingerprints[i], location)
+        listed = listed_of(self._source, block, i)
         if isinstance(self._source, Log):
             entry = self._source.entry(listed)
             if entry.refused:
@@ -172,8 +167,21 @@ class DocumentReader:
         else:
             doc = self._source.read(listed)
         doc.version = block.versions[i] = version_of(self._source, doc)
-        doc.id = doc.origin_id = id
+        doc.id = doc.origin_id = block.ids[i]
         return doc
+
+
+def listed_of(source: Source, block: Block, i: int) -> Listed:
+    """What the source said of a document when it was listed.
+
+    Raises:
+        BadDocument: that it is refused.
+    """
+    if (refused := block.refused[i]) is not None:
+        raise BadDocument(refused)
+    row = block.table.slice(i, 1)
+    size, location = row["size"][0].as_py(), row["location"][0].as_py()
+    return Listed(source.own_id(block.ids[i]), size, block.fingerprints[i], location)
 
 
 def version_of(source: Source, doc: Document) -> str:
