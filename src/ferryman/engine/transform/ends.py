@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 from ferryman.document import Again, Document, check_size, encode_fields
 from ferryman.engine.transform.compiled import CompiledNode, End, joined
 from ferryman.engine.transform.health import NodeHealth
-from ferryman.engine.transform.node_errors import NodeError, Traces, classify_error
+from ferryman.engine.transform.node_errors import ErrorKind, NodeError, Traces, classify_error
 from ferryman.errors import BadDocument, Dropped, PermanentError, Unsupported, plain_text
 from ferryman.plan import Plan, source_named
 from ferryman.records.family import Owed, parent_of
@@ -209,3 +209,9 @@ def _only(doc: Document) -> Document:
 def _skips(plan: Plan, source: str) -> bool:
     """Is what no step reads dropped?"""
     return source_named(plan.nodes, source).source.unsupported == "skip"
+
+
+def held(station: CompiledNode) -> NodeError:
+    """Of a document that waits for this node."""
+    assert station.pulse is not None
+    return NodeError(ErrorKind.HELD, station.name, f"waits for {station.where}, which {station.pulse.why}")

@@ -9,36 +9,27 @@ that is killed together with its child.
 
 from __future__ import annotations
 
-import os
-import pickle
-import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import chain
 from typing import Any, Final, NamedTuple
 
-import cloudpickle
-
-from ferryman import limits
-from ferryman.document import Again, Document
+from ferryman.document import Document
 from ferryman.engine.runner.child import Child, Died
 from ferryman.engine.scan.batches import TaskSplit
 from ferryman.engine.scan.log_batches import LogSplit
 from ferryman.engine.transform.block import Block
-from ferryman.engine.transform.compiled import End
 from ferryman.engine.transform.ends import Met
 from ferryman.engine.transform.health import NodeHealth
 from ferryman.engine.transform.node_errors import NodeError, classify_error
 from ferryman.engine.transform.reader import DocumentReader, Taken, guarded
+from ferryman.engine.transform.recording import Call, Recorder, Spool, replay
 from ferryman.engine.transform.staging import Stager
 from ferryman.errors import EngineError, PermanentError
 from ferryman.plan import DestinationNode, Plan, StepNode
-from ferryman.records.family import FailedMember, Owed
-
-Call = tuple[str, tuple[Any, ...]]
-"""A method of the stage, and its arguments."""
+from ferryman.records.family import FailedMember
 
 _Place = tuple[str, str]
 """(step, or "" for reading, document id)."""
@@ -118,7 +109,7 @@ class IsolatedReader:
                     self._stager.unread(i, told.fault)
                 elif told.walked is not None:
                     calls = chain(spool.read() if told.spooled else (), told.calls)
-                    go = partial(_replay, calls, self._stager)
+                    go = partial(replay, calls, self._stager)
                     self._stager.walked(i, told.walked, go, retry=told.taken is Taken.AGAIN)
                 elif told.taken is Taken.GONE:
                     self._stager.gone(i)
@@ -237,115 +228,6 @@ class _Reader:
                 yield each
 
         return noted
-
-
-class Recorder:
-    """A stage that writes down what it is told; of a large family in a spool.
-
-    Attributes:
-        calls: what is not in the spool.
-    """
-
-    def __init__(self, spool: Spool) -> None:
-        self._spool = spool
-        self.calls: list[Call] = []
-        self._bytes = 0
-
-    def begin(self) -> None:
-        """Another document."""
-        self._spool.cut(0)
-        self._forget()
-
-    @property
-    def spooled(self) -> bool:
-        """Is there something in the spool?"""
-        return self._spool.size() > 0
-
-    def upsert(self, doc: Document, end: End, branches: str, fields: bytes, before: Owed | None) -> None:
-        only = _named(doc, doc.raw)  # its fields are encoded beside it
-        only.only_if_changed = doc.only_if_changed
-        self._bytes += len(fields) + len(doc.raw or b"")
-        self._note("upsert", only, end, branches, fields, before)
-
-    def dropped(self, doc: Document, *args: Any) -> None:
-        self._note("dropped", _named(doc), *args)
-
-    def again(self, doc: Document, wish: Again) -> None:
-        self._note("again", _named(doc), wish)
-
-    def mark(self) -> int:
-        """The stage is to be marked too: then it needs less memory for a family."""
-        self._write()
-        mark = self._spool.size()
-        self.calls.append(("mark", ()))
-        return mark
-
-    def take_back(self, mark: int) -> None:
-        self._spool.cut(mark)
-        self._forget()
-
-    def _note(self, name: str, *args: Any) -> None:
-        self.calls.append((name, args))
-        if len(self.calls) >= limits.HELD_CHILDREN or self._bytes >= limits.GROUP_BYTES:
-            self._write()
-
-    def _write(self) -> None:
-        if self.calls:
-            self._spool.write(self.calls)
-            self._forget()
-
-    def _forget(self) -> None:
-        self.calls, self._bytes = [], 0
-
-
-class Spool:
-    """A file without a name, which a child writes and its parent reads, in turns. After a death the next child begins
-    it again."""
-
-    def __init__(self) -> None:
-        with tempfile.TemporaryFile() as file:
-            self._fd = os.dup(file.fileno())
-
-    def size(self) -> int:
-        """Bytes."""
-        return os.fstat(self._fd).st_size
-
-    def cut(self, size: int) -> None:
-        """Forget what is behind so many bytes."""
-        os.ftruncate(self._fd, size)
-
-    def write(self, calls: list[Call]) -> None:
-        """At its end."""
-        os.lseek(self._fd, 0, os.SEEK_END)
-        left = memoryview(cloudpickle.dumps(calls))
-        while left:
-            left = left[os.write(self._fd, left) :]
-
-    def read(self) -> Iterator[Call]:
-        """All that was written, in its order; what one ``write`` took is in memory."""
-        with os.fdopen(os.dup(self._fd), "rb") as file:
-            file.seek(0)
-            while True:
-                try:
-                    calls: list[Call] = pickle.load(file)
-                except EOFError:
-                    return
-                yield from calls
-
-    def close(self) -> None:
-        os.close(self._fd)
-
-
-def _named(doc: Document, raw: bytes | None = None) -> Document:
-    """Enough of it for an event, to be pickled."""
-    only = Document.of(doc.id, {}, raw)
-    only.parent_id = doc.parent_id
-    return only
-
-
-def _replay(calls: Iterable[Call], stager: Stager) -> None:
-    for name, args in calls:
-        getattr(stager, name)(*args)
 
 
 _END: Final = object()

@@ -48,6 +48,18 @@ class Returned:
         self._wish = wish
         self._made: list[set[int]] = [set()]
         """The last but the first: of calls that are not through yet."""
+        self._above: list[set[int]] = []
+        """What was made above a member that goes on by itself."""
+
+    def beside(self, wish: Callable[[Document], None]) -> Returned:
+        """Of a member that goes on by itself."""
+        apart = Returned(wish)
+        apart._above = [*self._above, *self._made]
+        return apart
+
+    def join(self, member: Returned) -> None:
+        """It is through."""
+        self._made[-1] |= member._made[0]
 
     def clear(self) -> None:
         """Another family's walk begins."""
@@ -109,7 +121,7 @@ class Returned:
                 itself = True
             else:
                 name = hash((route, each.id))
-                if name in made or any(name in names for names in self._made):
+                if name in made or any(name in names for names in (*self._above, *self._made)):
                     raise PermanentError(
                         f"returned two children of one key, {each.id!r}: give each child a key of its own"
                     )

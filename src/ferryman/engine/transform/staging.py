@@ -31,9 +31,7 @@ from ferryman.engine.transform.undecided import (
     spend,
     undecided,
 )
-from ferryman.errors import PermanentError
 from ferryman.plan import CalledNode, KeyedNode, Limits, Plan, target_of
-from ferryman.plan.keyed import counted_once
 from ferryman.records.family import (
     FailedMember,
     Owed,
@@ -74,7 +72,6 @@ class Stager(StagedFacts):
         self._called = {n.name: n for n in plan.nodes if isinstance(n, CalledNode)}
         self._final = plan.once or (entries is not None and entries.once)
         """No error is tried again."""
-        self._counted_once = source in counted_once(plan.nodes)
         self._errors = ErrorMessages.of(plan, source, wave, self._outbox)
         self._given: list[Published] | PublishedLines = []
         """What the walk has published so far of this document's family."""
@@ -163,8 +160,6 @@ class Stager(StagedFacts):
         self._event(doc, end, branches, Status.DROPPED, why, attempt)
 
     def again(self, doc: Document, wish: Again) -> None:
-        if self._counted_once:
-            raise PermanentError("again(): entries of a log are not read again where a keyed node counts them.")
         self._wishes.add(self._block.ids[self._i], wish)
 
     def mark(self) -> Mark:

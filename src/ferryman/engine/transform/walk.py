@@ -11,63 +11,21 @@ is dropped as soon as it is made, and a router takes the branch it took before.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Final
 
-from ferryman import limits
 from ferryman.document import Document
-from ferryman.engine.transform.calling import Calling
-from ferryman.engine.transform.compiled import CompiledNode, stations
-from ferryman.engine.transform.ends import Ends, Met, Stage, Way
-from ferryman.engine.transform.health import NodeHealth
-from ferryman.engine.transform.node_errors import OF_NODE, ErrorKind, NodeError
-from ferryman.engine.transform.returned import Many, Returned
-from ferryman.errors import Dropped, PermanentError, Unsupported, unless_interrupt
-from ferryman.plan import Plan, StepNode, source_named
-from ferryman.records.family import FailedMember, Owed, ancestry
+from ferryman.engine.transform.compiled import CompiledNode
+from ferryman.engine.transform.ends import Met, Way, held
+from ferryman.engine.transform.node_errors import NodeError
+from ferryman.engine.transform.onwards import Onwards, itself_of
+from ferryman.engine.transform.returned import Many
+from ferryman.errors import Dropped, unless_interrupt
+from ferryman.records.family import FailedMember, ancestry
 
 
-class Walk(Ends):
-    """Walks documents of one source, one after the other.
-
-    Args:
-        task: number of the task in its wave; see ``Router.open``.
-        guarded: a step's function as it is to be called.
-        health: node -> how it is doing in this task.
-
-    Attributes:
-        failures: where the last document's family had failed before a retry, and has ended.
-        reached: failures that the last ``again`` came to and went on from.
-        kept: members that were dropped as soon as they were made, for nothing of them is pending.
-    """
-
-    def __init__(
-        self,
-        plan: Plan,
-        source: str,
-        stage: Stage,
-        *,
-        task: int,
-        guarded: Callable[[StepNode], Callable[..., Any]],
-        health: Mapping[str, NodeHealth],
-    ) -> None:
-        super().__init__(plan, source, stage)
-        self._stations = stations(plan.nodes, task, guarded)
-        self._source = self._stations[source_named(plan.nodes, source).entry]
-        self.calling = Calling(plan, source)
-        self.take_over(health)
-        self._returned = Returned(self._note_wish)
-        self.failures: list[FailedMember] = []
-        self.reached: list[FailedMember] = []
-        self.kept: list[str] = []
-
-    # -- what a worker asks for --------------------------------------------------------------------
-
-    def take_over(self, health: Mapping[str, NodeHealth]) -> None:
-        """Go on with what is known of the nodes."""
-        for station in self._stations.values():
-            station.pulse = health.get(station.name)
+class Walk(Onwards):
+    """Walks documents of one source, one after the other."""
 
     def first(self, doc: Document) -> None:
         """The whole way."""
@@ -93,8 +51,6 @@ class Walk(Ends):
         else:
             self._meet_again(self._begin_again(doc.id, failures), doc, fault)
 
-    # -- onwards -----------------------------------------------------------------------------------
-
     def _begin(self, id: str, *, retrying: bool) -> None:
         self._origin = id
         self._retrying = retrying
@@ -108,171 +64,6 @@ class Walk(Ends):
         self.failures += [_closed(f) for f in failures if not all(o.open for o in f.owed)]
         self._silent = {(id + f.member, o.end) for f in failures for o in f.owed if o.open}
         return [f for f in failures if f.open]
-
-    def _go(self, doc: Document, station: CompiledNode | None, way: Way) -> None:
-        """From this node on, as for the first time."""
-        while station is not None:
-            if way.wanted is not None and way.wanted.keys().isdisjoint(station.ends_by(way.route)):
-                return
-            if doc.refused is not None:
-                self._refuse(doc, station, way)
-                return
-            if station.step is not None:
-                if self._is_closed(station):
-                    self._meet(doc, station, way, _held(station))
-                    return
-                try:
-                    out = self._called(station, doc, way.route)
-                except Dropped as e:
-                    self._drop_by(e, doc, station, way)
-                    return
-                except BaseException as e:
-                    self._fail(doc, station, way, unless_interrupt(e))
-                    return
-                if (itself := _itself(out, doc)) is None:
-                    self._go_several(doc, out, station, way)
-                    return
-                doc = itself
-            elif station.delivers:
-                self._deliver(doc, station, way)
-            elif station.router is not None:
-                if self._is_closed(station):
-                    self._meet(doc, station, way, _held(station))
-                    return
-                try:
-                    chosen = self._choose(doc, station)
-                    copies = [doc.copy() for _ in chosen[1:]] if station.router.copies else []
-                except BaseException as e:
-                    self._fail(doc, station, way, unless_interrupt(e))
-                    return
-                self._drop_untaken(doc, station, chosen, way)
-                if station.router.copies:
-                    for name, each in zip(chosen, [*copies, doc], strict=True):
-                        self._go(each, station.branches[name], way.copied(name))
-                    return
-                way = way.chosen(station.name, chosen[0])
-                station = station.branches[chosen[0]]
-                continue
-            station = station.next
-
-    def _go_several(
-        self,
-        doc: Document,
-        out: Sequence[Document] | Many,
-        station: CompiledNode,
-        way: Way,
-    ) -> None:
-        """What a step has made of a document goes on."""
-        if isinstance(out, Many):
-            self._go_many(doc, out, station, way)
-        else:
-            self._go_each(doc, out, station, way)
-
-    def _go_each(self, doc: Document, out: Iterable[Document], station: CompiledNode, way: Way) -> None:
-        """The document and children of it; a child's deliveries have had no attempt yet."""
-        for each in out:
-            own = each.id == doc.id or way.wanted is None
-            fresh = way if own else way._replace(wanted={end: Owed(*end, 0) for end in way.wanted or ()})
-            self._go(each, station.next, fresh)
-
-    def _go_many(self, doc: Document, many: Many, station: CompiledNode, way: Way) -> None:
-        """The same, of more documents than are held at once: each goes on while the step makes others. If the step
-        fails after all, what has been said of them is taken back: nothing of the call counts, however far it came."""
-        mark, met = self._stage.mark(), len(self.met)
-        self._returned.begin(many)
-        itself: list[Document] = []
-        fault: NodeError | None = None
-        error: BaseException | None = None
-        while fault is None:
-            try:
-                each = self._next(many, station)
-            except BaseException as e:
-                error = unless_interrupt(e)
-                break
-            if each is None:
-                break
-            if each is doc:
-                itself.append(each)  # it goes last: the step may still need it as it is
-                continue
-            self._go_each(doc, [each], station, way)
-            if len(self.met) - met >= limits.WAITING_MEMBERS and self.met[-1].fault.kind in _AWAY:
-                fault = self.met[-1].fault
-        if error is None and fault is None:
-            self._returned.end(failed=False)
-            self._go_each(doc, itself, station, way)
-            return
-        self._returned.end(failed=True)
-        self._stage.take_back(mark)
-        del self.met[met:]
-        if fault is not None:
-            self._meet(doc, station, way, fault)
-        elif isinstance(error, Dropped):
-            self._drop_by(error, doc, station, way)
-        else:
-            assert error is not None
-            self._fail(doc, station, way, error)
-
-    def _called(self, station: CompiledNode, doc: Document, route: str) -> Sequence[Document] | Many:
-        """What the step makes of it: documents of this family, at least one."""
-        assert station.step is not None
-        assert station.pulse is not None
-        id, calling = doc.id, self.calling
-        calling.step, calling.route = station.name, route
-        try:
-            try:
-                out = station.step(doc)
-            finally:
-                doc.id = id  # its id is the source's, whatever a step does to the object
-                self._note_wish(doc)
-            if out is doc:
-                found: Sequence[Document] | Many | None = (doc,)
-            else:
-                found = None if out is None else self._returned.take(doc, station.where, route, out)
-        except (Dropped, Unsupported) as e:
-            raise self._meant(e, station.pulse) from None
-        finally:
-            calling.step = ""
-        if found is None:
-            station.pulse.dropped(silently=True)
-            raise Dropped
-        if not station.pulse.steady and not isinstance(found, Many):
-            station.pulse.returned()
-        return found
-
-    def _next(self, many: Many, station: CompiledNode) -> Document | None:
-        """The next document that the step makes; None: it has made all."""
-        assert station.pulse is not None
-        self.calling.step, self.calling.route = station.name, many.route
-        try:
-            each = many.next()
-        except (Dropped, Unsupported) as e:
-            raise self._meant(e, station.pulse) from None
-        finally:
-            self.calling.step = ""
-        if each is None and not station.pulse.steady:
-            station.pulse.returned()
-        return each
-
-    def _note_wish(self, doc: Document) -> None:
-        if (wish := doc.asked_again) is not None:
-            self._stage.again(doc, wish)
-
-    def _choose(self, doc: Document, station: CompiledNode) -> list[str]:
-        """The branches that the router takes."""
-        assert station.router is not None
-        answer = station.router.choose(doc)
-        several = station.router.copies and not isinstance(answer, str)
-        chosen: list[Any] = list(answer) if several else [answer]
-        for name in chosen:
-            if name not in station.branches:
-                raise PermanentError(f"chose {name!r}, which is not one of its branches {', '.join(station.branches)}")
-        if len(set(chosen)) < len(chosen):
-            raise PermanentError(f"chose a branch twice: {', '.join(chosen)}")
-        if not chosen:
-            raise PermanentError("chose no branch: to drop a document, return None in a step")
-        if station.pulse is not None and not station.pulse.steady:
-            station.pulse.succeeded()
-        return chosen
 
     # -- back to what failed -----------------------------------------------------------------------
 
@@ -292,11 +83,11 @@ class Walk(Ends):
                     return
             if station.step is not None:
                 if self._is_closed(station):
-                    self._meet_again(owed, doc, _held(station))
+                    self._meet_again(owed, doc, held(station))
                     return
                 try:
                     out = self._called(station, doc, way.route)
-                    itself = _itself(out, doc)
+                    itself = itself_of(out, doc)
                     members = self._on_the_way(out, station, owed) if itself is None else {}
                 except Dropped:
                     return
@@ -348,11 +139,13 @@ class Walk(Ends):
             nearest = next((m for m in ancestry(failure.member) if m in members), None)
             if nearest is not None:
                 ways.setdefault(nearest, []).append(failure)
+        together = self.members_of(self)
         for member, each in members.items():
             if member in ways:
-                self._replay(each, station.next, way, ways[member])
+                together.add(_going_back(each, station, way, ways[member]))
             else:
                 self.kept.append(member)
+        together.wait()
 
     def _meet_again(self, owed: list[FailedMember], doc: Document, fault: NodeError) -> None:
         """The way back failed: the next retry goes to the same places."""
@@ -372,6 +165,11 @@ class Walk(Ends):
                 self._stage.dropped(member, o.end, failure.branches, why, o.attempt)
 
 
+def _going_back(each: Document, station: CompiledNode, way: Way, owed: list[FailedMember]) -> Callable[[Walk], None]:
+    """The way of a member to the nodes below this one at which it failed."""
+    return lambda walk: walk._replay(each, station.next, way, owed)
+
+
 def _closed(failure: FailedMember) -> FailedMember:
     """What of it has ended: kept, so that an operator may open it again."""
     ended = [o for o in failure.owed if not o.open]
@@ -383,17 +181,3 @@ def _branch_taken(branches: str, station: CompiledNode) -> CompiledNode:
     assert station.router is not None
     taken = dict(choice.partition("=")[::2] for choice in branches.split("/"))
     return station.branches[taken[station.name]]
-
-
-_AWAY: Final = (*OF_NODE, ErrorKind.CONNECTION)
-"""Of such faults those of one family's members are alike."""
-
-
-def _itself(out: Sequence[Document] | Many, doc: Document) -> Document | None:
-    """The document that a step was called for, if it has returned that and nothing else."""
-    return out[0] if not isinstance(out, Many) and len(out) == 1 and out[0].id == doc.id else None
-
-
-def _held(station: CompiledNode) -> NodeError:
-    assert station.pulse is not None
-    return NodeError(ErrorKind.HELD, station.name, f"waits for {station.where}, which {station.pulse.why}")

@@ -1,0 +1,130 @@
+"""What a walk says of a document, written down: to be told to the stage later, or by another process."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import tempfile
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import cloudpickle
+
+from ferryman import limits
+from ferryman.document import Again, Document
+from ferryman.engine.transform.compiled import End
+from ferryman.engine.transform.ends import Stage
+from ferryman.records.family import Owed
+
+Call = tuple[str, tuple[Any, ...]]
+"""A method of the stage, and its arguments."""
+
+
+class Recorder:
+    """A stage that writes down what it is told; of a large family in a spool.
+
+    Attributes:
+        calls: what is not in the spool.
+    """
+
+    def __init__(self, spool: Spool) -> None:
+        self._spool = spool
+        self.calls: list[Call] = []
+        self._bytes = 0
+
+    def begin(self) -> None:
+        """Another document."""
+        self._spool.cut(0)
+        self._forget()
+
+    @property
+    def spooled(self) -> bool:
+        """Is there something in the spool?"""
+        return self._spool.size() > 0
+
+    def upsert(self, doc: Document, end: End, branches: str, fields: bytes, before: Owed | None) -> None:
+        only = _named(doc, doc.raw)  # its fields are encoded beside it
+        only.only_if_changed = doc.only_if_changed
+        self._bytes += len(fields) + len(doc.raw or b"")
+        self._note("upsert", only, end, branches, fields, before)
+
+    def dropped(self, doc: Document, *args: Any) -> None:
+        self._note("dropped", _named(doc), *args)
+
+    def again(self, doc: Document, wish: Again) -> None:
+        self._note("again", _named(doc), wish)
+
+    def mark(self) -> int:
+        """The stage is to be marked too: then it needs less memory for a family."""
+        self._write()
+        mark = self._spool.size()
+        self.calls.append(("mark", ()))
+        return mark
+
+    def take_back(self, mark: int) -> None:
+        self._spool.cut(mark)
+        self._forget()
+
+    def _note(self, name: str, *args: Any) -> None:
+        self.calls.append((name, args))
+        if len(self.calls) >= limits.HELD_CHILDREN or self._bytes >= limits.GROUP_BYTES:
+            self._write()
+
+    def _write(self) -> None:
+        if self.calls:
+            self._spool.write(self.calls)
+            self._forget()
+
+    def _forget(self) -> None:
+        self.calls, self._bytes = [], 0
+
+
+class Spool:
+    """A file without a name, which a child writes and its parent reads, in turns. After a death the next child begins
+    it again."""
+
+    def __init__(self) -> None:
+        with tempfile.TemporaryFile() as file:
+            self._fd = os.dup(file.fileno())
+
+    def size(self) -> int:
+        """Bytes."""
+        return os.fstat(self._fd).st_size
+
+    def cut(self, size: int) -> None:
+        """Forget what is behind so many bytes."""
+        os.ftruncate(self._fd, size)
+
+    def write(self, calls: list[Call]) -> None:
+        """At its end."""
+        os.lseek(self._fd, 0, os.SEEK_END)
+        left = memoryview(cloudpickle.dumps(calls))
+        while left:
+            left = left[os.write(self._fd, left) :]
+
+    def read(self) -> Iterator[Call]:
+        """All that was written, in its order; what one ``write`` took is in memory."""
+        with os.fdopen(os.dup(self._fd), "rb") as file:
+            file.seek(0)
+            while True:
+                try:
+                    calls: list[Call] = pickle.load(file)
+                except EOFError:
+                    return
+                yield from calls
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+def _named(doc: Document, raw: bytes | None = None) -> Document:
+    """Enough of it for an event, to be pickled."""
+    only = Document.of(doc.id, {}, raw)
+    only.parent_id = doc.parent_id
+    return only
+
+
+def replay(calls: Iterable[Call], stage: Stage) -> None:
+    """Tell it what was written down."""
+    for name, args in calls:
+        getattr(stage, name)(*args)
