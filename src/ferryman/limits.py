@@ -155,6 +155,19 @@ WAIT_S: Final = 60.0
 STEP_TIMEOUT_S: Final = 120.0
 """For a call of a ready-made step whose time does not follow from what it reads: parsers, patterns, servers."""
 
+ARROW_ROWS: Final = 1024
+"""Documents in a record batch of a step with ``arrow=True``, unless its ``batch=`` says otherwise."""
+
+CONCURRENCY_MOST: Final = 1000
+"""Calls of a step that one task may have under way: each takes a thread."""
+
+IN_FLIGHT: Final = 4096
+IN_FLIGHT_BYTES: Final = TASK_BYTES
+"""Documents of a task, and their bytes, that are on their way at once for steps that take batches or wait."""
+
+HUNG_CALLS: Final = 100
+"""Calls that never end which a worker leaves behind before its process is ended: each keeps its thread."""
+
 FETCH_TIMEOUT_S: Final = 30.0
 """Time a fetch of a URL gets: a server that needs longer is better asked again later."""
 

@@ -364,7 +364,7 @@ def test_in_isolation_too(net: Network) -> None:
 
 def test_a_spool_is_written_and_cut() -> None:
     """What is taken back is not read again, wherever it lay; no more than a few calls are held."""
-    spool = Spool()
+    spool = Spool(shared=True)
     recorder = Recorder(spool)
 
     def say(*ids: int) -> None:

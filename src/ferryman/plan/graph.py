@@ -12,6 +12,7 @@ from typing import cast
 from ferryman import limits
 from ferryman.destinations.base import Destination, Effect, Guarantee
 from ferryman.needs import is_name
+from ferryman.plan.calls import bad_calls
 from ferryman.plan.cycles import cycles, endless
 from ferryman.plan.inputs import bad_feeds, bad_inputs
 from ferryman.plan.keyed import bad_keyed, copies_meet
@@ -129,6 +130,7 @@ def _bad_nodes(nodes: Sequence[Node]) -> list[str]:
                 )
             if node.timeout is not None and not _is_number(node.timeout, above=0):
                 found.append(f"{node.name}: timeout={node.timeout!r}: give seconds above 0, or leave it out.")
+            found += bad_calls(node)
             for name in node.needs:
                 if not is_name(name):
                     found.append(f"{node.name}: needs={name!r}: give names of letters, digits and -_. such as 'gpu'.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Literal, get_args
 
+from ferryman.plan.calls import called_twice
 from ferryman.plan.keyed_nodes import KeyedNode
 from ferryman.plan.nodes import AltsNode, JoinNode, Node, SourceNode
 from ferryman.sources.base import Source
@@ -21,6 +22,7 @@ def bad_strategy(strategy: object, nodes: Iterable[Node]) -> Iterator[str]:
     if strategy not in get_args(Strategy):
         yield f"strategy={strategy!r}: give {' or '.join(map(repr, get_args(Strategy)))}, or leave it out."
         return
+    yield from called_twice(nodes, strategy)
     for node in nodes:
         if isinstance(node, KeyedNode):
             yield (

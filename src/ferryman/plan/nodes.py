@@ -12,7 +12,8 @@ from ferryman.routers.base import Router
 from ferryman.sources.base import Source
 
 StepFunction = Callable[..., Any]
-"""Document -> Document (goes on), None (DROPPED), or an iterable of the document and its children (each goes on)."""
+"""Document -> Document (goes on), None (DROPPED), or an iterable of the document and its children (each goes on); with
+``batch`` a list of documents -> as many answers; with ``arrow`` a record batch -> a record batch. Also ``async``."""
 
 
 class Limits(NamedTuple):
@@ -151,12 +152,40 @@ class AltsNode(SourceNode):
 
 @dataclass(frozen=True, slots=True)
 class StepNode(CalledNode):
+    """A function of documents.
+
+    Attributes:
+        batch: it is called with so many documents at most; None: with one, unless ``arrow``.
+        arrow: it is called with a record batch.
+        concurrency: calls under way at once in a task, at most.
+        rate: calls of the whole run, as ``durations.per_second`` reads it; None: as fast as it goes.
+        needs: what a machine must have to run it; see ``needs.here``.
+    """
+
     fn: StepFunction = field(kw_only=True)
+    batch: int | None = field(default=None, kw_only=True)
+    arrow: bool = field(default=False, kw_only=True)
+    concurrency: int = field(default=1, kw_only=True)
+    rate: str | float | None = field(default=None, kw_only=True)
     effect: Effect = field(default=Effect.SAFE, kw_only=True)
     mutates: bool = field(default=True, kw_only=True)
     timeout: float | None = field(default=None, kw_only=True)
     needs: frozenset[str] = field(default=frozenset(), kw_only=True)
-    """What a machine must have to run it; see ``needs.here``."""
+
+    @property
+    def rows(self) -> int:
+        """Documents a call, at most."""
+        return self.batch or (limits.ARROW_ROWS if self.arrow else 1)
+
+    @property
+    def in_batches(self) -> bool:
+        """Is it called with several documents, be it with one of them?"""
+        return self.arrow or self.batch is not None
+
+    @property
+    def side_by_side(self) -> bool:
+        """Are several documents on their way to it at once?"""
+        return self.rows > 1 or self.concurrency > 1
 
     @property
     def limit_s(self) -> float | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ferryman import durations, limits
+from ferryman import limits
 from ferryman.destinations.base import Destination, Effect, Guarantee
 from ferryman.errors import PlanError
 from ferryman.needs import names
@@ -27,6 +27,7 @@ from ferryman.plan.nodes import (
     StepNode,
 )
 from ferryman.plan.notice import NotifyTarget
+from ferryman.plan.options import called, default_guarantee, name_of, patience_of
 from ferryman.plan.pickling import cannot_be_pickled
 from ferryman.routers.base import Router
 from ferryman.sources.base import Source
@@ -89,8 +90,8 @@ class Plan(KeyedPlan):
     ) -> Handle:
         """Where documents come from. ``brake``, ``patience`` and ``attempts`` say what errors of its ``read`` mean, as
         for ``step``."""
-        policy = _called(brake, patience, attempts)
-        return self._add(SourceNode(_name(name), source=source, **policy))
+        policy = called(brake, patience, attempts)
+        return self._add(SourceNode(name_of(name), source=source, **policy))
 
     def join(
         self,
@@ -111,8 +112,8 @@ class Plan(KeyedPlan):
             inputs: name -> source of this plan, which must be a log.
         """
         logs = {key: self._log(given) for key, given in inputs.items()}
-        after, policy = _names(inputs.values()), _called(brake, patience, attempts)
-        return self._add(JoinNode(_name(name), after, source=Joined(logs), fn=fn, timeout=timeout, **policy))
+        after, policy = _names(inputs.values()), called(brake, patience, attempts)
+        return self._add(JoinNode(name_of(name), after, source=Joined(logs), fn=fn, timeout=timeout, **policy))
 
     def alts(
         self,
@@ -129,9 +130,9 @@ class Plan(KeyedPlan):
         Args:
             inputs: sources of this plan, which must be logs.
         """
-        after, policy = _names(inputs), _called(brake, patience, attempts)
+        after, policy = _names(inputs), called(brake, patience, attempts)
         logs = {key: self._log(key) for key in after}
-        return self._add(AltsNode(_name(name), after, source=Alternating(logs), **policy))
+        return self._add(AltsNode(name_of(name), after, source=Alternating(logs), **policy))
 
     def step(
         self,
@@ -141,6 +142,10 @@ class Plan(KeyedPlan):
         effect: Effect = Effect.SAFE,
         mutates: bool = True,
         timeout: float | None = None,
+        batch: int | None = None,
+        arrow: bool = False,
+        concurrency: int = 1,
+        rate: float | str | None = None,
         brake: int | None = limits.BRAKE,
         patience: float | str = limits.PATIENCE_S,
         attempts: int | None = None,
@@ -149,13 +154,22 @@ class Plan(KeyedPlan):
     ) -> Handle:
         """A function of a document. It returns the document (which goes on), None (DROPPED), or an iterable of the
         document and of children that it made of it with ``document.child()`` (each goes on). What it raises is this
-        document's error.
+        document's error. It may be an ``async def``.
 
         Args:
             effect: what repeating it does outside; POTENT is refused (steps run before the commit).
             mutates: does it change the document?
             timeout: seconds a call may take; one that takes longer is interrupted, or its process is ended. None: 120 s
                 for ready-made steps that read formats, match patterns or ask servers, any time for all other functions.
+            batch: it is called with a list of so many documents at most, and returns a list with an answer for each, in
+                their order: what it would return for one, or an exception object. What it raises is tried again with
+                each half of the list, down to the document that is to blame; not so where a service is away.
+            arrow: it is called with a ``pyarrow.RecordBatch`` (``id``, ``raw``, a column for each field) of 1024
+                documents at most, or ``batch``, and returns one. A row goes to the document of its id, one that is
+                missing is dropped, null is no field.
+            concurrency: calls that a task may have under way at once, in threads or, of an ``async def``, in one event
+                loop. Documents keep their order. A call that hangs costs its own document, where ``timeout`` is given.
+            rate: calls of the whole run at most: a number a second, or ``"100/s"``, ``"600/m"``, ``"50/h"``.
             brake: after errors of so many documents in a row, it is left alone, its documents are kept. None: never.
             patience: how long a document is tried again that meets transient errors: seconds, or "15m", "2h", "1d".
             attempts: so often at most, whatever the error; None: as the destination says.
@@ -165,14 +179,18 @@ class Plan(KeyedPlan):
         """
         return self._add(
             StepNode(
-                _name(name),
+                name_of(name),
                 _names(after),
                 fn=fn,
                 effect=Effect(effect),
                 mutates=mutates,
                 timeout=timeout,
+                batch=batch,
+                arrow=arrow,
+                concurrency=concurrency,
+                rate=rate,
                 needs=names(needs),
-                **_called(brake, patience, attempts),
+                **called(brake, patience, attempts),
             )
         )
 
@@ -188,8 +206,8 @@ class Plan(KeyedPlan):
     ) -> Handle:
         """A fork: each node that follows is a branch, called by its name, and the router says which ones a document
         takes. ``brake``, ``patience`` and ``attempts`` as for ``step``."""
-        policy = _called(brake, patience, attempts)
-        return self._add(RouterNode(_name(name), _names(after), router=router, **policy))
+        policy = called(brake, patience, attempts)
+        return self._add(RouterNode(name_of(name), _names(after), router=router, **policy))
 
     def tee(self, name: str, destination: Destination, **policy: Any) -> Handle:
         """A destination in the middle of a path: it gets the document as it is here, and the document goes on
@@ -233,9 +251,9 @@ class Plan(KeyedPlan):
             batch = getattr(destination, "preferred_batch", None)  # what is not a Destination is refused by check
         waits = None if backoff is None else tuple([backoff] if isinstance(backoff, (int, float)) else backoff)
         policy = Policy(
-            guarantee=_default_guarantee(destination) if guarantee is None else Guarantee(guarantee),
+            guarantee=default_guarantee(destination) if guarantee is None else Guarantee(guarantee),
             attempts=limits.ATTEMPTS if attempts is None else attempts,
-            patience_s=_patience(patience) if attempts is None else None,
+            patience_s=patience_of(patience) if attempts is None else None,
             backoff=waits,
             batch=limits.BATCH_ROWS if batch is None else batch,
             batch_bytes=batch_bytes,
@@ -244,7 +262,9 @@ class Plan(KeyedPlan):
             lanes=lanes,
         )
         return self._add(
-            DestinationNode(_name(name), _names(after), destination=destination, policy=policy, tee=tee, errors=errors)
+            DestinationNode(
+                name_of(name), _names(after), destination=destination, policy=policy, tee=tee, errors=errors
+            )
         )
 
     def errors(self, destination: Destination, *, name: str = "errors", **policy: Any) -> Handle:
@@ -314,7 +334,7 @@ class Plan(KeyedPlan):
         return next((n.source for n in self._nodes if n.name == name and isinstance(n, SourceNode)), Log())
 
     def _make(self, kind: Any, name: str, after: Any, **fields: Any) -> Handle:
-        return self._add(kind(_name(name), _names(after), **fields))
+        return self._add(kind(name_of(name), _names(after), **fields))
 
     def _add(self, node: Node) -> Handle:
         if self._frozen:
@@ -369,32 +389,4 @@ def _names(after: Any) -> tuple[str, ...]:
         return ()
     if isinstance(after, str) or not isinstance(after, Iterable):
         after = [after]
-    return tuple(dict.fromkeys(a.name if isinstance(a, Handle) else _name(a) for a in after))
-
-
-def _name(given: object) -> str:
-    """A name; what is not text in angle brackets, for ``check`` to refuse."""
-    return given if isinstance(given, str) else f"<{given!r}>"
-
-
-def _called(brake: int | None, patience: float | str, attempts: int | None) -> dict[str, Any]:
-    """Policy of a node that is called before the commit."""
-    return {"brake": brake, "patience_s": _patience(patience), "attempts": attempts}
-
-
-def _patience(given: float | str) -> float:
-    """Seconds; what is not a duration as it is, for ``check`` to refuse."""
-    if not isinstance(given, str):
-        return given
-    try:
-        return durations.seconds(given)
-    except ValueError:
-        return given  # type: ignore[return-value]
-
-
-def _default_guarantee(destination: Destination) -> Guarantee:
-    """The best it can keep: semantics of the three guarantees, by what the destination declares."""
-    if getattr(destination, "transactional", False):
-        return Guarantee.EXACTLY_ONCE
-    effect = getattr(destination, "effect", None)
-    return Guarantee.AT_LEAST_ONCE if effect is Effect.IDEMPOTENT else Guarantee.AT_MOST_ONCE
+    return tuple(dict.fromkeys(a.name if isinstance(a, Handle) else name_of(a) for a in after))

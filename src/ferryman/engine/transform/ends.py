@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 from ferryman.document import Again, Document, check_size, encode_fields
 from ferryman.engine.transform.compiled import CompiledNode, End, joined
 from ferryman.engine.transform.health import NodeHealth
-from ferryman.engine.transform.node_errors import ErrorKind, NodeError, Traces, classify_error
+from ferryman.engine.transform.node_errors import ErrorKind, NodeAway, NodeError, Traces, classify_error
 from ferryman.errors import BadDocument, Dropped, PermanentError, Unsupported, plain_text
 from ferryman.plan import Plan, source_named
 from ferryman.records.family import Owed, parent_of
@@ -173,6 +173,8 @@ class Ends:
         self._meet(doc, station, way, self._fault(station, error))
 
     def _fault(self, station: CompiledNode, error: BaseException) -> NodeError:
+        if isinstance(error, NodeAway):
+            return held(station)
         fault = classify_error(error, station.name, station.where, traces=self.traces)
         if self.heard is not None:
             self.heard(self._origin, fault)

@@ -24,9 +24,10 @@ from ferryman.engine.transform.block import Block
 from ferryman.engine.transform.ends import Met
 from ferryman.engine.transform.health import NodeHealth
 from ferryman.engine.transform.node_errors import NodeError, classify_error
-from ferryman.engine.transform.reader import DocumentReader, Taken, guarded
+from ferryman.engine.transform.reader import DocumentReader, Taken
 from ferryman.engine.transform.recording import Call, Recorder, Spool, replay
 from ferryman.engine.transform.staging import Stager
+from ferryman.engine.transform.step_calls import one_by_one
 from ferryman.errors import EngineError, PermanentError
 from ferryman.plan import DestinationNode, Plan, StepNode
 from ferryman.records.family import FailedMember
@@ -68,10 +69,13 @@ class ChildReport(NamedTuple):
 class IsolatedReader:
     """Takes up the blocks of one task, each document in a child."""
 
-    def __init__(self, plan: Plan, cut: TaskSplit | LogSplit, stager: Stager, state: str = "") -> None:
+    def __init__(
+        self, plan: Plan, cut: TaskSplit | LogSplit, stager: Stager, state: str = "", share: float = 1.0
+    ) -> None:
         self._plan = plan
         self._cut = cut
         self._state = state
+        self._share = share
         self._stager = stager
         self._attempts = max((n.policy.attempts for n in plan.nodes if isinstance(n, DestinationNode)), default=1)
         self._row = 0
@@ -87,8 +91,8 @@ class IsolatedReader:
         """Read, walk and stage each document of the block; which rows were not as they were, and how the nodes are
         doing then."""
         taken_up = []
-        spool = Spool()
-        reader = _Reader(self._plan, self._cut, block, contents, spool, self._state)
+        spool = Spool(shared=True)
+        reader = _Reader(self._plan, self._cut, block, contents, spool, self._state, self._share)
         child = Child(reader.read, reader.begin)
         reader.note = child.note
         self._stager.begin(block)
@@ -152,7 +156,14 @@ class _Reader:
     """In the child: reads and walks a row, and tells what the walk said."""
 
     def __init__(
-        self, plan: Plan, cut: TaskSplit | LogSplit, block: Block, contents: _Contents, spool: Spool, state: str
+        self,
+        plan: Plan,
+        cut: TaskSplit | LogSplit,
+        block: Block,
+        contents: _Contents,
+        spool: Spool,
+        state: str,
+        share: float,
     ) -> None:
         self.block = block
         self.children = 0
@@ -161,6 +172,7 @@ class _Reader:
         self._plan = plan
         self._cut = cut
         self._state = state
+        self._share = share
         self._contents = contents
         self._recorder = Recorder(spool)
         self._killers: dict[_Place, str] = {}
@@ -206,7 +218,7 @@ class _Reader:
 
     def _guarded(self, step: StepNode) -> Callable[[Document], Any]:  # pragma: no cover - the child
         """The step's function; notes what it is called for, and does not call it for whom it kills."""
-        fn, name = guarded(step), step.name
+        fn, name = one_by_one(step, self._share), step.name
 
         def noted(doc: Document) -> Any:
             if (why := self._killers.get((name, doc.id))) is not None:

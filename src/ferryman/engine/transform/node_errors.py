@@ -73,6 +73,10 @@ class StepTimeout(TransientError):
     """A step's call took longer than ``timeout=``: nobody knows why, so it counts as what nobody anticipated."""
 
 
+class NodeAway(Exception):
+    """A document waited to be called for, and meanwhile the node was found to be in trouble."""
+
+
 def classify_error(
     error: BaseException, node: str, where: str, *, reading: bool = False, traces: Traces | None = None
 ) -> NodeError:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Final, Protocol, Self
 
 from ferryman import limits
@@ -86,6 +86,18 @@ class Onwards(Ends):
         """Go on with what is known of the nodes."""
         for station in self._stations.values():
             station.pulse = health.get(station.name)
+
+    def comes_to(self, names: Collection[str]) -> bool:
+        """May a document come to one of these nodes?"""
+        ahead, seen = [self._source], set()
+        while ahead:
+            station = ahead.pop()
+            if station.name in names:
+                return True
+            if id(station) not in seen:
+                seen.add(id(station))
+                ahead += [each for each in (station.next, *station.branches.values()) if each is not None]
+        return False
 
     def beside(self, stage: Stage) -> Self:
         """A walk of its own at the same nodes, which tells another stage: of another document, or of a member of this

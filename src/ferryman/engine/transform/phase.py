@@ -54,6 +54,7 @@ class TransformPhase:
     def run(self, number: int, batch: WaveBatch | LogBatch) -> tuple[list[Staged], dict[str, int]]:
         """What the wave of this number commits: of its tasks, and of the logs' positions."""
         task = Transform(self._shipped, str(self._state.root), number, now_us(), self._state.epoch, self._nodes.now())
+        task = dataclasses.replace(task, at_once=max(1, min(len(batch.tasks), self._runner.slots)))
         positions: dict[str, int] = {}
         with self._live.following() as live:
             task = dataclasses.replace(task, live=live, live_errors=self._first)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import enum
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Final
 
@@ -17,8 +16,7 @@ from ferryman.engine.transform.contents import Contents
 from ferryman.engine.transform.ends import Stage
 from ferryman.engine.transform.health import NodeHealth
 from ferryman.engine.transform.node_errors import ErrorKind, NodeError, classify_error
-from ferryman.engine.transform.returned import few
-from ferryman.engine.transform.time_limit import can_interrupt, limited
+from ferryman.engine.transform.step_calls import one_by_one
 from ferryman.engine.transform.walk import Walk
 from ferryman.errors import BadDocument, unless_interrupt
 from ferryman.plan import Plan, StepNode, source_named
@@ -26,9 +24,6 @@ from ferryman.sources import Listed, Log, Source
 
 UNREAD: Final = "unread"
 """Version of a document that could not be read: any content that can be read later differs from it."""
-
-_LEAST_S: Final = 0.001
-"""A timer that is set to no time at all is not set."""
 
 
 class Taken(enum.Enum):
@@ -57,6 +52,7 @@ class DocumentReader:
 
     Attributes:
         fault: why the last document could not be read.
+        size: bytes of the last one that was read.
     """
 
     def __init__(
@@ -74,7 +70,8 @@ class DocumentReader:
         self._contents = Contents()
         self._health = health
         self.fault: NodeError
-        self.walk = Walk(plan, cut.source, stage, task=cut.number, guarded=guard or guarded, health=health)
+        self.size = 0
+        self.walk = Walk(plan, cut.source, stage, task=cut.number, guarded=guard or one_by_one, health=health)
         self.walk.calling.state = state
         called_by.set(self.walk.calling)
 
@@ -118,6 +115,7 @@ class DocumentReader:
                 return self._unread(fault)
             if not pulse.steady:
                 pulse.succeeded()
+        self.size = len(doc.raw or b"") + len(fields or b"")
         if (why := block.passed_over(i)) is not None:
             return Taken.FIRST, partial(self.walk.passed_over, doc, why)
         if reason == Reason.LOOK and block.is_known_as(i, doc.version):
@@ -193,35 +191,3 @@ def version_unread(fault: NodeError, fingerprint: str) -> str:
     """Of one that could not be read."""
     unread = f"{UNREAD}:{fault.text if fault.kind is ErrorKind.PERMANENT else fingerprint}"
     return content_version(unread.encode("utf-8", "surrogatepass"), None)
-
-
-def guarded(step: StepNode) -> Callable[[Document], Any]:
-    """The step's function; with a time limit its call is interrupted after that many seconds.
-
-    What a generator makes is made within the call: the time counts in which it works, not that in which what it has
-    made goes on. A call that is stuck in C code cannot be interrupted: its process is ended a little later, and careful
-    mode finds whose call it was. (Interrupting needs the worker's main thread.)
-    """
-    timeout_s = step.limit_s
-    if timeout_s is None or not can_interrupt():
-        return step.fn
-    fn, name = step.fn, step.name
-
-    why = f"step {name} took longer than timeout={timeout_s:g} s"
-
-    def timed(doc: Document) -> Any:
-        began = time.monotonic()
-        with limited(timeout_s, why):
-            out = fn(doc)
-        return going_on(out, time.monotonic() - began) if isinstance(out, Iterator) else out
-
-    def going_on(out: Iterator[Any], taken_s: float) -> Iterator[Any]:
-        all_ = False
-        while not all_:
-            began = time.monotonic()
-            with limited(max(timeout_s - taken_s, _LEAST_S), why):
-                found, all_ = few(out)
-            taken_s += time.monotonic() - began
-            yield from found
-
-    return timed

@@ -6,7 +6,7 @@ import os
 import pickle
 import tempfile
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, BinaryIO, Final
 
 import cloudpickle
 
@@ -27,8 +27,8 @@ class Recorder:
         calls: what is not in the spool.
     """
 
-    def __init__(self, spool: Spool) -> None:
-        self._spool = spool
+    def __init__(self, spool: Spool | None = None) -> None:
+        self._spool = spool or Spool()
         self.calls: list[Call] = []
         self._bytes = 0
 
@@ -65,8 +65,30 @@ class Recorder:
         self._spool.cut(mark)
         self._forget()
 
+    def absorb(self, later: Recorder) -> None:
+        """What another one was told stands behind what this one was."""
+        if later.spooled:
+            self._write()
+            self._spool.append(later._spool)
+        self.calls += later.calls
+        self._bytes += later._bytes
+        self._write_if_much()
+
+    def all_calls(self) -> Iterator[Call]:
+        """In their order."""
+        if self.spooled:
+            yield from self._spool.read()
+        yield from self.calls
+
+    def close(self) -> None:
+        """It is not needed any more."""
+        self._spool.close()
+
     def _note(self, name: str, *args: Any) -> None:
         self.calls.append((name, args))
+        self._write_if_much()
+
+    def _write_if_much(self) -> None:
         if len(self.calls) >= limits.HELD_CHILDREN or self._bytes >= limits.GROUP_BYTES:
             self._write()
 
@@ -80,32 +102,37 @@ class Recorder:
 
 
 class Spool:
-    """A file without a name, which a child writes and its parent reads, in turns. After a death the next child begins
-    it again."""
+    """A file without a name, made when it is first written to.
 
-    def __init__(self) -> None:
-        with tempfile.TemporaryFile() as file:
-            self._fd = os.dup(file.fileno())
+    One that is ``shared`` is written by a child process and read by its parent, in turns. After a death the next child
+    begins it again.
+    """
+
+    def __init__(self, *, shared: bool = False) -> None:
+        self._fd = _nameless() if shared else -1
 
     def size(self) -> int:
         """Bytes."""
-        return os.fstat(self._fd).st_size
+        return os.fstat(self._fd).st_size if self._fd >= 0 else 0
 
     def cut(self, size: int) -> None:
         """Forget what is behind so many bytes."""
-        os.ftruncate(self._fd, size)
+        if self._fd >= 0:
+            os.ftruncate(self._fd, size)
 
     def write(self, calls: list[Call]) -> None:
         """At its end."""
-        os.lseek(self._fd, 0, os.SEEK_END)
-        left = memoryview(cloudpickle.dumps(calls))
-        while left:
-            left = left[os.write(self._fd, left) :]
+        self._write(cloudpickle.dumps(calls))
+
+    def append(self, other: Spool) -> None:
+        """All of another one, at its end."""
+        with other._open() as file:
+            while some := file.read(_COPIED_BYTES):
+                self._write(some)
 
     def read(self) -> Iterator[Call]:
         """All that was written, in its order; what one ``write`` took is in memory."""
-        with os.fdopen(os.dup(self._fd), "rb") as file:
-            file.seek(0)
+        with self._open() as file:
             while True:
                 try:
                     calls: list[Call] = pickle.load(file)
@@ -114,7 +141,30 @@ class Spool:
                 yield from calls
 
     def close(self) -> None:
-        os.close(self._fd)
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def _open(self) -> BinaryIO:
+        file = os.fdopen(os.dup(self._fd), "rb")
+        file.seek(0)
+        return file
+
+    def _write(self, content: bytes) -> None:
+        if self._fd < 0:
+            self._fd = _nameless()
+        os.lseek(self._fd, 0, os.SEEK_END)
+        left = memoryview(content)
+        while left:
+            left = left[os.write(self._fd, left) :]
+
+
+def _nameless() -> int:
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
+
+
+_COPIED_BYTES: Final = limits.MIB
 
 
 def _named(doc: Document, raw: bytes | None = None) -> Document:

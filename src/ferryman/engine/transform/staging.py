@@ -200,9 +200,13 @@ class Stager(StagedFacts):
             self._family(i, walk, given, retry)
         self._outbox.end_family(self._block)
 
+    def will_wait(self, i: int) -> bool:
+        """Does row ``i`` wait for an earlier export of its key, as far as is known by now?"""
+        return self._entries is not None and self._entries.waits(self._block, i)
+
     def waits(self, i: int) -> bool:
-        """Does row ``i`` wait for an earlier export of its key? Then it is remembered, and said of its deliveries."""
-        if self._entries is None or not self._entries.waits(self._block, i):
+        """If row ``i`` waits for an earlier export of its key, remember it and say so of its deliveries."""
+        if not self.will_wait(i):
             return False
         if self._block.known(i) is None:
             self._i = i

@@ -6,17 +6,20 @@ Spark may run a task twice; only the files that the winning attempt returns are 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Final, Self
+from typing import Any, Final, Self
 
+from ferryman.document import Document
 from ferryman.engine.live import FIRST, Live
 from ferryman.engine.runner.base import PickledPlan
 from ferryman.engine.scan.batches import TaskSplit
 from ferryman.engine.scan.log_batches import LogSplit
 from ferryman.engine.transform.block import Block
 from ferryman.engine.transform.health import NodeStates, health
+from ferryman.engine.transform.in_flight.flights import Flights
+from ferryman.engine.transform.in_flight.reader import ConcurrentReader
 from ferryman.engine.transform.isolation import IsolatedReader
 from ferryman.engine.transform.log_entries import LogEntries
 from ferryman.engine.transform.node_errors import NodeError
@@ -24,6 +27,8 @@ from ferryman.engine.transform.once import run_once
 from ferryman.engine.transform.reader import DocumentReader, Taken
 from ferryman.engine.transform.staged import Staged
 from ferryman.engine.transform.staging import Stager
+from ferryman.engine.transform.step_calls import one_by_one
+from ferryman.plan import StepNode
 from ferryman.plan.paths import called_below
 from ferryman.state.identity import id_of
 from ferryman.storage.files import path_of
@@ -49,6 +54,8 @@ class Transform:
     """Folder for what is reported meanwhile; see ``engine.live``."""
     live_errors: bool = False
     """Also the errors of its first documents."""
+    at_once: int = 1
+    """Tasks that run at the same time: they share the rates of steps."""
     once: str = ""
     """Folder of a wave of which each task runs once at most; see ``run_once``."""
 
@@ -78,10 +85,16 @@ class TaskProcessing:
         self._on_the_way = [self._pulses[name] for name in below]
         self._stager = Stager(plan, cut.source, path_of(task.root), task.wave, task.now_us, task.epoch, self._entries)
         state = id_of(path_of(task.root))  # none in a preview
-        self._feed = DocumentReader(plan, cut, self._stager, self._pulses, state=state)
+        share = 1 / task.at_once
+        together = [n for n in plan.nodes if isinstance(n, StepNode) and n.side_by_side and not task.isolated]
+        flights = Flights(together, self._pulses, share)
+        self._feed = DocumentReader(plan, cut, self._stager, self._pulses, partial(_called, flights, share), state)
         self._live = Live(task.live, errors=task.live_errors)
         self._feed.walk.heard = self._heard if self._live.wants_errors else None
-        self._careful = IsolatedReader(plan, cut, self._stager, state) if task.isolated else None
+        self._careful = IsolatedReader(plan, cut, self._stager, state, share) if task.isolated else None
+        self._together = None
+        if self._feed.walk.comes_to({n.name for n in together}):
+            self._together = ConcurrentReader(self._feed, flights, self._stager, self._live)
 
     def blocks(self, most: int = _BLOCK) -> Iterator[Block]:
         """What is processed, so many rows at a time."""
@@ -99,6 +112,8 @@ class TaskProcessing:
             taken_up, self._pulses = self._careful.take_up(block, self._feed.contents(block), self._pulses)
             self._live.add(len(block))
             return taken_up
+        if self._together is not None:
+            return self._together.take_up(block, self._feed.contents(block), self._heard_reading)
         taken_up = []
         feed, stager, live = self._feed, self._stager, self._live
         stager.begin(block)
@@ -113,8 +128,7 @@ class TaskProcessing:
                 continue
             if taken is Taken.UNREAD:
                 stager.unread(i, feed.fault)
-                if live.wants_errors:
-                    self._heard(block.ids[i], feed.fault)
+                self._heard_reading(block.ids[i], feed.fault)
             elif go is not None:
                 stager.walked(i, feed.walk, go, retry=taken is Taken.AGAIN)
             elif taken is Taken.GONE:
@@ -136,6 +150,10 @@ class TaskProcessing:
         self._entries.stop(block, i, f"{away.node} {away.why}", away.node)
         return True
 
+    def _heard_reading(self, document: str, fault: NodeError) -> None:
+        if self._live.wants_errors:
+            self._heard(document, fault)
+
     def _heard(self, document: str, fault: NodeError) -> None:
         """Of the first documents, tell it now: when the wave is through may be much later."""
         if self._feed.walk.row <= FIRST:
@@ -154,3 +172,10 @@ class TaskProcessing:
 
     def __exit__(self, *_: object) -> None:
         self._feed.close()
+        if self._together is not None:
+            self._together.close()
+
+
+def _called(flights: Flights, share: float, step: StepNode) -> Callable[[Document], Any]:
+    """The step's function, as it is called in a task."""
+    return partial(flights.call, step.name) if step.side_by_side else one_by_one(step, share)

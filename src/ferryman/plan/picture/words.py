@@ -49,7 +49,8 @@ def options(node: Node) -> dict[str, Any]:
                 "max_deleted": source.max_deleted,
             }
         case StepNode():
-            return {"effect": node.effect.value, "mutates": node.mutates, "timeout": node.timeout}
+            called = {"batch": node.batch, "arrow": node.arrow, "concurrency": node.concurrency, "rate": node.rate}
+            return {"effect": node.effect.value, "mutates": node.mutates, "timeout": node.timeout, **called}
         case RouterNode(router=Router() as router):
             return {"deterministic": router.deterministic, "copies": router.copies}
         case KeyedNode():
@@ -91,6 +92,10 @@ def facts(node: Node) -> list[str]:
         case StepNode():
             words += [told["effect"]] if node.effect is not Effect.SAFE else []
             words += [] if node.mutates else ["leaves the document as it is"]
+            words += ["record batches"] if node.arrow else []
+            words += [f"batches of {node.rows}"] if node.in_batches else []
+            words += [f"{node.concurrency} calls at once"] if node.concurrency != 1 else []
+            words += [f"{node.rate}/s" if isinstance(node.rate, (int, float)) else str(node.rate)] if node.rate else []
             words += [f"timeout {node.timeout:g} s"] if isinstance(node.timeout, (int, float)) and node.timeout else []
         case RouterNode():
             words += ["a copy down each branch" if node.router.copies else "one branch"]

@@ -1,0 +1,133 @@
+"""Takes up the blocks of one task, many documents at once: they are staged in their order, each when those before it
+are."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from ferryman import limits
+from ferryman.engine.live import Live
+from ferryman.engine.transform.block import Block
+from ferryman.engine.transform.in_flight.flights import Flight, Flights
+from ferryman.engine.transform.node_errors import NodeError
+from ferryman.engine.transform.onwards import Onwards
+from ferryman.engine.transform.reader import DocumentReader, Taken
+from ferryman.engine.transform.recording import Recorder, replay
+from ferryman.engine.transform.staging import Stager
+from ferryman.engine.transform.walk import Walk
+
+
+@dataclass(slots=True)
+class _Row:
+    """A row that was taken, and is not staged yet.
+
+    Attributes:
+        walk: of one that is walked.
+        size: bytes.
+    """
+
+    i: int
+    taken: Taken
+    walk: Walk
+    flight: Flight | None
+    fault: NodeError | None
+    size: int
+
+
+class ConcurrentReader:
+    """Reads, walks and stages the documents of a task."""
+
+    def __init__(self, feed: DocumentReader, flights: Flights, stager: Stager, live: Live) -> None:
+        self._feed = feed
+        self._flights = flights
+        self._stager = stager
+        self._live = live
+        self._walk = feed.walk
+        self._walk.members_of = flights.members_of
+        self._rows: deque[_Row] = deque()
+        self._bytes = 0
+        self._taken_up: list[int] = []
+
+    def take_up(
+        self,
+        block: Block,
+        contents: tuple[list[bytes | None], list[bytes | None]],
+        heard: Callable[[str, NodeError], None],
+    ) -> list[int]:
+        """All documents of the block; which rows were not as they were.
+
+        Args:
+            heard: told of documents that could not be read, by id.
+        """
+        self._stager.begin(block)
+        self._taken_up = []
+        for i, (fields, raw) in enumerate(zip(*contents, strict=True)):
+            while self._flights.full or self._bytes >= limits.IN_FLIGHT_BYTES:
+                self._flights.wait()
+                self._stage(block)
+            self._take(block, i, fields, raw, heard)
+            self._flights.go_on()
+            self._stage(block)
+        while self._rows:
+            self._flights.wait()
+            self._stage(block)
+        self._stager.end()
+        return self._taken_up
+
+    def close(self) -> None:
+        """No more blocks."""
+        self._flights.close()
+
+    def _take(
+        self, block: Block, i: int, fields: bytes | None, raw: bytes | None, heard: Callable[[str, NodeError], None]
+    ) -> None:
+        feed, recorder = self._feed, Recorder()
+        walk = self._walk.beside(recorder)
+        feed.walk = walk
+        try:
+            waits = self._stager.will_wait(i)
+            taken, go = (Taken.KNOWN, None) if waits else feed.take(block, i, fields, raw)
+        finally:
+            feed.walk = self._walk
+        self._walk.row += 1
+        flight = None if go is None else self._flights.begin(walk, recorder, _without(go))
+        fault = feed.fault if taken is Taken.UNREAD else None
+        if fault is not None:
+            heard(block.ids[i], fault)
+        size = 0 if flight is None else feed.size
+        self._bytes += size
+        self._rows.append(_Row(i, taken, walk, flight, fault, size))
+
+    def _stage(self, block: Block) -> None:
+        """Those at the front that are through."""
+        while self._rows and ((flight := self._rows[0].flight) is None or flight.ended):
+            row = self._rows.popleft()
+            self._bytes -= row.size
+            self._live.add(1)
+            if not self._stager.waits(row.i):  # one before it may have failed meanwhile
+                self._stage_row(row)
+            if flight is not None:
+                flight.recorder.close()
+
+    def _stage_row(self, row: _Row) -> None:
+        stager = self._stager
+        if row.taken is Taken.KNOWN:
+            return
+        if row.fault is not None:
+            stager.unread(row.i, row.fault)
+        elif row.flight is not None:
+            go = partial(replay, row.flight.recorder.all_calls(), stager)
+            stager.walked(row.i, row.walk, go, retry=row.taken is Taken.AGAIN)
+        elif row.taken is Taken.GONE:
+            stager.gone(row.i)
+        else:
+            stager.touched(row.i)
+        if row.taken is not Taken.TOUCHED:
+            self._taken_up.append(row.i)
+
+
+def _without(go: Callable[[], None]) -> Callable[[Onwards], None]:
+    return lambda _: go()
