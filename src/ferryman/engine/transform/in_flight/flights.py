@@ -91,20 +91,22 @@ class Flights:
         """In a flight: what a step has made of its document."""
         return SideBySide(self, walk, cast(Flight, getcurrent()))
 
-    def go_on(self) -> None:
-        """All go as far as they come without waiting."""
+    def go_on(self) -> bool:
+        """All go as far as they come without waiting. Has one got an answer?"""
+        heard = False
         while True:
             while self._ready:
                 self._resume(self._ready.popleft())
             for queue in self._queues.values():
                 queue.launch()
-            self._hear(0)
-            if not self._ready:
-                return
+            if not self._hear(0):
+                return heard
+            heard = True
 
     def wait(self) -> None:
         """Until one more has got an answer. No other document sets out before, so a batch need not be full."""
-        self.go_on()
+        if self.go_on():
+            return
         if not any(queue.under_way for queue in self._queues.values()):
             max(self._queues.values(), key=lambda queue: len(queue.waiting)).launch(part=True)
         due = [due_s for queue in self._queues.values() if (due_s := queue.due_s()) is not None]
@@ -138,20 +140,18 @@ class Flights:
             if flight.above is not None:
                 flight.above.through()
 
-    def _hear(self, wait_s: float | None) -> None:
-        """What calls are through; if none is, wait so long for one. None: as long as it takes."""
+    def _hear(self, wait_s: float | None) -> bool:
+        """Is a call through? If none is, wait so long for one. None: as long as it takes."""
         try:
             queue, call = self._ended.get(timeout=wait_s) if wait_s != 0 else self._ended.get_nowait()
         except Empty:
-            for queue in self._queues.values():
-                queue.expire()
-            return
+            return any([queue.expire() for queue in self._queues.values()])
         while True:
             queue.through(call)
             try:
                 queue, call = self._ended.get_nowait()
             except Empty:
-                return
+                return True
 
 
 class SideBySide:

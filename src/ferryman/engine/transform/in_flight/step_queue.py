@@ -139,15 +139,17 @@ class StepQueue:
             due.append(wait_s)
         return max(0.0, min(due)) if due else None
 
-    def expire(self) -> None:
-        """Leave the calls alone that have taken too long."""
+    def expire(self) -> bool:
+        """Leave the calls alone that have taken too long; is there one?"""
         now = time.monotonic()
-        for call in [c for c in self.under_way if c.until is not None and c.until <= now]:
+        late = [c for c in self.under_way if c.until is not None and c.until <= now]
+        for call in late:
             if self._is_async:  # it was cancelled long ago
                 end_process(f"step {self.step.name} blocks the event loop: an async def must await what takes time")
             left_behind()
             call.error = StepTimeout(why_late(self.step))
             self.through(call)
+        return bool(late)
 
     def through(self, call: Call) -> None:
         """A call has come to its end."""
