@@ -16,7 +16,7 @@ from ferryman.destinations import Delivery, Destination, DestinationContext, Out
 from ferryman.destinations.sql.postgresql import faults as postgresql_faults
 from ferryman.destinations.sql.sqlite import faults
 from ferryman.errors import DeliveryError, TransientError
-from ferryman.plan.plan import _default_guarantee
+from ferryman.plan.options import default_guarantee
 from ferryman.sources import Entry, Jobs, Log, Piece, Source
 from ferryman.testing.destinations import DestinationSuite
 from ferryman.testing.logs import LogSuite
@@ -68,7 +68,7 @@ def attributes() -> str:
             f"| `{name}` | {declared.effect.name} | {_yes(declared.transactional)} | "
             f"{_yes(declared.compares_sequences)} | "
             f"{writers} | {declared.preferred_batch or 500} | "
-            f"{_default_guarantee(declared).value} |"
+            f"{default_guarantee(declared).value} |"
         )
     return "\n".join(lines)
 
@@ -80,7 +80,7 @@ def facts() -> str:
     ]
     lines = ["| destination | guarantee by default | what is stored | limits | tested with |", "|---|---|---|---|---|"]
     lines += [
-        f"| `{name}` | {_default_guarantee(cls).value} | {told.stored} | {'; '.join(told.limits) or '–'} "
+        f"| `{name}` | {default_guarantee(cls).value} | {told.stored} | {'; '.join(told.limits) or '–'} "
         f"| {', '.join(told.tested) or '–'} |"
         for name, cls, told in found
         if told

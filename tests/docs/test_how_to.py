@@ -32,6 +32,7 @@ PAGES = [
     "join-two-streams",
     "keep-an-error-queue",
     "call-a-step-once",
+    "run-a-model-over-batches",
 ]
 """Of which all commands are run, in one shell a page."""
 

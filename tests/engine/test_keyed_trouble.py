@@ -122,3 +122,26 @@ def test_with_an_error_queue_failures_are_messages_and_hold_nothing(place: Path)
 def refuse_third(delivery: Any) -> Any:
     told = (delivery.fields["key"], delivery.fields["new"])
     return Outcome.permanent("refused") if told == ("c", 3) else Outcome.ok()
+
+
+@pytest.mark.parametrize("isolated", [False, True], ids=["at first", "in isolation"])
+def test_a_counted_entry_that_asks_to_be_read_again_is_refused(place: Path, isolated: bool) -> None:
+    """It would be counted twice. Its log stops there, in words, also where a worker died over another one."""
+
+    def step(doc: Document) -> Document:
+        if doc["word"] == "again":
+            doc.again("1h")
+        if doc["word"] == "kills" and isolated:
+            os._exit(3)
+        return doc
+
+    queue = DurableQueue("words", place)
+    queue.append([{"word": "a"}, {"word": "again"}, {"word": "kills"}, {"word": "a"}])
+    plan = Plan("words", 1)
+    counted = plan.source("words", Queue("words", place)).step("step", step).keyed("counts", count, key="word")
+    counted.destination("out", Recorder(place / "out.jsonl"))
+    summary = run_plan(plan, place / "state", runner=InProcess(fork=True, failures=1), wait=0)
+    assert summary.exit == 4
+    assert any(
+        "entries of a log are not read again where a keyed node counts them" in said for said in summary.messages
+    )

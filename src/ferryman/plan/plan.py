@@ -166,7 +166,7 @@ class Plan(KeyedPlan):
                 each half of the list, down to the document that is to blame; not so where a service is away.
             arrow: it is called with a ``pyarrow.RecordBatch`` (``id``, ``raw``, a column for each field) of 1024
                 documents at most, or ``batch``, and returns one. A row goes to the document of its id, one that is
-                missing is dropped, null is no field.
+                missing is dropped, null is an absent field.
             concurrency: calls that a task may have under way at once, in threads or, of an ``async def``, in one event
                 loop. Documents keep their order. A call that hangs costs its own document, where ``timeout`` is given.
             rate: calls of the whole run at most: a number a second, or ``"100/s"``, ``"600/m"``, ``"50/h"``.

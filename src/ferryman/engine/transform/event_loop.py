@@ -7,16 +7,25 @@ import asyncio
 import os
 import threading
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, Final
+
+_GRACE_S: Final = 2.0
+"""For a loop to say that it is free."""
 
 
 def run(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """Run it to its end, and return what it returns; an exception in this thread cancels it, such as a time limit's."""
+    """Run it to its end, and return what it returns; an exception in this thread cancels it, such as a time limit's. If
+    it goes on nevertheless, for it never awaits, the loop is left to it, and the next one runs in another."""
     future = asyncio.run_coroutine_threadsafe(coroutine, _loop())
     try:
         return future.result()
-    finally:
-        future.cancel()
+    except BaseException:
+        if future.cancel():
+            try:
+                asyncio.run_coroutine_threadsafe(asyncio.sleep(0), _loop()).result(_GRACE_S)
+            except TimeoutError:
+                _loops.pop(os.getpid(), None)
+        raise
 
 
 def begin(

@@ -203,9 +203,9 @@ class Onwards(Ends):
                 itself.append(each)  # it goes last: the step may still need it as it is
                 continue
             members.add(_going_on(doc, each, station, way))
-            if len(self.met) - met >= limits.WAITING_MEMBERS and self.met[-1].fault.kind in _AWAY:
-                fault = self.met[-1].fault
+            fault = self._too_many_wait(met)
         members.wait()
+        fault = fault or self._too_many_wait(met)
         if error is None and fault is None:
             self._returned.end(failed=False)
             self._go_each(doc, itself, station, way)
@@ -220,6 +220,16 @@ class Onwards(Ends):
         else:
             assert error is not None
             self._fail(doc, station, way, error)
+
+    def _too_many_wait(self, met: int) -> NodeError | None:
+        """If more members wait for a node than can be remembered one by one: why they do.
+
+        Args:
+            met: of what has been met, that which is not theirs.
+        """
+        if len(self.met) - met < limits.WAITING_MEMBERS or self.met[-1].fault.kind not in _AWAY:
+            return None
+        return self.met[-1].fault
 
     def _called(self, station: CompiledNode, doc: Document, route: str) -> Sequence[Document] | Many:
         """What the step makes of it: documents of this family, at least one."""

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from ferryman.document import Document
 from ferryman.engine.transform.arrow_calls import on_record_batches
-from ferryman.engine.transform.pace import Pace
+from ferryman.engine.transform.rate_limiter import RateLimiter
 from ferryman.engine.transform.returned import few
 from ferryman.engine.transform.time_limit import can_interrupt, limited
 from ferryman.errors import PermanentError, unless_interrupt
@@ -40,13 +40,13 @@ def one_by_one(step: StepNode, share: float = 1.0) -> Callable[[Document], Any]:
     """
     if not step.in_batches and not is_async(step.fn) and step.rate is None and step.limit_s is None:
         return step.fn
-    call, pace = _called(step), Pace(step.rate, share)
+    call, limiter = _called(step), RateLimiter(step.rate, share)
     timeout_s = step.limit_s
     limits_it = timeout_s is not None and can_interrupt()
     why = why_late(step) if limits_it else ""
 
     def called(doc: Document) -> Any:
-        pace.wait()
+        limiter.wait()
         began = time.monotonic()
         with limited(timeout_s, why) if timeout_s is not None and limits_it else nullcontext():
             out = call(doc)

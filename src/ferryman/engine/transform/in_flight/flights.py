@@ -19,7 +19,7 @@ from greenlet import getcurrent, greenlet
 from ferryman import limits
 from ferryman.document import Document, called_by
 from ferryman.engine.transform.health import NodeHealth
-from ferryman.engine.transform.in_flight.step_queue import Call, StepQueue, Waiting
+from ferryman.engine.transform.in_flight.step_queue import AwaitedAnswer, Call, StepQueue
 from ferryman.engine.transform.onwards import Onwards
 from ferryman.engine.transform.recording import Recorder
 from ferryman.plan import StepNode
@@ -80,7 +80,7 @@ class Flights:
     def call(self, step: str, doc: Document) -> Any:
         """In a flight: what the step returns for the document; raises what it raises, and ``NodeAway``."""
         flight = cast(Flight, getcurrent())
-        waiting = Waiting(doc, flight.walk.calling, lambda: self._ready.append(flight))
+        waiting = AwaitedAnswer(doc, flight.walk.calling, lambda: self._ready.append(flight))
         self._queues[step].add(waiting)
         self._hub.switch()
         if waiting.doc is not doc and (wish := waiting.doc.asked_again) is not None:
@@ -92,16 +92,17 @@ class Flights:
         return SideBySide(self, walk, cast(Flight, getcurrent()))
 
     def go_on(self) -> bool:
-        """All go as far as they come without waiting. Has one got an answer?"""
-        heard = False
+        """All go as far as they come without waiting. Did one go on, or a call end?"""
+        moved = False
         while True:
             while self._ready:
                 self._resume(self._ready.popleft())
+                moved = True
             for queue in self._queues.values():
                 queue.launch()
-            if not self._hear(0):
-                return heard
-            heard = True
+            if not self._hear(0) and not self._ready:
+                return moved
+            moved = True
 
     def wait(self) -> None:
         """Until one more has got an answer. No other document sets out before, so a batch need not be full."""
@@ -109,8 +110,9 @@ class Flights:
             return
         if not any(queue.under_way for queue in self._queues.values()):
             max(self._queues.values(), key=lambda queue: len(queue.waiting)).launch(part=True)
-        due = [due_s for queue in self._queues.values() if (due_s := queue.due_s()) is not None]
-        self._hear(min(due, default=None))
+        if not self._ready:  # those that were turned away are
+            due = [due_s for queue in self._queues.values() if (due_s := queue.due_s()) is not None]
+            self._hear(min(due, default=None))
         self.go_on()
 
     def park(self) -> None:
@@ -145,7 +147,7 @@ class Flights:
         try:
             queue, call = self._ended.get(timeout=wait_s) if wait_s != 0 else self._ended.get_nowait()
         except Empty:
-            return any([queue.expire() for queue in self._queues.values()])
+            return any(queue.expire() for queue in self._queues.values())
         while True:
             queue.through(call)
             try:

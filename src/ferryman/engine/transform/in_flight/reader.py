@@ -21,7 +21,7 @@ from ferryman.engine.transform.walk import Walk
 
 
 @dataclass(slots=True)
-class _Row:
+class _TakenRow:
     """A row that was taken, and is not staged yet.
 
     Attributes:
@@ -47,7 +47,7 @@ class ConcurrentReader:
         self._live = live
         self._walk = feed.walk
         self._walk.members_of = flights.members_of
-        self._rows: deque[_Row] = deque()
+        self._rows: deque[_TakenRow] = deque()
         self._bytes = 0
         self._taken_up: list[int] = []
 
@@ -99,7 +99,7 @@ class ConcurrentReader:
             heard(block.ids[i], fault)
         size = 0 if flight is None else feed.size
         self._bytes += size
-        self._rows.append(_Row(i, taken, walk, flight, fault, size))
+        self._rows.append(_TakenRow(i, taken, walk, flight, fault, size))
 
     def _stage(self, block: Block) -> None:
         """Those at the front that are through."""
@@ -112,7 +112,7 @@ class ConcurrentReader:
             if flight is not None:
                 flight.recorder.close()
 
-    def _stage_row(self, row: _Row) -> None:
+    def _stage_row(self, row: _TakenRow) -> None:
         stager = self._stager
         if row.taken is Taken.KNOWN:
             return

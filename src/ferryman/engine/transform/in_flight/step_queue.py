@@ -17,7 +17,7 @@ from ferryman.engine.transform.calling import Calling
 from ferryman.engine.transform.health import NodeHealth
 from ferryman.engine.transform.in_flight.threads import Threads, end_process, left_behind
 from ferryman.engine.transform.node_errors import ErrorKind, NodeAway, StepTimeout, classify_error
-from ferryman.engine.transform.pace import Pace
+from ferryman.engine.transform.rate_limiter import RateLimiter
 from ferryman.engine.transform.step_calls import batches, why_late
 from ferryman.engine.transform.time_limit import can_interrupt, limited
 from ferryman.errors import unless_interrupt
@@ -32,7 +32,7 @@ _LOOP_GRACE_S: Final = 5.0
 
 
 @dataclass(slots=True, eq=False)
-class Waiting:
+class AwaitedAnswer:
     """A document that waits for a step's answer.
 
     Attributes:
@@ -67,7 +67,7 @@ class Call:
         until: monotonic time.
     """
 
-    waiting: list[Waiting]
+    waiting: list[AwaitedAnswer]
     copies: list[Document]
     until: float | None = None
     answers: list[Any] = field(default_factory=list)
@@ -98,18 +98,18 @@ class StepQueue:
 
     def __init__(self, step: StepNode, pulse: NodeHealth, share: float, ended: SimpleQueue[tuple[StepQueue, Call]]):
         self.step = step
-        self.waiting: deque[Waiting] = deque()
+        self.waiting: deque[AwaitedAnswer] = deque()
         self.under_way: set[Call] = set()
-        self._halves: deque[list[Waiting]] = deque()
+        self._halves: deque[list[AwaitedAnswer]] = deque()
         self._pulse = pulse
-        self._pace = Pace(step.rate, share)
+        self._limiter = RateLimiter(step.rate, share)
         self._ended = ended
         self._fn = batches(step)
         self._is_async = is_async(step.fn)
         self._in_this_thread = step.concurrency == 1 and not self._is_async
         self._threads = Threads(step.name)
 
-    def add(self, waiting: Waiting) -> None:
+    def add(self, waiting: AwaitedAnswer) -> None:
         """Another document."""
         self.waiting.append(waiting)
 
@@ -119,7 +119,7 @@ class StepQueue:
         Args:
             part: one call with fewer documents than it could have.
         """
-        while len(self.under_way) < self.step.concurrency and self._pace.wait_s() == 0:
+        while len(self.under_way) < self.step.concurrency and self._limiter.wait_s() == 0:
             if self._halves:
                 next_ = self._halves.popleft()
             elif len(self.waiting) >= self.step.rows or (part and self.waiting):
@@ -135,7 +135,7 @@ class StepQueue:
     def due_s(self) -> float | None:
         """Seconds until something has to be done though no call is through; None: nothing."""
         due = [c.until - time.monotonic() for c in self.under_way if c.until is not None]
-        if (self._halves or self.waiting) and (wait_s := self._pace.wait_s()) > 0:
+        if (self._halves or self.waiting) and (wait_s := self._limiter.wait_s()) > 0:
             due.append(wait_s)
         return max(0.0, min(due)) if due else None
 
@@ -176,15 +176,15 @@ class StepQueue:
         """No more calls."""
         self._threads.close()
 
-    def _turn_away(self, waiting: list[Waiting]) -> None:
+    def _turn_away(self, waiting: list[AwaitedAnswer]) -> None:
         self._pulse.turn_away()
         for each in waiting:
             each.fail(NodeAway())
 
-    def _begin(self, waiting: list[Waiting]) -> None:
+    def _begin(self, waiting: list[AwaitedAnswer]) -> None:
         call = Call(waiting, [each.doc.copy() for each in waiting] if len(waiting) > 1 else [])
         limit_s = self.step.limit_s
-        self._pace.begun()
+        self._limiter.begun()
         self.under_way.add(call)
         context = contextvars.copy_context()
         context.run(called_by.set, _KeysOf(call))

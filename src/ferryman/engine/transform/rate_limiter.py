@@ -11,7 +11,7 @@ _CATCH_UP_S: Final = 0.1
 """What was missed by being busy elsewhere is caught up with, for so long at most."""
 
 
-class Pace:
+class RateLimiter:
     """Of one task's calls of a step.
 
     Its first call waits, too: a task cannot know when the one before it made its last call. So the rate is kept however
