@@ -8,6 +8,7 @@ from typing import Any
 import pyarrow as pa
 
 from ferryman.document import Document
+from ferryman.engine.transform.returned import kind_of
 from ferryman.errors import PermanentError, plain_text
 from ferryman.plan.calls import is_async
 
@@ -46,7 +47,7 @@ def _record_batch(docs: list[Document]) -> pa.RecordBatch:
 
 def _matched(out: Any, given: pa.RecordBatch, docs: list[Document]) -> list[Document | None]:
     if not isinstance(out, (pa.RecordBatch, pa.Table)):
-        raise PermanentError(f"returned {_a(out)}, not a pyarrow.RecordBatch")
+        raise PermanentError(f"returned {kind_of(out)}, not a pyarrow.RecordBatch")
     names = out.schema.names
     if "id" not in names:
         raise PermanentError("returned a record batch without its column 'id', by which rows and documents match")
@@ -82,7 +83,3 @@ def _taken(doc: Document, row: dict[str, Any], as_given: dict[str, Any]) -> Docu
 def _is_exact(of: pa.DataType) -> bool:
     """Do values of this type come back as they went?"""
     return any(kind(of) for kind in (pa.types.is_string, pa.types.is_large_binary, pa.types.is_boolean))
-
-
-def _a(out: Any) -> str:
-    return "None" if out is None else f"a {type(out).__name__}"

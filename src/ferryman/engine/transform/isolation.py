@@ -24,10 +24,11 @@ from ferryman.engine.transform.block import Block
 from ferryman.engine.transform.ends import Met
 from ferryman.engine.transform.health import NodeHealth
 from ferryman.engine.transform.node_errors import NodeError, classify_error
-from ferryman.engine.transform.reader import DocumentReader, Taken
+from ferryman.engine.transform.reader import DocumentReader
 from ferryman.engine.transform.recording import Call, Recorder, Spool, replay
 from ferryman.engine.transform.staging import Stager
 from ferryman.engine.transform.step_calls import one_by_one
+from ferryman.engine.transform.taken import Taken, stage_row
 from ferryman.errors import EngineError, PermanentError
 from ferryman.plan import DestinationNode, Plan, StepNode
 from ferryman.records.family import FailedMember
@@ -107,19 +108,9 @@ class IsolatedReader:
                 block.versions[i], block.fingerprints[i] = told.version, told.fingerprint
                 if told.entry[0] is not None:
                     block.was_read(i, *told.entry)
-                if told.taken is Taken.KNOWN:
-                    continue
-                if told.fault is not None:
-                    self._stager.unread(i, told.fault)
-                elif told.walked is not None:
-                    calls = chain(spool.read() if told.spooled else (), told.calls)
-                    go = partial(replay, calls, self._stager)
-                    self._stager.walked(i, told.walked, go, retry=told.taken is Taken.AGAIN)
-                elif told.taken is Taken.GONE:
-                    self._stager.gone(i)
-                else:
-                    self._stager.touched(i)
-                if told.taken is not Taken.TOUCHED:
+                calls = chain(spool.read() if told.spooled else (), told.calls)
+                go = partial(replay, calls, self._stager)
+                if stage_row(self._stager, i, told.taken, told.fault, told.walked, go):
                     taken_up.append(i)
         finally:
             child.end()

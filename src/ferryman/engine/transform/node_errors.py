@@ -45,6 +45,8 @@ class ErrorKind(enum.Enum):
 
 TRANSIENT: Final = (ErrorKind.TRANSIENT, ErrorKind.CONNECTION)
 OF_NODE: Final = (ErrorKind.HELD, ErrorKind.UNAVAILABLE, ErrorKind.MISCONFIGURED)
+AWAY: Final = (*OF_NODE, ErrorKind.CONNECTION)
+"""Of such faults those of many documents are alike: they say nothing of one document."""
 
 
 class NodeError(NamedTuple):

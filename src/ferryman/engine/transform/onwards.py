@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, Final, Protocol, Self
+from typing import Any, Protocol, Self
 
 from ferryman import limits
 from ferryman.document import Document
@@ -12,7 +12,7 @@ from ferryman.engine.transform.calling import Calling
 from ferryman.engine.transform.compiled import CompiledNode, stations
 from ferryman.engine.transform.ends import Ends, Stage, Way, held
 from ferryman.engine.transform.health import NodeHealth
-from ferryman.engine.transform.node_errors import OF_NODE, ErrorKind, NodeError
+from ferryman.engine.transform.node_errors import AWAY, NodeError
 from ferryman.engine.transform.returned import Many, Returned
 from ferryman.errors import Dropped, PermanentError, Unsupported, unless_interrupt
 from ferryman.plan import Plan, StepNode, source_named
@@ -227,7 +227,7 @@ class Onwards(Ends):
         Args:
             met: of what has been met, that which is not theirs.
         """
-        if len(self.met) - met < limits.WAITING_MEMBERS or self.met[-1].fault.kind not in _AWAY:
+        if len(self.met) - met < limits.WAITING_MEMBERS or self.met[-1].fault.kind not in AWAY:
             return None
         return self.met[-1].fault
 
@@ -295,10 +295,6 @@ class Onwards(Ends):
         if station.pulse is not None and not station.pulse.steady:
             station.pulse.succeeded()
         return chosen
-
-
-_AWAY: Final = (*OF_NODE, ErrorKind.CONNECTION)
-"""Of such faults those of one family's members are alike."""
 
 
 def itself_of(out: Sequence[Document] | Many, doc: Document) -> Document | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Final
@@ -16,7 +15,7 @@ from ferryman.engine.transform.contents import Contents
 from ferryman.engine.transform.ends import Stage
 from ferryman.engine.transform.health import NodeHealth
 from ferryman.engine.transform.node_errors import ErrorKind, NodeError, classify_error
-from ferryman.engine.transform.step_calls import one_by_one
+from ferryman.engine.transform.taken import Taken
 from ferryman.engine.transform.walk import Walk
 from ferryman.errors import BadDocument, unless_interrupt
 from ferryman.plan import Plan, StepNode, source_named
@@ -26,28 +25,12 @@ UNREAD: Final = "unread"
 """Version of a document that could not be read: any content that can be read later differs from it."""
 
 
-class Taken(enum.Enum):
-    """What becomes of a row."""
-
-    KNOWN = enum.auto()
-    """It is as it was."""
-    TOUCHED = enum.auto()
-    """It is as it was, but for its fingerprint."""
-    GONE = enum.auto()
-    FIRST = enum.auto()
-    """It goes its whole way."""
-    AGAIN = enum.auto()
-    """It goes on where it failed."""
-    UNREAD = enum.auto()
-    """It could not be read; what that means shows when the task is through."""
-
-
 class DocumentReader:
     """Reads documents of one source and sends each through the plan.
 
     Args:
         health: node -> how it is doing in this task.
-        guard: a step's function as it is to be called.
+        guarded: a step's function as it is to be called.
         state: id of the state; "" in a preview.
 
     Attributes:
@@ -61,7 +44,7 @@ class DocumentReader:
         cut: TaskSplit | LogSplit,
         stage: Stage,
         health: Mapping[str, NodeHealth],
-        guard: Callable[[StepNode], Callable[[Document], Any]] | None = None,
+        guarded: Callable[[StepNode], Callable[[Document], Any]],
         state: str = "",
     ) -> None:
         self._name = cut.source
@@ -71,7 +54,7 @@ class DocumentReader:
         self._health = health
         self.fault: NodeError
         self.size = 0
-        self.walk = Walk(plan, cut.source, stage, task=cut.number, guarded=guard or one_by_one, health=health)
+        self.walk = Walk(plan, cut.source, stage, task=cut.number, guarded=guarded, health=health)
         self.walk.calling.state = state
         called_by.set(self.walk.calling)
 

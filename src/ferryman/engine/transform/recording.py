@@ -140,6 +140,9 @@ class Spool:
                     return
                 yield from calls
 
+    def __del__(self) -> None:
+        self.close()  # that of a task that failed
+
     def close(self) -> None:
         if self._fd >= 0:
             os.close(self._fd)

@@ -76,9 +76,7 @@ class Returned:
         if isinstance(out, Document):
             out = [out]
         elif isinstance(out, (str, bytes, Mapping)) or not isinstance(out, Iterable):
-            raise PermanentError(
-                f"returned a {type(out).__name__}, not the document, None, or an iterable of documents"
-            )
+            raise PermanentError(f"returned {kind_of(out)}, not the document, None, or an iterable of documents")
         made: set[int] = set()
         each = self._each(doc, route, out, made)
         found, all_ = few(each)
@@ -128,6 +126,11 @@ class Returned:
                 made.add(name)
             self._wish(each)
             yield each
+
+
+def kind_of(out: Any) -> str:
+    """What a step returned, in words."""
+    return "None" if out is None else f"a {type(out).__name__}"
 
 
 def few(documents: Iterator[Document]) -> tuple[list[Document], bool]:

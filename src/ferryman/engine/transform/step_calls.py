@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from itertools import chain
 from typing import Any, Final
 
 from ferryman.document import Document
 from ferryman.engine.transform.arrow_calls import on_record_batches
 from ferryman.engine.transform.rate_limiter import RateLimiter
-from ferryman.engine.transform.returned import few
+from ferryman.engine.transform.returned import few, kind_of
 from ferryman.engine.transform.time_limit import can_interrupt, limited
 from ferryman.errors import PermanentError, unless_interrupt
 from ferryman.plan import StepNode
@@ -24,6 +24,13 @@ _LEAST_S: Final = 0.001
 def why_late(step: StepNode) -> str:
     """What is said of a call that takes too long."""
     return f"step {step.name} took longer than timeout={step.limit_s:g} s"
+
+
+def in_time(step: StepNode) -> AbstractContextManager[None]:
+    """Within what a call of it may take, where that can be interrupted."""
+    if step.limit_s is None or not can_interrupt():
+        return nullcontext()
+    return limited(step.limit_s, why_late(step))
 
 
 def one_by_one(step: StepNode, share: float = 1.0) -> Callable[[Document], Any]:
@@ -41,23 +48,20 @@ def one_by_one(step: StepNode, share: float = 1.0) -> Callable[[Document], Any]:
     if not step.in_batches and not is_async(step.fn) and step.rate is None and step.limit_s is None:
         return step.fn
     call, limiter = _called(step), RateLimiter(step.rate, share)
-    timeout_s = step.limit_s
-    limits_it = timeout_s is not None and can_interrupt()
-    why = why_late(step) if limits_it else ""
 
     def called(doc: Document) -> Any:
         limiter.wait()
         began = time.monotonic()
-        with limited(timeout_s, why) if timeout_s is not None and limits_it else nullcontext():
+        with in_time(step):
             out = call(doc)
-        if timeout_s is None or not limits_it or not isinstance(out, Iterator):
+        if step.limit_s is None or not can_interrupt() or not isinstance(out, Iterator):
             return out
-        return going_on(out, timeout_s - (time.monotonic() - began), why)
+        return _going_on(out, step.limit_s - (time.monotonic() - began), why_late(step))
 
     return called
 
 
-def going_on(out: Iterator[Any], left_s: float, why: str) -> Iterator[Any]:
+def _going_on(out: Iterator[Any], left_s: float, why: str) -> Iterator[Any]:
     """What a call still makes, in what is left of its time."""
     all_ = False
     while not all_:
@@ -120,21 +124,16 @@ def _run(coroutine: Coroutine[Any, Any, Any]) -> Any:
 def _answers(out: Any, count: int) -> list[Any]:
     """One for each document."""
     if isinstance(out, (str, bytes, Mapping, Document)) or not hasattr(out, "__iter__"):
-        raise PermanentError(f"returned {_named(out)}, not a list with an answer for each of its documents: {_REMEDY}")
+        raise PermanentError(
+            f"returned {kind_of(out)}, not a list with an answer for each of its documents: return one for each"
+        )
     found = list(out)
     if len(found) != count:
         raise PermanentError(
-            f"returned {len(found)} answers for {count} documents: {_REMEDY}, in their order, and None for one that is "
-            "dropped"
+            f"returned {len(found)} answers for {count} documents: return one for each, in their order, and None for "
+            "one that is dropped"
         )
     return [_complete(answer) for answer in found]
-
-
-_REMEDY: Final = "return one for each"
-
-
-def _named(out: Any) -> str:
-    return "None" if out is None else f"a {type(out).__name__}"
 
 
 def _complete(answer: Any) -> Any:

@@ -24,10 +24,11 @@ from ferryman.engine.transform.isolation import IsolatedReader
 from ferryman.engine.transform.log_entries import LogEntries
 from ferryman.engine.transform.node_errors import NodeError
 from ferryman.engine.transform.once import run_once
-from ferryman.engine.transform.reader import DocumentReader, Taken
+from ferryman.engine.transform.reader import DocumentReader
 from ferryman.engine.transform.staged import Staged
 from ferryman.engine.transform.staging import Stager
 from ferryman.engine.transform.step_calls import one_by_one
+from ferryman.engine.transform.taken import Taken, stage_row
 from ferryman.plan import StepNode
 from ferryman.plan.paths import called_below
 from ferryman.state.identity import id_of
@@ -124,19 +125,11 @@ class TaskProcessing:
             taken, go = (Taken.KNOWN, None) if waits else feed.take(block, i, fields, raw)
             feed.walk.row += 1
             live.add(1)
-            if taken is Taken.KNOWN:
-                continue
-            if taken is Taken.UNREAD:
-                stager.unread(i, feed.fault)
-                self._heard_reading(block.ids[i], feed.fault)
-            elif go is not None:
-                stager.walked(i, feed.walk, go, retry=taken is Taken.AGAIN)
-            elif taken is Taken.GONE:
-                stager.gone(i)
-            else:
-                stager.touched(i)
-            if taken is not Taken.TOUCHED:
+            fault = feed.fault if taken is Taken.UNREAD else None
+            if stage_row(stager, i, taken, fault, feed.walk, go):
                 taken_up.append(i)
+            if fault is not None:
+                self._heard_reading(block.ids[i], fault)
         stager.end()
         return taken_up
 

@@ -11,6 +11,7 @@ import contextlib
 import contextvars
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, cast
 
@@ -31,14 +32,12 @@ class Flight(greenlet):  # type: ignore[misc]  # it ships no types
     Attributes:
         walk: what it has met stands there.
         recorder: what was said of it.
-        ended: it is through.
     """
 
     def __init__(self, hub: greenlet, walk: Onwards, recorder: Recorder, go: Callable[[Any], None]) -> None:
         super().__init__(parent=hub)
         self.walk = walk
         self.recorder = recorder
-        self.ended = False
         self.above: SideBySide | None = None
         self._go = go
         self.gr_context = contextvars.copy_context()
@@ -80,9 +79,9 @@ class Flights:
     def call(self, step: str, doc: Document) -> Any:
         """In a flight: what the step returns for the document; raises what it raises, and ``NodeAway``."""
         flight = cast(Flight, getcurrent())
-        waiting = AwaitedAnswer(doc, flight.walk.calling, lambda: self._ready.append(flight))
+        waiting = AwaitedAnswer(doc, flight.walk.calling, partial(self.ready, flight))
         self._queues[step].add(waiting)
-        self._hub.switch()
+        self.park()
         if waiting.doc is not doc and (wish := waiting.doc.asked_again) is not None:
             doc.again(wish.after_s, why=wish.why)
         return waiting.result()
@@ -137,7 +136,6 @@ class Flights:
     def _resume(self, flight: Flight) -> None:
         flight.switch()
         if flight.dead:
-            flight.ended = True
             self._alive.discard(flight)
             if flight.above is not None:
                 flight.above.through()
@@ -188,10 +186,10 @@ class SideBySide:
 
     def _take(self) -> None:
         """What was said of those that are through, in their order; if the first is not, wait for one."""
-        if not self._members[0].ended:
+        if not self._members[0].dead:
             self._parked = True
             self._flights.park()
-        while self._members and self._members[0].ended:
+        while self._members and self._members[0].dead:
             member = self._members.popleft()
             self._flight.recorder.absorb(member.recorder)
             member.recorder.close()

@@ -14,10 +14,10 @@ from ferryman.engine.transform.block import Block
 from ferryman.engine.transform.in_flight.flights import Flight, Flights
 from ferryman.engine.transform.node_errors import NodeError
 from ferryman.engine.transform.onwards import Onwards
-from ferryman.engine.transform.reader import DocumentReader, Taken
+from ferryman.engine.transform.reader import DocumentReader
 from ferryman.engine.transform.recording import Recorder, replay
 from ferryman.engine.transform.staging import Stager
-from ferryman.engine.transform.walk import Walk
+from ferryman.engine.transform.taken import Taken, stage_row
 
 
 @dataclass(slots=True)
@@ -25,13 +25,12 @@ class _TakenRow:
     """A row that was taken, and is not staged yet.
 
     Attributes:
-        walk: of one that is walked.
+        flight: of one that has set out.
         size: bytes.
     """
 
     i: int
     taken: Taken
-    walk: Walk
     flight: Flight | None
     fault: NodeError | None
     size: int
@@ -67,13 +66,13 @@ class ConcurrentReader:
         for i, (fields, raw) in enumerate(zip(*contents, strict=True)):
             while self._flights.full or self._bytes >= limits.IN_FLIGHT_BYTES:
                 self._flights.wait()
-                self._stage(block)
+                self._stage()
             self._take(block, i, fields, raw, heard)
             self._flights.go_on()
-            self._stage(block)
+            self._stage()
         while self._rows:
             self._flights.wait()
-            self._stage(block)
+            self._stage()
         self._stager.end()
         return self._taken_up
 
@@ -99,34 +98,25 @@ class ConcurrentReader:
             heard(block.ids[i], fault)
         size = 0 if flight is None else feed.size
         self._bytes += size
-        self._rows.append(_TakenRow(i, taken, walk, flight, fault, size))
+        self._rows.append(_TakenRow(i, taken, flight, fault, size))
 
-    def _stage(self, block: Block) -> None:
+    def _stage(self) -> None:
         """Those at the front that are through."""
-        while self._rows and ((flight := self._rows[0].flight) is None or flight.ended):
+        while self._rows and ((flight := self._rows[0].flight) is None or flight.dead):
             row = self._rows.popleft()
             self._bytes -= row.size
             self._live.add(1)
-            if not self._stager.waits(row.i):  # one before it may have failed meanwhile
-                self._stage_row(row)
+            # one before it may have failed meanwhile
+            if not self._stager.waits(row.i) and self._stage_row(row):
+                self._taken_up.append(row.i)
             if flight is not None:
                 flight.recorder.close()
 
-    def _stage_row(self, row: _TakenRow) -> None:
-        stager = self._stager
-        if row.taken is Taken.KNOWN:
-            return
-        if row.fault is not None:
-            stager.unread(row.i, row.fault)
-        elif row.flight is not None:
-            go = partial(replay, row.flight.recorder.all_calls(), stager)
-            stager.walked(row.i, row.walk, go, retry=row.taken is Taken.AGAIN)
-        elif row.taken is Taken.GONE:
-            stager.gone(row.i)
-        else:
-            stager.touched(row.i)
-        if row.taken is not Taken.TOUCHED:
-            self._taken_up.append(row.i)
+    def _stage_row(self, row: _TakenRow) -> bool:
+        if (flight := row.flight) is None:
+            return stage_row(self._stager, row.i, row.taken, row.fault, None, None)
+        go = partial(replay, flight.recorder.all_calls(), self._stager)
+        return stage_row(self._stager, row.i, row.taken, None, flight.walk, go)
 
 
 def _without(go: Callable[[], None]) -> Callable[[Onwards], None]:

@@ -6,7 +6,6 @@ import contextvars
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 from types import TracebackType
@@ -16,16 +15,12 @@ from ferryman.document import Document, called_by
 from ferryman.engine.transform.calling import Calling
 from ferryman.engine.transform.health import NodeHealth
 from ferryman.engine.transform.in_flight.threads import Threads, end_process, left_behind
-from ferryman.engine.transform.node_errors import ErrorKind, NodeAway, StepTimeout, classify_error
+from ferryman.engine.transform.node_errors import AWAY, NodeAway, StepTimeout, classify_error
 from ferryman.engine.transform.rate_limiter import RateLimiter
-from ferryman.engine.transform.step_calls import batches, why_late
-from ferryman.engine.transform.time_limit import can_interrupt, limited
+from ferryman.engine.transform.step_calls import batches, in_time, why_late
 from ferryman.errors import unless_interrupt
 from ferryman.plan import StepNode
 from ferryman.plan.calls import is_async
-
-_WHOLE: Final = (ErrorKind.UNAVAILABLE, ErrorKind.MISCONFIGURED, ErrorKind.CONNECTION)
-"""Errors that say nothing of one document: halving a batch would ask a service that is away once more for each."""
 
 _LOOP_GRACE_S: Final = 5.0
 """A coroutine that has not ended so long after it was cancelled blocks the loop for all others."""
@@ -163,7 +158,8 @@ class StepQueue:
                 else:
                     each.answer = answer
                     each.done()
-        elif call.copies and classify_error(call.error, self.step.name, "").kind not in _WHOLE:
+        elif call.copies and classify_error(call.error, self.step.name, "").kind not in AWAY:
+            # it may be one of them; a service that is away would be asked once more for each half
             for each, copy in zip(call.waiting, call.copies, strict=True):
                 each.doc = copy  # the call may have changed the document before it failed
             middle = len(call.waiting) // 2
@@ -200,10 +196,8 @@ class StepQueue:
             self._threads.run(lambda: context.run(self._there, call))
 
     def _here(self, call: Call) -> None:
-        limit_s = self.step.limit_s
-        limits_it = limit_s is not None and can_interrupt()
         try:
-            with limited(limit_s, why_late(self.step)) if limit_s is not None and limits_it else nullcontext():
+            with in_time(self.step):
                 call.answers = self._answers(call)
         except BaseException as e:
             call.error = unless_interrupt(e)
