@@ -139,7 +139,7 @@ def test_what_fails_a_whole_batch_is_found(net: Network, how: Callable[[list[Doc
         assert event["status"] in ("DEAD", "ERROR_DOC")
         expected = {
             raising: "step embed: ValueError: cannot embed 1",
-            one_less: "returned 0 answers for 1 documents",
+            one_less: "returned 0 answers for a batch of 1: return one for each document",
             nothing: "returned None, not a list with an answer for each",
             text: "returned a str, not a list",
         }[how]

@@ -130,8 +130,8 @@ def _answers(out: Any, count: int) -> list[Any]:
     found = list(out)
     if len(found) != count:
         raise PermanentError(
-            f"returned {len(found)} answers for {count} documents: return one for each, in their order, and None for "
-            "one that is dropped"
+            f"returned {len(found)} answers for a batch of {count}: return one for each document, in their order, and "
+            "None for one that is dropped"
         )
     return [_complete(answer) for answer in found]
 
