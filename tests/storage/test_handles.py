@@ -6,7 +6,6 @@ import shutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -14,6 +13,7 @@ from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
 from ferryman.storage import handles
 from ferryman.storage.handles import KEPT, OpenTable, newest, newest_to_read
+from ferryman.storage.log_entries import LogChanges, LogUnreadable, read_entry
 
 
 def commit(folder: Path, number: int) -> None:
@@ -95,21 +95,68 @@ def test_it_is_opened_again_where_a_checkpoint_was_removed(tmp_path: Path, opene
 def test_it_is_opened_again_where_the_log_was_trimmed_while_it_was_opened(
     tmp_path: Path, opened: Callable[[Path], OpenTable], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It has begun at what is removed, and reads that only when it is asked."""
+    """It has begun at what is removed: what follows may be removed, too, before it moves on."""
     for number in (1, 2):
         commit(tmp_path, number)
 
-    def overtaken(*args: Any, **options: Any) -> DeltaTable:
-        table = DeltaTable(*args, **options)
-        DeltaTable(str(tmp_path)).create_checkpoint()
-        (tmp_path / "_delta_log" / f"{0:020d}.json").unlink()
-        return table
+    def overtaken(path: Path) -> LogChanges:
+        changes = read_entry(path)
+        if path.name == f"{0:020d}.json":
+            DeltaTable(str(tmp_path)).create_checkpoint()
+            path.unlink()
+        return changes
 
     with monkeypatch.context() as patch:
-        patch.setattr(handles, "DeltaTable", overtaken)
+        patch.setattr(handles, "read_entry", overtaken)
         before = opened(tmp_path)
     assert opened(tmp_path) is not before
     assert told(opened(tmp_path)) == told(OpenTable(tmp_path))
+
+
+def test_it_is_read_again_where_the_log_was_trimmed_under_its_eyes(
+    tmp_path: Path, opened: Callable[[Path], OpenTable], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An entry that was there when the log was listed, and is not any more."""
+    for number in (1, 2):
+        commit(tmp_path, number)
+
+    def overtaken(path: Path) -> LogChanges:
+        if path.name == f"{0:020d}.json":
+            DeltaTable(str(tmp_path)).create_checkpoint()
+            path.unlink()
+        return read_entry(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(handles, "read_entry", overtaken)
+        assert told(opened(tmp_path)) == told(OpenTable(tmp_path))
+
+
+def test_an_entry_that_is_missing_is_named(tmp_path: Path, opened: Callable[[Path], OpenTable]) -> None:
+    for number in (1, 2, 3):
+        commit(tmp_path, number)
+    (tmp_path / "_delta_log" / f"{1:020d}.json").unlink()
+    with pytest.raises(LogUnreadable, match=f"{1:020d}.json: the log file is missing"):
+        opened(tmp_path)
+
+
+def test_it_finds_what_others_find(tmp_path: Path, opened: Callable[[Path], OpenTable]) -> None:
+    """Adds, removes and numbers, from entries and from a checkpoint, are what delta-rs reads."""
+    for number in (1, 2, 3):
+        commit(tmp_path, number)
+    for _ in range(2):
+        theirs = DeltaTable(str(tmp_path))
+        assert told(opened(tmp_path)) == (theirs.version(), theirs.transaction_version("us"), live(theirs))
+        theirs.optimize.compact()
+        theirs = DeltaTable(str(tmp_path))
+        assert told(opened(tmp_path)) == (theirs.version(), theirs.transaction_version("us"), live(theirs))
+        theirs.create_checkpoint()
+        for entry in range(theirs.version()):
+            (tmp_path / "_delta_log" / f"{entry:020d}.json").unlink(missing_ok=True)
+        commit(tmp_path, 4)
+
+
+def live(table: DeltaTable) -> set[str]:
+    return {uri.rpartition("/")[2] for uri in table.file_uris()}
 
 
 def test_two_that_commit_do_not_share_one(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import subprocess
@@ -16,7 +17,7 @@ from deltalake import DeltaTable, write_deltalake
 from deltalake.exceptions import DeltaError
 
 from ferryman.errors import EngineError, StateDamaged, StateLost
-from ferryman.storage import handles
+from ferryman.storage.disk import TEMPORARY
 from ferryman.storage.handles import OpenTable
 from ferryman.storage.parquet import write_part
 from ferryman.storage.tables import Table
@@ -136,28 +137,31 @@ def test_sweep_removes_what_no_commit_names(table: Table) -> None:
     assert table.sweep([kept]) == 0
 
 
-@pytest.mark.parametrize("kind", [DeltaError, OSError])
-def test_a_full_disk_is_no_other_driver(table: Table, monkeypatch: pytest.MonkeyPatch, kind: type[Exception]) -> None:
+def test_a_full_disk_is_no_other_driver(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
     """A commit or checkpoint that fails by itself says why, on one line; nothing took effect, it can be made again."""
 
-    class Full(DeltaTable):
-        def create_write_transaction(self, *_: object, **__: object) -> None:
-            raise kind("Generic LocalFileSystem error\n   \x1b[31m↳\x1b[0m No space left on device (os error 28)\n")
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
 
-        create_checkpoint = create_write_transaction
+    def full_to_delta(*_: object) -> None:
+        raise DeltaError("Generic LocalFileSystem error\n   \x1b[31m↳\x1b[0m No space left on device (os error 28)\n")
 
-    monkeypatch.setattr(handles, "DeltaTable", Full)
-    full = open_table(table)
-    full._fence = (APPLICATION, 1)
-    for action in (lambda: add(full, 1), full.checkpoint):
+    before = numbers(table)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "link", full)
+        with pytest.raises(EngineError, match="the commit failed: .* No space left on device"):
+            add(table, 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(DeltaTable, "create_checkpoint", full_to_delta)
         with pytest.raises(
-            EngineError, match="failed: Generic LocalFileSystem error ↳ No space left on device"
+            EngineError, match="the checkpoint failed: Generic LocalFileSystem error ↳ No space left on device"
         ) as error:
-            action()
+            table.checkpoint()
         assert "\n" not in str(error.value)
-    monkeypatch.undo()
+    assert numbers(table) == before
     add(table, 2)
-    assert numbers(table) == [2]
+    assert numbers(table) == [*before, 2]
+    assert not [path for path in table.log.folder.iterdir() if path.name.startswith(TEMPORARY)]
     table.log.verify()
 
 
@@ -273,6 +277,24 @@ def test_nothing_can_come_between_our_look_and_our_commit(table: Table, happens:
     lost(lambda: add(table, 4), table)
 
 
+def test_a_number_that_is_free_because_the_log_was_trimmed_stops_us(table: Table) -> None:
+    """The other has committed the version that we are about to commit, and has removed its entry."""
+    add(table, 1)
+
+    def overtaken() -> None:
+        other = open_table(table)
+        other.fence(APPLICATION, 2)
+        add(other, 50)
+        other.checkpoint()
+
+    between(table, overtaken)
+    with pytest.raises(StateLost, match="this one stops"):
+        add(table, 3)
+    assert numbers(table) == [1, 50]
+    table.log.verify()
+    lost(lambda: add(table, 4), table)
+
+
 def test_a_real_second_process_stops_us(table: Table) -> None:
     """The other driver is another process; after it, nothing of ours gets in, and everything of it stays."""
     add(table, 1)
@@ -349,7 +371,7 @@ def test_a_table_that_was_swapped_for_an_older_copy_stops_us(table: Table, place
 
 
 def test_a_log_that_cannot_be_read_is_damage(table: Table) -> None:
-    """delta-rs's own words are kept, and the folder is named."""
+    """What is wrong is said, and the folder is named."""
     table.log.path(1).write_bytes(b"{")
     with pytest.raises(StateDamaged) as error:
         table.load()

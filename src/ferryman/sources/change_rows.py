@@ -10,7 +10,6 @@ from typing import Any, Final
 
 import msgspec
 import pyarrow as pa
-from deltalake.exceptions import DeltaError
 
 from ferryman.document import content_version, excess
 from ferryman.errors import StateDamaged
@@ -21,6 +20,7 @@ from ferryman.sources.log import Piece, Positions
 from ferryman.sources.log_rows import ROWS
 from ferryman.storage.files import StatePath, here
 from ferryman.storage.handles import DataFile, newest_to_read
+from ferryman.storage.log_entries import LogUnreadable
 from ferryman.storage.mirror import log_folder
 from ferryman.storage.query import connect, quoted_list, stream, verify
 
@@ -48,7 +48,7 @@ class ChangedFiles:
             self._files = list(table.files().values())
             self._published = table.transaction(PUBLISHED)
             self.forgotten = table.transaction(FORGOTTEN)
-        except (DeltaError, FileNotFoundError) as e:
+        except LogUnreadable as e:
             raise StateDamaged(str(folder / "_delta_log"), f"the log cannot be read ({e})") from e
 
     @property

@@ -1,79 +1,102 @@
-"""Open Delta tables, kept and brought to the newest version: opening one takes ten times as long."""
+"""Open Delta tables, kept and brought to the newest version: that reads only what is new of their logs."""
 
 from __future__ import annotations
 
 import threading
 from collections import OrderedDict
 from pathlib import Path
-from typing import Any, Final, NamedTuple
-
-import pyarrow as pa
-from deltalake import DeltaTable
+from typing import Final
 
 from ferryman.storage.files import stamp
-from ferryman.storage.log import TableLog
+from ferryman.storage.log import TableLog, version_of
+from ferryman.storage.log_entries import DataFile as DataFile
+from ferryman.storage.log_entries import LogChanges, LogUnreadable, read_checkpoint, read_entry
 
 KEPT: Final = 6
 """Handles of a thread: the tables of two states."""
-
-
-class DataFile(NamedTuple):
-    """A live file of a table."""
-
-    path: str
-    """Its name in the table's folder."""
-    size: int
-    rows: int
-    partition: dict[str, str]
-    stats: dict[str, Any]
+_TRIES: Final = 20
+"""So often a log is read again because a driver trimmed it meanwhile."""
 
 
 class OpenTable:
-    """A table as of one version; what has been asked of it once is known until it is moved on."""
+    """A table as of one version; ``move_on`` brings it to the newest.
+
+    Args:
+        version: not the newest one, but this.
+
+    Raises:
+        LogUnreadable: there is no log, or it cannot be read.
+    """
 
     def __init__(self, folder: Path, version: int | None = None) -> None:
         self.folder = folder
-        # before it is opened: what is trimmed or removed meanwhile shows afterwards
-        self._first, self._checkpoints = TableLog(folder).base()
-        self.table = DeltaTable(str(folder), version=version)
-        self._files: dict[str, DataFile] | None = None
+        self._log = TableLog(folder)
+        # before it is read: what is trimmed or removed meanwhile shows afterwards
+        self._first, self._checkpoints = self._log.base()
+        self.version = -1
+        self._files: dict[str, DataFile] = {}
         self._transactions: dict[str, int] = {}
+        begin = self._begin()
+        if begin is not None:
+            self._apply(read_checkpoint(self._log.checkpoint_path(begin)), begin)
+        for each in self._log.versions():
+            if each <= self.version or (version is not None and each > version):
+                continue
+            if each != self.version + 1:
+                raise LogUnreadable(f"{self._log.path(self.version + 1)}: the log file is missing")
+            self._apply(read_entry(self._log.path(each)), each)
+        if self.version < 0:
+            raise LogUnreadable(f"{self._log.folder}: there is no log")
         self._note()
 
     def move_on(self) -> None:
         """To the newest version. Versions have no gaps: without the next one there is nothing to read."""
-        if TableLog(self.folder).path(self.version + 1).exists():
-            self.table.update_incremental()
+        before = self.version
+        while (path := self._log.path(self.version + 1)).exists():
+            self._apply(read_entry(path), self.version + 1)
+        if self.version != before:
             self._note()
 
     @property
     def holds(self) -> bool:
         """Is the log still the one that was read? Not if another state was put into its place, nor if it was trimmed,
-        or a checkpoint removed that a kill had left: delta-rs reads the older part only when it is asked for what
-        stands there."""
-        log = TableLog(self.folder)
-        found = stamp(log.path(self.version))
-        first, checkpoints = log.base()
+        or a checkpoint removed that a kill had left."""
+        found = stamp(self._log.path(self.version))
+        first, checkpoints = self._log.base()
         return found is not None and found == self._stamp and self._first == first and self._checkpoints <= checkpoints
+
+    @property
+    def trimmed(self) -> bool:
+        """Has anybody trimmed the log since it was read, or is about to? Then a version that seems to be free may have
+        been there."""
+        return self._log.base() != (self._first, self._checkpoints)
 
     def transaction(self, application: str) -> int:
         """The number of its last transaction, 0 if there was none."""
-        if application not in self._transactions:
-            self._transactions[application] = self.table.transaction_version(application) or 0
-        return self._transactions[application]
+        return self._transactions.get(application, 0)
 
     def files(self) -> dict[str, DataFile]:
         """Path -> live file."""
-        if self._files is None:
-            self._files = {file.path: file for file in map(_data_file, _add_actions(self.table))}
         return dict(self._files)
 
+    def _begin(self) -> int | None:
+        """The version of the checkpoint to begin with: the one that is marked. Where there is no mark, none, unless the
+        first entries are not there any more."""
+        marked = self._log.marked_checkpoint()
+        if marked is not None or self._first == self._log.path(0).name or not self._checkpoints:
+            return marked
+        return max(map(version_of, self._checkpoints))
+
+    def _apply(self, changes: LogChanges, version: int) -> None:
+        for path in changes.removes:
+            self._files.pop(path, None)
+        self._files.update((file.path, file) for file in changes.adds)
+        self._transactions.update(changes.transactions)
+        self.version = version
+
     def _note(self) -> None:
-        log, self.version = TableLog(self.folder), self.table.version()
-        self._checkpoints |= log.base()[1]
-        self._stamp = stamp(log.path(self.version))
-        self._files = None
-        self._transactions = {}
+        self._checkpoints |= self._log.base()[1]
+        self._stamp = stamp(self._log.path(self.version))
 
 
 def newest(folder: Path, handle: OpenTable | None = None) -> OpenTable:
@@ -83,12 +106,20 @@ def newest(folder: Path, handle: OpenTable | None = None) -> OpenTable:
         handle: one that was opened before; it is used if it can be.
 
     Raises:
-        DeltaError, FileNotFoundError: the log cannot be read.
+        LogUnreadable: see ``OpenTable``.
     """
-    if handle is None or not handle.holds:
-        return OpenTable(folder)
-    handle.move_on()
-    return handle
+    if handle is not None and handle.holds:
+        handle.move_on()
+        return handle
+    log = TableLog(folder)
+    for _ in range(_TRIES):
+        before = log.base()
+        try:
+            return OpenTable(folder)
+        except LogUnreadable:
+            if log.base() == before:
+                raise
+    return OpenTable(folder)
 
 
 class _OfThread(threading.local):
@@ -108,18 +139,3 @@ def newest_to_read(folder: Path) -> OpenTable:
     while len(kept) > KEPT:
         kept.popitem(last=False)
     return kept[folder]
-
-
-def _add_actions(table: DeltaTable) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = pa.table(table.get_add_actions(flatten=True)).to_pylist()
-    return found
-
-
-def _data_file(row: dict[str, Any]) -> DataFile:
-    partition = {k.removeprefix("partition."): str(v) for k, v in row.items() if k.startswith("partition.")}
-    stats: dict[str, Any] = {}
-    for kind, key in (("min.", "minValues"), ("max.", "maxValues"), ("null_count.", "nullCount")):
-        values = {k.removeprefix(kind): v for k, v in row.items() if k.startswith(kind) and v is not None}
-        if values:
-            stats[key] = values
-    return DataFile(row["path"], row["size_bytes"], row["num_records"] or 0, partition, stats)

@@ -1,7 +1,7 @@
 """A Delta log that is durable and verified.
 
-delta-rs writes a commit in one piece but syncs nothing. So after each commit its log file and folder are fsynced, and
-then *marked*: a small sealed file beside the log holds its checksum. What this buys:
+An entry is written under a temporary name and linked to its own, which only one of two drivers can do. Then file and
+folder are fsynced, and the entry is *marked*: a small sealed file beside the log holds its checksum. What this buys:
 
 * a marked entry that is missing or differs is damage: refused by name;
 * a last entry without a mark was cut off between commit and mark. If it is whole it is marked now; if it is torn (a
@@ -13,6 +13,7 @@ then *marked*: a small sealed file beside the log holds its checksum. What this 
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,7 +24,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ferryman.errors import StateDamaged
-from ferryman.storage.disk import TEMPORARY
+from ferryman.storage.disk import TEMPORARY, discarding, temporary_name
 from ferryman.storage.files import fsync_file, fsync_folder, make_folder, replace
 from ferryman.storage.seals import checksum, sealed, unseal
 
@@ -54,12 +55,23 @@ class TableLog:
         """See what is there now: files need nothing for that."""
 
     def publish(self, version: int) -> bool:
-        """The entry that delta-rs has written takes effect: as a file it has; False: another driver's is there."""
+        """The entry that was written takes effect: as a file it has; False: another driver's is there."""
         return True
 
     def path(self, version: int) -> Path:
         """The log file of a version."""
         return self.folder / f"{version:020d}.json"
+
+    def write(self, version: int, data: bytes) -> bool:
+        """Make an entry, all or nothing, not yet durable; False: somebody else's is there."""
+        temporary = temporary_name(self.path(version))
+        with discarding(temporary):
+            temporary.write_bytes(data)
+            try:
+                os.link(temporary, self.path(version))
+            except FileExistsError:
+                return False
+        return True
 
     def sync(self, version: int) -> None:
         """Make a commit durable."""
@@ -96,7 +108,7 @@ class TableLog:
         """Versions whose log files are there, ascending."""
         if not self.folder.is_dir():
             return []
-        return sorted(int(m[1]) for p in self.folder.iterdir() if (m := _COMMIT.match(p.name)))
+        return sorted(int(m[1]) for name in os.listdir(self.folder) if (m := _COMMIT.match(name)))
 
     def last(self) -> int:
         """The last version as it is now, -1: there is none."""
@@ -105,8 +117,19 @@ class TableLog:
 
     def base(self) -> tuple[str, set[str]]:
         """What a version may be read from: the first entry that there is (""), and the checkpoints, marked or not."""
-        names = [path.name for path in self.folder.iterdir()] if self.folder.is_dir() else []
+        names = os.listdir(self.folder) if self.folder.is_dir() else []
         return min(filter(_COMMIT.match, names), default=""), set(filter(_CHECKPOINT.match, names))
+
+    def checkpoint_path(self, version: int) -> Path:
+        """The file of a checkpoint."""
+        return self.folder / f"{version:020d}.checkpoint.parquet"
+
+    def marked_checkpoint(self) -> int | None:
+        """The version of the checkpoint that is marked; None: there is none, or its mark is damaged."""
+        with contextlib.suppress(StateDamaged):
+            mark = self._checkpoint_mark()
+            return None if mark is None else int(mark["version"])
+        return None
 
     def transactions(self) -> dict[str, int]:
         """Application id -> number of its last transaction, of all that there are.
@@ -220,7 +243,7 @@ class TableLog:
     def _marked(self) -> set[int]:
         if not self.marks.is_dir():
             return set()
-        return {int(p.name) for p in self.marks.iterdir() if p.name.isdigit()}
+        return {int(name) for name in os.listdir(self.marks) if name.isdigit()}
 
     def _author(self, version: int) -> str | None:
         """Who wrote a log file: us, or others; None: it is torn (it holds not as many actions as its commit says)."""
@@ -291,6 +314,11 @@ class TableLog:
             (self.folder / HINT).unlink(missing_ok=True)
             for path in unmarked:
                 path.unlink()
+
+
+def version_of(name: str) -> int:
+    """The version that an entry or a checkpoint of this name is of."""
+    return int(name.partition(".")[0])
 
 
 @contextlib.contextmanager

@@ -1,9 +1,8 @@
 """A Delta table of the state: written by one driver, file by file, each commit fenced by the driver's epoch.
 
-Measured with delta-rs 1.6.6, and the reason for the care taken here: a handle refuses to commit only if, after it was
-loaded, a foreign commit carried the same application id; a freshly loaded one would commit any number again; nothing
-is synced. So ``commit`` brings its handle to the newest version, checks version and epoch on this very handle, commits
-with it, and syncs.
+An entry gets its name only if no other has it, so of two drivers that commit at a time one wins. That does not keep a
+stale driver from committing later. So ``commit`` brings its handle to the newest version, checks version and epoch on
+this very handle, and writes the version after it.
 """
 
 from __future__ import annotations
@@ -17,9 +16,6 @@ from typing import Any
 
 import msgspec
 import pyarrow as pa
-from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Transaction
-from deltalake.exceptions import DeltaError
-from deltalake.transaction import AddAction, RemoveAction
 
 from ferryman import crash, limits
 from ferryman.errors import EngineError, StateDamaged, StateLost
@@ -27,6 +23,7 @@ from ferryman.storage import files as stored
 from ferryman.storage.disk import TEMPORARY
 from ferryman.storage.files import StatePath, changed_before, fsync_folder, make_folder
 from ferryman.storage.handles import DataFile, OpenTable, newest, newest_to_read
+from ferryman.storage.log_entries import LogUnreadable, encode_entry
 from ferryman.storage.mirror import log_of
 from ferryman.storage.parquet import Part, epoch_of
 
@@ -35,7 +32,6 @@ _CONFIGURATION: dict[str, str | None] = {
     "delta.enableExpiredLogCleanup": "false",
     "delta.logRetentionDuration": "interval 0 days",
 }
-_HOOKS = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
 
 
 class Table:
@@ -74,6 +70,8 @@ class Table:
         """Make it if it is not there, durably."""
         make_folder(self.folder)
         self.log.refresh()
+        from deltalake import DeltaTable  # loaded where it is needed: that takes longer than most questions
+
         place = str(self.log.root)
         if not DeltaTable.is_deltatable(place):
             DeltaTable.create(place, self.schema, partition_by=self.partition_by or None, configuration=_CONFIGURATION)
@@ -136,9 +134,11 @@ class Table:
 
         1. bring the handle to the newest version, check on it that version and epoch are ours, and that the files to
            add are there
-        2. commit with this handle
-        3. sync log file and folder
-        4. mark
+        2. write the entry of the next version, unless there is one
+        3. nobody has trimmed the log since we looked: a driver that was stopped for long may find the number free
+           because another one's entry was there
+        4. sync log file and folder
+        5. mark
 
         Args:
             kind: what the commit is for; names its crash points.
@@ -171,50 +171,30 @@ class Table:
         if handle.version != self.version or (held >= epoch if announcing else held != epoch):
             raise taken_over(self.folder, held, epoch)
         self.check_written(adds)
-        actions: list[AddAction | RemoveAction] = [
-            AddAction(
-                f.path,
-                f.size,
-                f.partition,
-                0,
-                data_change,
-                msgspec.json.encode({"numRecords": f.rows, **f.stats}).decode(),
-            )
-            for f in adds
-        ]
-        for path in removes:
-            gone = self.files[path]
-            actions.append(RemoveAction(path, data_change, 0, gone.size, {**gone.partition}))
         marks = {**transactions, application: epoch}
         counts = {"adds": len(adds), "removes": len(removes), "txns": len(marks)}  # by which a torn entry is known
-        properties = CommitProperties(
-            custom_metadata={"ferryman": {"kind": kind, **info, **counts}},
-            max_commit_retries=0,  # a retry would go on after a foreign commit that carries no epoch
-            app_transactions=[Transaction(name, number) for name, number in marks.items()],
+        entry = encode_entry(
+            adds,
+            [self.files[path] for path in removes],
+            marks,
+            {"ferryman": {"kind": kind, **info, **counts}},
+            self.partition_by,
+            data_change=data_change,
         )
         try:
-            handle.table.create_write_transaction(  # 2
-                actions,
-                "append",
-                self.schema,
-                self.partition_by,
-                commit_properties=properties,
-                post_commithook_properties=_HOOKS,
-            )
-        except (DeltaError, OSError) as e:
-            if self.log.path(self.version + 1).exists():
-                raise StateLost(
-                    f"{self.folder}: another driver committed while this one held the state: this one stops. "
-                    f"({_one_line(e)})"
-                ) from e
+            ours = self.log.write(self.version + 1, entry)  # 2
+        except OSError as e:
             raise EngineError(f"{self.folder}: the commit failed: {_one_line(e)}") from e
-        if not self.log.publish(self.version + 1):
+        if ours and handle.trimmed:  # 3
+            self.log.path(self.version + 1).unlink()
+            ours = False
+        if not ours or not self.log.publish(self.version + 1):
             raise StateLost(f"{self.folder}: another driver committed while this one held the state: this one stops.")
         self.version += 1
         crash.point(f"{kind}.logged")
-        self.log.sync(self.version)  # 3
+        self.log.sync(self.version)  # 4
         crash.point(f"{kind}.synced")
-        self.log.mark(self.version)  # 4
+        self.log.mark(self.version)  # 5
         crash.point(f"{kind}.marked")
         for path in removes:
             del self.files[path]
@@ -239,10 +219,7 @@ class Table:
         handle = self._to_commit()
         if handle.version != self.version:
             raise StateLost(f"{self.folder}: another driver committed while this one held the state: this one stops.")
-        try:
-            handle.table.create_checkpoint()
-        except (DeltaError, OSError) as e:
-            raise EngineError(f"{self.folder}: the checkpoint failed: {_one_line(e)}") from e
+        make_checkpoint(self.log.root, self.version)
         crash.point("checkpoint.made")
         self.log.mark_checkpoint(self.version)
         crash.point("checkpoint.marked")
@@ -319,7 +296,7 @@ class Table:
     def _readable(self) -> Iterator[None]:
         try:
             yield
-        except (DeltaError, FileNotFoundError) as e:
+        except LogUnreadable as e:
             raise StateDamaged(str(self.folder / "_delta_log"), f"the log cannot be read ({_one_line(e)})") from e
 
 
@@ -343,6 +320,21 @@ def taken_over(place: StatePath, held: int, ours: int) -> StateLost:
     return StateLost(
         f"{place}: another driver has taken this state over (epoch {held}, ours is {ours}): this one stops."
     )
+
+
+def make_checkpoint(folder: Path, version: int) -> None:
+    """Have delta-rs fold the log of a table into one file.
+
+    Raises:
+        EngineError: it could not.
+    """
+    from deltalake import DeltaTable
+    from deltalake.exceptions import DeltaError
+
+    try:
+        DeltaTable(str(folder), version=version).create_checkpoint()
+    except (DeltaError, OSError) as e:
+        raise EngineError(f"{folder}: the checkpoint failed: {_one_line(e)}") from e
 
 
 def _one_line(error: Exception) -> str:
