@@ -32,7 +32,7 @@ class OpenTable:
         self.folder = folder
         self._log = TableLog(folder)
         # before it is read: what is trimmed or removed meanwhile shows afterwards
-        self._first, self._checkpoints = self._log.base()
+        self._base = self._log.base()
         self.version = -1
         self._files: dict[str, DataFile] = {}
         self._transactions: dict[str, int] = {}
@@ -47,7 +47,7 @@ class OpenTable:
             self._apply(read_entry(self._log.path(each)), each)
         if self.version < 0:
             raise LogUnreadable(f"{self._log.folder}: there is no log")
-        self._note()
+        self._stamp = stamp(self._log.path(self.version))
 
     def move_on(self) -> None:
         """To the newest version. Versions have no gaps: without the next one there is nothing to read."""
@@ -55,21 +55,20 @@ class OpenTable:
         while (path := self._log.path(self.version + 1)).exists():
             self._apply(read_entry(path), self.version + 1)
         if self.version != before:
-            self._note()
+            self._stamp = stamp(self._log.path(self.version))
 
     @property
     def holds(self) -> bool:
-        """Is the log still the one that was read? Not if another state was put into its place, nor if it was trimmed,
-        or a checkpoint removed that a kill had left."""
+        """Is the log still the one that was read? Not if another state was put into its place, nor if it was trimmed or
+        is about to be, nor if a checkpoint was removed that a kill had left."""
         found = stamp(self._log.path(self.version))
-        first, checkpoints = self._log.base()
-        return found is not None and found == self._stamp and self._first == first and self._checkpoints <= checkpoints
+        return found is not None and found == self._stamp and not self.trimmed
 
     @property
     def trimmed(self) -> bool:
         """Has anybody trimmed the log since it was read, or is about to? Then a version that seems to be free may have
         been there."""
-        return self._log.base() != (self._first, self._checkpoints)
+        return self._log.base() != self._base
 
     def transaction(self, application: str) -> int:
         """The number of its last transaction, 0 if there was none."""
@@ -83,9 +82,10 @@ class OpenTable:
         """The version of the checkpoint to begin with: the one that is marked. Where there is no mark, none, unless the
         first entries are not there any more."""
         marked = self._log.marked_checkpoint()
-        if marked is not None or self._first == self._log.path(0).name or not self._checkpoints:
+        first, checkpoints = self._base
+        if marked is not None or first == self._log.path(0).name or not checkpoints:
             return marked
-        return max(map(version_of, self._checkpoints))
+        return max(map(version_of, checkpoints))
 
     def _apply(self, changes: LogChanges, version: int) -> None:
         for path in changes.removes:
@@ -93,10 +93,6 @@ class OpenTable:
         self._files.update((file.path, file) for file in changes.adds)
         self._transactions.update(changes.transactions)
         self.version = version
-
-    def _note(self) -> None:
-        self._checkpoints |= self._log.base()[1]
-        self._stamp = stamp(self._log.path(self.version))
 
 
 def newest(folder: Path, handle: OpenTable | None = None) -> OpenTable:

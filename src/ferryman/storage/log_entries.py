@@ -157,4 +157,6 @@ def _actions(
 
 def _data_file(path: str, size: int, partition: dict[str, str], stats: str | None) -> DataFile:
     said = msgspec.json.decode(stats) if stats else {}
-    return DataFile(path, size, said.get("numRecords") or 0, partition, {k: said[k] for k in _STATISTICS if said.get(k)})
+    return DataFile(
+        path, size, said.get("numRecords") or 0, partition, {k: said[k] for k in _STATISTICS if said.get(k)}
+    )

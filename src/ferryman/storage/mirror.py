@@ -1,8 +1,8 @@
 """The log of a table in an object store, worked on in a copy.
 
-delta-rs reads and writes a folder of this machine, which has the same log; the store has the truth. A commit takes
-effect when its entry is created in the store under the next number, which of two drivers only one can do. So delta-rs
-makes no requests, and all that ``storage.log`` does with files holds here too.
+Entries are read and written in a folder of this machine, which has the same log; the store has the truth. A commit
+takes effect when its entry is created in the store under the next number, which of two drivers only one can do. So all
+that ``storage.log`` does with files holds here too.
 
 What is in the store beside the entries: for each a mark, an object whose name has the entry's tag. A list shows
 entries, tags and marks at once, so the log is verified without reading it again.
@@ -73,7 +73,7 @@ class MirroredLog(TableLog):
             self._looked = True
 
     def publish(self, version: int) -> bool:
-        """Make an entry that delta-rs has written to the copy take effect; False: another driver is further.
+        """Make an entry that was written to the copy take effect; False: another driver is further.
 
         1. create it in the store
         2. nobody has made a checkpoint since we looked. A driver that was stopped for long may find the number free

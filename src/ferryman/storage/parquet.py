@@ -204,7 +204,7 @@ def _footer(file: FileIO) -> bytes:
 
 def _crc(file: FileIO) -> tuple[int, int]:
     """CRC-32 and size of a whole file."""
-    buffer = memoryview(bytearray(MIB))
+    buffer = memoryview(bytearray(min(MIB, os.fstat(file.fileno()).st_size + 1)))  # pages of memory that are new cost
     crc = size = 0
     while got := file.readinto(buffer):
         crc = zlib.crc32(buffer[:got], crc)
