@@ -67,6 +67,9 @@ class Job(msgspec.Struct):
     """It is killed after so many seconds, wherever it is; 0: it is not."""
     unlocked: bool = False
     """Locks do not work; a driver that finds that it was overtaken ends well."""
+    again: bool = False
+    """After the check one more run, in the same process, which must find nothing to recover, and a check of that. Not of
+    shapes, which always do so."""
 
 
 class Spoken(Silent):
@@ -111,12 +114,14 @@ def dispatch(job: Job) -> None:
     elif job.verb == "run and check":
         run(plan, job)
         check(plan, root, job)
+        check_again(plan, root, job)
     elif job.verb == "retry":
         retry(plan, state=state_of(job), status="failed", why="a test says so")
     elif job.verb == "late":
         check_late(plan, root, job)
     else:
         check(plan, root, job)
+        check_again(plan, root, job)
 
 
 def arm(job: Job) -> None:
@@ -140,11 +145,12 @@ def state_of(job: Job) -> str:
     return f"s3://{BUCKET}/{Path(job.root).name}" if job.store else f"{job.root}/state"
 
 
-def run(plan: Any, job: Job, *, fork: bool = False) -> None:
+def run(plan: Any, job: Job, *, fork: bool = False) -> wave.Summary:
     plan.freeze()
     with State.take(state_root(plan, state_of(job)), plan) as state, driver.plain_errors(state):
         summary = Run(state, InProcess(fork=fork), Spoken(), wait=5, wave_bytes=30).go()
     assert summary.exit == 3, summary  # one document is bad, one refused
+    return summary
 
 
 def of_endless(job: Job) -> None:
@@ -280,3 +286,11 @@ def check(plan: Any, root: Path, job: Job) -> None:
     assert fsck.check(where) == []
     stray = [name for name in below(where) if ".tmp-" in name]
     assert not stray, stray
+
+
+def check_again(plan: Any, root: Path, job: Job) -> None:
+    """If asked: a clean end leaves nothing to recover."""
+    if job.again:
+        found = run(plan, job)
+        assert not [message for message in found.messages if "recovered" in message], found
+        check(plan, root, job)

@@ -111,11 +111,5 @@ def kill_and_check(zygote: Zygote, job: dict[str, str], point: str) -> None:
             assert POINTS[point] != EXECUTOR, "the driver was killed at a point of the executors"
             break
     assert seen.exists(), f"{point} was never reached"
-    if code == -9:
-        code, said = zygote.run(verb="run and check", **job)
-    else:
-        code, said = zygote.run(verb="check", **job)
+    code, said = zygote.run(verb="run and check" if code == -9 else "check", again=True, **job)
     assert code == 0, said
-    code, said = zygote.run(verb="run and check", **job)
-    assert code == 0, said
-    assert "recovered" not in said, "a clean end leaves nothing to recover"

@@ -108,6 +108,7 @@ def _work(child: Any, line: bytes, output: str) -> NoReturn:
     os.dup2(out, 1)
     os.dup2(out, 2)
     code = 0
+    gc.disable()  # it does one job, and is gone
     try:
         child.work(msgspec.json.decode(line, type=child.Job))
     except BaseException:

@@ -35,6 +35,8 @@ class LineJob(msgspec.Struct):
     """It stops at the point that is armed, in place of dying there: SIGSTOP. Tasks are run in its own process."""
     unlocked: bool = False
     """Locks do not work; a driver that finds that it was overtaken ends well."""
+    again: bool = False
+    """After the check one more run, in the same process, which must find nothing to recover, and a check of that."""
 
 
 Job = LineJob
@@ -73,14 +75,22 @@ def _do(job: LineJob) -> None:
     if job.verb != "check":
         summary = _run(job, plan, root)
     if job.verb != "run":
-        plan.freeze()
-        invariants.check(state_root(plan, root / "state"), plan, summary)
-        lines.check(job.line, root, job.stage, plan)
+        _check(job, plan, root, summary)
+    if job.again:
+        summary = _run(job, plan, root)
+        assert not [message for message in summary.messages if "recovered" in message], summary
+        _check(job, plan, root, summary)
+
+
+def _check(job: LineJob, plan: Any, root: Path, summary: Any) -> None:
+    plan.freeze()
+    invariants.check(state_root(plan, root / "state"), plan, summary)
+    lines.check(job.line, root, job.stage, plan)
 
 
 def _run(job: LineJob, plan: Any, root: Path) -> Any:
     plan.freeze()
     with State.take(state_root(plan, root / "state"), plan) as state, driver.plain_errors(state):
-        summary = Run(state, InProcess(fork=not job.stop), child.Spoken(), wait=5, wave_bytes=30).go()
+        summary = Run(state, InProcess(fork=bool(job.arm) and not job.stop), child.Spoken(), wait=5, wave_bytes=30).go()
     assert summary.exit == 0, summary  # what failed is in the error queue
     return summary
