@@ -96,6 +96,7 @@ def pytest_collection_finish() -> None:
     """Garbage is not looked for in what stays until the end, nor is that copied in forked children for it."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(20_000)  # a run makes some thousand objects, few of them garbage that is not freed at once
     gc.enable()
 
 

@@ -68,8 +68,8 @@ class Job(msgspec.Struct):
     unlocked: bool = False
     """Locks do not work; a driver that finds that it was overtaken ends well."""
     again: bool = False
-    """After the check one more run, in the same process, which must find nothing to recover, and a check of that. Not of
-    shapes, which always do so."""
+    """After the check one more run, in the same process, which must find nothing to recover, and a check of that. Not
+    of shapes, which always do so."""
 
 
 class Spoken(Silent):

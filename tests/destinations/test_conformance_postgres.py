@@ -74,6 +74,9 @@ class TestAppend(OnPostgres):
         return Sql(url, mode="append", columns={"title": "title"})
 
 
+@pytest.mark.slow
 class TestAppendFullText(OnPostgres):
+    """Each of its two options is tried each time, by itself."""
+
     def sql(self, url: str) -> Sql:
         return Sql(url, mode="append", columns={"title": "title"}, full_text=["text"])

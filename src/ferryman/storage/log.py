@@ -250,7 +250,7 @@ class TableLog:
         try:
             actions = [msgspec.json.decode(line) for line in _read(self.path(version)).splitlines()]
             said = next(a["commitInfo"] for a in actions if "commitInfo" in a).get("ferryman")
-            if said is None:  # the making of an empty table is delta-rs's own
+            if said is None:  # the making of an empty table
                 making = (
                     version == 0 and any("metaData" in a for a in actions) and any("protocol" in a for a in actions)
                 )

@@ -7,6 +7,7 @@ What a name or a value may be in such a log is what we write there; ``TableLog``
 from __future__ import annotations
 
 import time
+import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -103,6 +104,27 @@ def read_checkpoint(path: Path) -> LogChanges:
         return LogChanges(adds, [], {txn["appId"]: txn["version"] for txn in found})
     except (OSError, ValueError, KeyError, TypeError, pa.ArrowException) as e:
         raise LogUnreadable(f"{path}: {e}") from e
+
+
+def first_entry(schema: str, partition_by: list[str], configuration: Mapping[str, str]) -> bytes:
+    """The entry that makes a table."""
+    now = time.time_ns() // 1_000_000
+    metadata = {
+        "id": str(uuid.uuid4()),
+        "name": None,
+        "description": None,
+        "format": {"provider": "parquet", "options": {}},
+        "schemaString": schema,
+        "partitionColumns": partition_by,
+        "createdTime": now,
+        "configuration": configuration,
+    }
+    actions: list[dict[str, Any]] = [
+        {"commitInfo": {"timestamp": now, "operation": "CREATE TABLE", "engineInfo": "ferryman"}},
+        {"protocol": {"minReaderVersion": 1, "minWriterVersion": 2}},
+        {"metaData": metadata},
+    ]
+    return b"".join(msgspec.json.encode(action) + b"\n" for action in actions)
 
 
 def encode_entry(

@@ -11,8 +11,9 @@ import contextlib
 import re
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pyarrow as pa
 
@@ -22,11 +23,11 @@ from ferryman.storage import files as stored
 from ferryman.storage.disk import TEMPORARY
 from ferryman.storage.files import StatePath, changed_before, fsync_folder, make_folder
 from ferryman.storage.handles import DataFile, OpenTable, newest, newest_to_read
-from ferryman.storage.log_entries import LogUnreadable, encode_entry
+from ferryman.storage.log_entries import LogUnreadable, encode_entry, first_entry
 from ferryman.storage.mirror import log_of
 from ferryman.storage.parquet import Part, epoch_of
 
-_CONFIGURATION: dict[str, str | None] = {
+_CONFIGURATION: Final = {
     # Checkpoints and trimming are ours (maintenance), with marks; delta-rs must not do it by itself.
     "delta.enableExpiredLogCleanup": "false",
     "delta.logRetentionDuration": "interval 0 days",
@@ -69,11 +70,9 @@ class Table:
         """Make it if it is not there, durably."""
         make_folder(self.folder)
         self.log.refresh()
-        from deltalake import DeltaTable  # loaded where it is needed: that takes longer than most questions
-
-        place = str(self.log.root)
-        if not DeltaTable.is_deltatable(place):
-            DeltaTable.create(place, self.schema, partition_by=self.partition_by or None, configuration=_CONFIGURATION)
+        if not self.log.versions():
+            self.log.folder.mkdir(exist_ok=True)
+            self.log.write(0, first_entry(schema_text(self.schema), self.partition_by, _CONFIGURATION))
             self.log.publish(0)
         fsync_folder(self.folder)
         self.log.sync(0)
@@ -319,6 +318,14 @@ def taken_over(place: StatePath, held: int, ours: int) -> StateLost:
     return StateLost(
         f"{place}: another driver has taken this state over (epoch {held}, ours is {ours}): this one stops."
     )
+
+
+@lru_cache
+def schema_text(schema: pa.Schema) -> str:
+    """A schema in Delta's words."""
+    from deltalake import Schema  # loaded where it is needed: that takes longer than most questions
+
+    return str(Schema.from_arrow(schema).to_json())
 
 
 def make_checkpoint(folder: Path, version: int) -> None:
