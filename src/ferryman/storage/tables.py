@@ -86,7 +86,7 @@ class Table:
         """
         self.log.refresh()
         torn = self.log.torn()
-        with self._readable():  # a handle reads the older part of the log only when it is asked
+        with self._readable():
             handle = newest_to_read(self.log.root) if torn is None else OpenTable(self.log.root, torn - 1)
             self.version = handle.version
             self.transactions = {a: handle.transaction(a) for a in applications}
@@ -184,7 +184,7 @@ class Table:
         except OSError as e:
             raise EngineError(f"{self.folder}: the commit failed: {_one_line(e)}") from e
         if ours and handle.trimmed:  # 3
-            self.log.path(self.version + 1).unlink()
+            self.log.path(self.version + 1).unlink(missing_ok=True)
             ours = False
         if not ours or not self.log.publish(self.version + 1):
             raise StateLost(f"{self.folder}: another driver committed while this one held the state: this one stops.")
