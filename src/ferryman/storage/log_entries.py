@@ -53,7 +53,7 @@ class _Remove(msgspec.Struct):
     path: str
 
 
-class _Transaction(msgspec.Struct):
+class _AppNumber(msgspec.Struct):
     appId: str
     version: int
 
@@ -63,7 +63,7 @@ class _Action(msgspec.Struct):
 
     add: _Add | None = None
     remove: _Remove | None = None
-    txn: _Transaction | None = None
+    txn: _AppNumber | None = None
 
 
 _decode = msgspec.json.Decoder(_Action).decode
