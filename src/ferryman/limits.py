@@ -10,7 +10,18 @@ GIB: Final = 1 << 30
 
 # --- scanning -----------------------------------------------------------------------------------
 WAVE_BYTES: Final = GIB
-"""Listed bytes a wave processes. Delivery starts after the first one: this bounds the wait and the disk in flight."""
+"""Listed bytes a wave processes at most: what is committed and not delivered yet takes room on the disk."""
+
+WAVE_SLOT_BYTES: Final = 64 * MIB
+"""The same for each task slot: a wave is transformed while the one before it is delivered, so a scan should have many.
+Not less, for each wave has its commits and its jobs."""
+
+LEAST_WAVE_SLOT_BYTES: Final = 8 * MIB
+"""The same of a scan that has little, which is cut into ``SCAN_WAVES``."""
+
+SCAN_WAVES: Final = 8
+"""Waves that a scan should have: what nothing runs beside, the first one's steps and the last one's delivery, is a
+small part then."""
 
 MAX_PENDING_BYTES: Final = 4 * WAVE_BYTES
 """What may be pending in the outbox while a scan reads on: a destination that is away for a day must not have the whole

@@ -78,20 +78,32 @@ class Follower:
         self._read: dict[Path, int] = {}
         self._phases = 0
 
-    @contextlib.contextmanager
-    def following(self) -> Iterator[str]:
-        """While a phase runs; yields the folder for its tasks, "" if nobody wants to know."""
+    def make(self) -> str:
+        """A folder for the tasks of a phase that is followed later; "": nobody wants to know."""
         if not self._observer.follows:
-            yield ""
-            return
+            return ""
         self._phases += 1
         folder = self._folder / str(self._phases)
         folder.mkdir(parents=True)
+        return str(folder)
+
+    @contextlib.contextmanager
+    def following(self, made: str | None = None) -> Iterator[str]:
+        """While a phase runs; yields the folder for its tasks, "" if nobody wants to know.
+
+        Args:
+            made: by ``make``, for tasks that run already.
+        """
+        name = self.make() if made is None else made
+        if not name:
+            yield ""
+            return
+        folder = Path(name)
         ended = threading.Event()
         thread = threading.Thread(target=self._follow, args=(folder, ended), name="ferryman-live", daemon=True)
         thread.start()
         try:
-            yield str(folder)
+            yield name
         finally:
             ended.set()
             thread.join()

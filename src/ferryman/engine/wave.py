@@ -7,17 +7,20 @@ A wave, numbered as in the architecture:
 3. **commit**: one transaction on the outbox names them all
 4. **deliver**: executors send committed rows and journal what comes of it
 5. **settle**: the journal becomes the ledger, what is done leaves the outbox
+
+While a wave of listed documents is delivered and settled, the next one is transformed. It is committed after that.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from itertools import zip_longest
 from typing import Final
 
 from ferryman import crash, limits
 from ferryman.account.questions import all_reported, left_over_of
-from ferryman.engine import commands, migration, step_retries
+from ferryman.engine import commands, migration
 from ferryman.engine.backlog import Backlog
 from ferryman.engine.commit.commit import NOWHERE, commit_staged
 from ferryman.engine.counting import Counting
@@ -27,34 +30,34 @@ from ferryman.engine.intakes import recover_intake
 from ferryman.engine.live import Follower
 from ferryman.engine.logs import Logs
 from ferryman.engine.nodes import Nodes
-from ferryman.engine.outcomes import describe_listing, describe_staged
+from ferryman.engine.outcomes import describe_staged
 from ferryman.engine.pending import PendingWork
 from ferryman.engine.reset import reset_states
 from ferryman.engine.runner.base import IsolatingRunner, PickledPlan, Runner
 from ferryman.engine.scan.batches import WaveBatch
-from ferryman.engine.scan.detect import ChangeSet, detect_changes
+from ferryman.engine.scan.detect import ChangeSet
 from ferryman.engine.scan.guard import Allowed
-from ferryman.engine.scan.listing import list_sources
 from ferryman.engine.scan.log_batches import LogBatch
+from ferryman.engine.scan.phase import ScanPhase
 from ferryman.engine.settle.settle import late_answers, settle
 from ferryman.engine.summary import Summary as Summary
-from ferryman.engine.transform.look import look_early
 from ferryman.engine.transform.phase import TransformPhase
 from ferryman.engine.transform.staged import Staged
 from ferryman.engine.trouble import Troubles
 from ferryman.engine.unlisted import Unlisted
+from ferryman.engine.upkeep import Upkeep
 from ferryman.notify import Reporter, Stopped
 from ferryman.observe.progress import Observer
 from ferryman.plan import NotifyTarget
 from ferryman.records.due import now_us
 from ferryman.state.commands import waiting
-from ferryman.state.maintenance import maintain, sweep
+from ferryman.state.maintenance import sweep
 from ferryman.state.state import State
-from ferryman.storage import files
 
 _IDLE_TURNS: Final = 3
 """Turns that may move nothing (a worker died, a pending document is not listed any more) before a run ends."""
-_SCAN, _LIVE = "scan", "live"  # scratch folders: of a listing, and of what tasks report while they are at work
+_LIVE: Final = "live"
+"""The scratch folder of what tasks report while they are at work."""
 _KEPT_MESSAGES: Final = 100  # that a driver remembers that goes on for months: it does not say them again
 
 
@@ -84,7 +87,6 @@ class Run:
         self._observer = observer
         self._wait = wait
         self._reset = reset
-        self._allow_deletes = allow_deletes
         self._wave_bytes = wave_bytes
         self._sleep = sleep
         self._shipped = PickledPlan.of(state.plan)
@@ -96,7 +98,6 @@ class Run:
         self._counting = Counting(state)
         self._backlog = Backlog(state, limits.MAX_PENDING_BYTES if max_pending is None else max_pending)
         self._incomplete = False
-        self._held = False  # deletes wait for an operator
         self._stopped_short = False
         """The last scan of everything, or one since, stopped reading, for too much is pending."""
         self._told_short = self._endless = False
@@ -107,6 +108,22 @@ class Run:
         self._logs = Logs(state, self._nodes, self._tell)
         self._transform = TransformPhase(state, self._shipped, runner, self._nodes, self._logs, self._live, self._tell)
         self._pending = PendingWork(state, self._dispatcher, self._nodes, self._unlisted, self._logs)
+        self._scanning = ScanPhase(
+            state,
+            self._shipped,
+            runner,
+            self._patient,
+            self._nodes,
+            self._logs,
+            self._pending,
+            self._unlisted,
+            self._live,
+            observer,
+            self._tell_once,
+            allow_deletes=allow_deletes,
+            wave_bytes=wave_bytes,
+        )
+        self._upkeep = Upkeep(state, self._tell_once)
 
     def go(self, every: float | None = None) -> Summary:
         """Recover, then scan and deliver; with ``every`` forever."""
@@ -178,7 +195,7 @@ class Run:
         self._logs.refuse_others()
         if orphans := sweep(state):
             done.append(f"removed {orphans} staged files that no wave had committed")
-        self._maintain()  # each start adds to the logs, also where no wave follows
+        self._upkeep.do()  # each start adds to the logs, also where no wave follows
         state.clear_staging()
         if done:
             self._tell(f"recovered: {'; '.join(done)}")
@@ -193,10 +210,10 @@ class Run:
         self._nodes.look_around(self._patient)
         complete, least = None, 1
         while complete is None and self._has_room():
-            complete = self._carry(self._changes(only_owed), least)
+            complete = self._carry(self._scanning.run(only_owed=only_owed), least)
             least *= 2  # so that it comes to an end however often somebody has something to say
         self._told_short &= self._stopped_short
-        files.remove_folder(self._state.staging / _SCAN)
+        self._scanning.end()
         read = only_owed or not self._logs or self._read_logs()
         return bool(complete) and read
 
@@ -216,54 +233,15 @@ class Run:
     def _carry(self, changes: ChangeSet, least: int) -> bool | None:
         """Was the listing complete, and carried to its end? None: list again. After ``least`` waves operator commands
         are applied between two: it changes what the listing was compared with."""
-        for done, piece in enumerate(changes.slices):
-            if done >= least and self._take_commands():
-                return None
-            if not self._has_room():
-                return False  # what was listed is listed again later, as after a kill
-            self._wave(piece)
+        waves = zip_longest(changes.slices, changes.slices[1:])
+        for done, (piece, following) in enumerate(waves, 1):
+            if not self._transform.runs_ahead:
+                if done > least and self._take_commands():
+                    return None
+                if not self._has_room():
+                    return False  # what was listed is listed again later, as after a kill
+            self._wave(piece, following, patient=done < least)
         return changes.complete and not self._stopped_short
-
-    def _changes(self, only_owed: bool) -> ChangeSet:
-        """A new listing, compared with what is known."""
-        self._observer.phase(self._state.wave + 1, "scan")
-        self._state.remove_retired()  # no task reads it any more
-        folder = self._state.scratch(_SCAN)
-        waiting = self._nodes.waiting(self._pending.at_steps())
-        owed, only, entries = None, None, self._logs.waiting()
-        if only_owed:
-            owed = step_retries.pending_at_steps(self._state, now_us(), waiting)
-            only = step_retries.named(self._state, owed) if len(owed) <= limits.NAMED_DOCUMENTS else None
-        else:
-            self._pending.unseen = set()
-        with self._live.following() as live:
-            listings = list_sources(self._plan, self._shipped, folder, self._patient, only, live, entries)
-        self._pending.unseen |= self._nodes.hear_listings(listings)
-        crash.point("scan.listed")
-        changes = detect_changes(
-            listings,
-            self._state,
-            folder,
-            now_us=now_us(),
-            only_owed=only_owed,
-            waiting=waiting,
-            allow_deletes=self._allow_deletes,
-            slots=self._runner.slots,
-            wave_bytes=self._wave_bytes,
-        )
-        crash.point("scan.judged")
-        changes = look_early(changes, self._shipped, self._runner, self._live)
-        if rows := sum(batch.rows for batch in changes.slices):
-            self._observer.outcome(describe_listing(listings, changes.slices))
-            self._observer.planned(rows)
-        self._held = bool(changes.too_many) or (self._held and only_owed)
-        for note in (*changes.notes, *changes.too_many):
-            self._tell_once(note)  # a scan for what is pending meets the same again
-        if owed is not None and not changes.slices:
-            self._unlisted.add(owed)
-            for note in self._unlisted.describe(only or {}) if changes.complete else ():
-                self._tell_once(note)
-        return changes
 
     def _has_room(self) -> bool:
         """May more documents be read? If too much is pending, what can be sent is sent first."""
@@ -277,7 +255,13 @@ class Run:
             self._tell(self._backlog.describe(over=False))
         return not full
 
-    def _wave(self, piece: WaveBatch | LogBatch) -> None:
+    def _wave(self, piece: WaveBatch | LogBatch, following: WaveBatch | None = None, *, patient: bool = False) -> None:
+        """
+        Args:
+            following: what the next wave processes, if that is known. It is transformed meanwhile, unless there is no
+                room for it, or an operator's command comes first.
+            patient: operator's commands wait for it.
+        """
         number = self._state.wave + 1
         self._runner.start()
         self._observer.phase(number, "transform")
@@ -291,6 +275,8 @@ class Run:
             self._summary.dropped += sum(s.counts["dropped"] for s in staged)
             self._commit(number, staged, positions)
             self._logs.committed()
+            if following and (patient or not waiting(self._state)) and not self._backlog.too_large:
+                self._transform.begin(number + 1, following)
             self._deliver_and_settle(number, refused=sum(s.counts["dead"] + s.counts["error_doc"] for s in staged))
 
     def _commit(self, number: int, staged: list[Staged], positions: Mapping[str, int] = NOWHERE) -> None:
@@ -313,18 +299,12 @@ class Run:
         self._summary.delivered += info["delivered"] - info["deleted"]
         self._summary.deleted += info["deleted"]
         self._newer.note(info["stale"])
-        self._maintain()
-        if self._transform.littered:
-            sweep(self._state)
-            self._transform.littered = False
+        self._upkeep.do(staging=self._transform.runs_ahead, strays=self._transform.littered)
+        self._transform.littered = False
         self._nodes.forget(self._pending.at_steps())
         owed = sum(debt.owed for debt in self._pending.at_steps()) + self._pending.rows()
         self._observer.settled(info["delivered"], owed, info["dead"] + refused)
         return int(info["sent"])
-
-    def _maintain(self) -> None:
-        for note in maintain(self._state):
-            self._tell_once(note)  # it fails after each wave
 
     def _take_commands(self) -> bool:
         """What people have said since; has it changed anything?"""
@@ -388,7 +368,7 @@ class Run:
             self._tell(message)
         incomplete = self._incomplete or bool(self._pending.unseen or self._logs.waits)
         reported = bool(summary.failed or summary.rejected) and all_reported(self._state.root, self._plan)
-        summary.set_exit(held=self._held, incomplete=incomplete, reported=reported)
+        summary.set_exit(held=self._scanning.held, incomplete=incomplete, reported=reported)
         return summary
 
     def _tell_once(self, text: str) -> None:

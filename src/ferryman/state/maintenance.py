@@ -30,10 +30,13 @@ from ferryman.storage.tables import Table
 _NO_NUMBERS: Final[Mapping[str, int]] = MappingProxyType({})
 
 
-def maintain(state: State) -> list[str]:
+def maintain(state: State, *, sweeps: bool = True) -> list[str]:
     """Merge what has become many, fold long logs, sweep. Cheap when there is nothing to do.
 
     Returns what could not be merged, a line each.
+
+    Args:
+        sweeps: False: tasks are staging files that nothing names yet.
     """
     notes: list[str] = []
     changed = _drop_outdated(state, notes)
@@ -46,14 +49,14 @@ def maintain(state: State) -> list[str]:
         if len(table.log.versions()) > limits.CHECKPOINT_COMMITS:
             table.checkpoint()
             changed = True
-    if changed:
+    if changed and sweeps:
         sweep(state)
     return notes
 
 
 def sweep(state: State) -> int:
     """Remove every data file of ours, or of a driver before us, that no table names; how many there were. Only when no
-    wave is unsettled.
+    wave is unsettled, and no task is staging files of the next.
 
     Raises:
         StateLost: another driver has taken over; what we know of the tables is old, nothing was removed.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -111,6 +112,10 @@ class CheckedRunner(Runner):
                 return answers
             self._hear(answers)
         raise self._stopped()
+
+    def run_ahead(self, work: Callable[[], Answer]) -> Future[Answer]:
+        """See ``Runner.run_ahead``."""
+        return self._runner.run_ahead(work)
 
     def _hear(self, answers: Sequence[Any]) -> None:
         for answer in answers:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import lru_cache
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -62,6 +62,23 @@ class Runner(Protocol):
     def run_early(self, task: Callable[[Item], Answer], items: Sequence[Item]) -> list[Answer]:
         """The same as ``run``, for a task that calls no step and only reads: it may run before there are executors."""
         return self.run(task, items)
+
+    def run_ahead(self, work: Callable[[], Answer]) -> Future[Answer]:
+        """Call ``work``, which calls ``run``, beside what this thread does next.
+
+        A runner that has only this thread does it at once, so that the order of tests is always the same.
+        """
+        done: Future[Answer] = Future()
+        set_outcome(done, work)
+        return done
+
+
+def set_outcome(done: Future[Answer], work: Callable[[], Answer]) -> None:
+    """Call ``work``; what it returns or raises is for whoever asks ``done``."""
+    try:
+        done.set_result(work())
+    except Exception as e:
+        done.set_exception(e)
 
 
 def run_isolating(
@@ -137,6 +154,10 @@ class IsolatingRunner(Runner):
     def run_early(self, task: Callable[[Item], Answer], items: Sequence[Item]) -> list[Answer]:
         """See ``Runner.run_early``."""
         return self.run(task, items) if self.started else self._runner.run_early(task, items)
+
+    def run_ahead(self, work: Callable[[], Answer]) -> Future[Answer]:
+        """See ``Runner.run_ahead``."""
+        return self._runner.run_ahead(work)
 
 
 class PickledPlan(NamedTuple):

@@ -104,6 +104,10 @@ class OnDemand(Runner):
                 return answers
         return self.run(task, items)
 
+    def run_ahead(self, work: Callable[[], Answer]) -> Future[Answer]:
+        """See ``Runner.run_ahead``."""
+        return self._started().run_ahead(work)
+
     def _started(self) -> Runner:
         if self._runner is None:
             self._end_beside()

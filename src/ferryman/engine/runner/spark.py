@@ -16,6 +16,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from importlib.util import find_spec
 from itertools import starmap
 from pathlib import Path
@@ -29,7 +30,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql.functions import spark_partition_id
 
-from ferryman.engine.runner.base import Answer, Item, Runner
+from ferryman.engine.runner.base import Answer, Item, Runner, set_outcome
 from ferryman.engine.runner.class_sharing import java_options
 from ferryman.engine.runner.java import check_java
 from ferryman.errors import EngineError, UsageError, WorkerDied
@@ -47,6 +48,9 @@ _PARTED = 100_000
 """Numbers in a range that has more of them than any Spark has cores."""
 
 _ANSWER = "number long, answer binary"
+
+_AHEAD = "ferryman-ahead"
+"""Spark's pool of jobs that run ahead. Within a pool the job that came first gets all cores; pools get equal shares."""
 
 
 class SparkRunner(Runner):
@@ -107,6 +111,18 @@ class SparkRunner(Runner):
 
         return [answer for _, answer in _collect(read(self.spark).mapInArrow(stage, _ANSWER))]
 
+    def run_ahead(self, work: Callable[[], Answer]) -> Future[Answer]:
+        """See ``Runner.run_ahead``. Its jobs share the cores with those of other threads."""
+        done: Future[Answer] = Future()
+
+        def run() -> None:
+            with contextlib.suppress(AttributeError, PySparkException):  # Connect has no pools
+                self.spark.sparkContext.setLocalProperty("spark.scheduler.pool", _AHEAD)
+            set_outcome(done, work)
+
+        threading.Thread(target=run, name="ferryman-ahead", daemon=True).start()
+        return done
+
 
 def running() -> SparkSession | None:
     """The session that this program has already, as in a notebook."""
@@ -126,6 +142,13 @@ def unlike(session: Any, master: str, conf: Mapping[str, str]) -> Iterator[str]:
                 yield f"{key}={value} has no effect: {_THERE}"
 
 
+_SETTINGS = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.scheduler.mode": "FAIR",  # a job that runs ahead must not keep the others from all cores
+}
+
+
 def start(master: str, conf: Mapping[str, str], name: str, *, queries: bool = True) -> SparkSession:
     """A session of our own. Workers run this very Python.
 
@@ -141,7 +164,7 @@ def start(master: str, conf: Mapping[str, str], name: str, *, queries: bool = Tr
     if not remote and "PYSPARK_GATEWAY_PORT" not in os.environ:  # there is a JVM already
         check_java()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    settings = {} if remote else {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false"}
+    settings = {} if remote else _SETTINGS
     if master.startswith("local"):
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")  # no look-up of this machine's name, no warning about it
         settings |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}

@@ -141,14 +141,17 @@ class Splitter:
         folder: where compared rows are written.
         slots: tasks that run at once; a small scan is cut so that all have work, and end at about the same time.
         rows, size: how much there is at most, in all.
+        wave_bytes: what a wave has at most. Few slots, or little in all: a wave has less.
     """
 
     def __init__(self, folder: StatePath, slots: int, rows: int, size: int, wave_bytes: int) -> None:
         self._folder = folder
         self._task_rows = int(np.clip(rows // (2 * slots), 256, limits.TASK_DOCUMENTS))
         enough = np.clip(size // (2 * slots), limits.MIB, limits.EVEN_TASK_BYTES)
-        self._task_bytes = int(np.clip(size // (8 * slots), enough, limits.TASK_BYTES))
-        self._wave_bytes = wave_bytes
+        share = int(np.clip(size // (limits.SCAN_WAVES * slots), limits.LEAST_WAVE_SLOT_BYTES, limits.WAVE_SLOT_BYTES))
+        self._wave_bytes = min(wave_bytes, slots * share)
+        most = np.clip(wave_bytes // (2 * slots), limits.EVEN_TASK_BYTES, share // 2)  # each slot has two tasks a wave
+        self._task_bytes = int(np.clip(size // (8 * slots), enough, most))
         self._slices: list[WaveBatch] = []
         self._tasks: list[TaskSplit] = []
         self._bytes = 0

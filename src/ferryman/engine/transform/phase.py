@@ -1,10 +1,16 @@
-"""The second phase of a run's waves: its tasks are run, and what they say of the nodes is heard."""
+"""The second phase of a run's waves: its tasks are run, and what they say of the nodes is heard.
+
+The tasks of a wave of listed documents may run ahead, while the wave before it is delivered and settled. What they
+stage has no name before the wave's commit, which comes after that.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from functools import partial
+from typing import NamedTuple
 
 from ferryman.engine.commit.intake import commit_intake
 from ferryman.engine.live import Follower
@@ -19,6 +25,17 @@ from ferryman.errors import WorkerDied
 from ferryman.records.due import now_us
 from ferryman.state.state import State
 from ferryman.storage import files
+
+
+class _Ahead(NamedTuple):
+    """A wave's tasks that run while the wave before it is delivered."""
+
+    number: int
+    batch: WaveBatch
+    live: str
+    """Folder of what they report meanwhile."""
+    deaths: list[WorkerDied]
+    staged: Future[list[Staged]]
 
 
 class TransformPhase:
@@ -50,36 +67,79 @@ class TransformPhase:
         """No documents have been through the steps in this run."""
         self.littered = False
         self.unseen: set[str] = set()
+        self._ahead: _Ahead | None = None
+
+    @property
+    def runs_ahead(self) -> bool:
+        """Are tasks at work whose wave has not begun? Its number must be the next one that is committed."""
+        return self._ahead is not None
+
+    def begin(self, number: int, batch: WaveBatch) -> None:
+        """Have the tasks of this wave run beside what this thread does next: ``run`` takes what they staged."""
+        live, deaths = self._live.make(), list[WorkerDied]()
+        tasks = partial(self._tasks, self._task(number, batch, live), batch.tasks, deaths.append)
+        self._ahead = _Ahead(number, batch, live, deaths, self._runner.run_ahead(tasks))
 
     def run(self, number: int, batch: WaveBatch | LogBatch) -> tuple[list[Staged], dict[str, int]]:
         """What the wave of this number commits: of its tasks, and of the logs' positions."""
-        task = Transform(self._shipped, str(self._state.root), number, now_us(), self._state.epoch, self._nodes.now())
-        task = dataclasses.replace(task, at_once=max(1, min(len(batch.tasks), self._runner.slots)))
-        positions: dict[str, int] = {}
+        if isinstance(batch, LogBatch):
+            with self._live.following() as live:
+                return self._run_logs(batch, self._task(number, batch, live))
+        staged = self._run_ahead(number, batch) if self._ahead else self._run_now(number, batch)
+        self.unseen = {split.source for split, s in zip(batch.tasks, staged, strict=True) if s.unseen}
+        self._hear(staged)
+        return staged, {}
+
+    def _task(self, number: int, batch: WaveBatch | LogBatch, live: str) -> Transform:
+        return Transform(
+            self._shipped,
+            str(self._state.root),
+            number,
+            now_us(),
+            self._state.epoch,
+            self._nodes.now(),
+            live=live,
+            live_errors=self._first,
+            at_once=max(1, min(len(batch.tasks), self._runner.slots)),
+        )
+
+    def _run_now(self, number: int, batch: WaveBatch) -> list[Staged]:
         with self._live.following() as live:
-            task = dataclasses.replace(task, live=live, live_errors=self._first)
-            if isinstance(batch, LogBatch) and batch.once:
-                return self._run_once(batch, task)
-            again = partial(self._tasks, task)
-            staged = again(batch.tasks)
-            reports = [report for s in staged for report in s.nodes]
-            if isinstance(batch, LogBatch):
-                staged, positions, left = self._logs.kept_of(batch.tasks, staged, again)
-                self._remove(left)
-            else:
-                self.unseen = {cut.source for cut, s in zip(batch.tasks, staged, strict=True) if s.unseen}
+            return self._tasks(self._task(number, batch, live), batch.tasks, partial(self._died, number))
+
+    def _run_ahead(self, number: int, batch: WaveBatch) -> list[Staged]:
+        """Wait for the tasks that run already."""
+        ahead, self._ahead = self._ahead, None
+        assert ahead is not None
+        assert (ahead.number, ahead.batch) == (number, batch)
+        with self._live.following(ahead.live):
+            staged = ahead.staged.result()
+        for death in ahead.deaths:
+            self._died(number, death)
+        return staged
+
+    def _run_logs(self, batch: LogBatch, task: Transform) -> tuple[list[Staged], dict[str, int]]:
+        if batch.once:
+            return self._run_once(batch, task)
+        again = partial(self._tasks, task, died=partial(self._died, task.wave))
+        staged = again(batch.tasks)
+        kept = self._logs.kept_of(batch.tasks, staged, again)
+        self._remove(kept.left)
+        self._hear(staged)
+        return kept.staged, kept.positions
+
+    def _hear(self, staged: Sequence[Staged]) -> None:
         self._first = False
-        self._nodes.hear(reports)
-        return staged, positions
+        self._nodes.hear([report for s in staged for report in s.nodes])
 
     def _run_once(self, batch: LogBatch, task: Transform) -> tuple[list[Staged], dict[str, int]]:
         """The same, of what no step may see a second time."""
         intake = commit_intake(self._state, task.wave, *self._logs.taken(batch.tasks))
-        staged = self._tasks(dataclasses.replace(task, once=str(intake.folder)), batch.tasks)
+        task = dataclasses.replace(task, once=str(intake.folder))
+        staged = self._tasks(task, batch.tasks, partial(self._died, task.wave, once=True))
         kept = self._logs.kept_once(intake, batch.tasks, staged)
         self._remove(kept.left)
-        self._first = False
-        self._nodes.hear([report for s in staged for report in s.nodes])
+        self._hear(staged)
         return kept.staged, kept.positions
 
     def _remove(self, left: Sequence[Staged]) -> None:
@@ -91,16 +151,13 @@ class TransformPhase:
                 for part in parts:
                     files.remove(table.folder / part.path)
 
-    def _tasks(self, task: Transform, items: Sequence[TaskSplit | LogSplit]) -> list[Staged]:
+    def _tasks(
+        self, task: Transform, items: Sequence[TaskSplit | LogSplit], died: Callable[[WorkerDied], None]
+    ) -> list[Staged]:
         """If a worker dies, the tasks one by one, and those that die again in isolation mode."""
-
-        def died(death: WorkerDied) -> None:
-            again = (
-                "What it had begun is in doubt, the rest goes on"
-                if task.once
-                else "Its tasks are run again, one by one"
-            )
-            self._tell(f"wave {task.wave}: {death}. {again}.")
-            self.littered = True
-
         return run_isolating(self._runner, task, items, dataclasses.replace(task, isolated=True), died)
+
+    def _died(self, wave: int, death: WorkerDied, *, once: bool = False) -> None:
+        again = "What it had begun is in doubt, the rest goes on" if once else "Its tasks are run again, one by one"
+        self._tell(f"wave {wave}: {death}. {again}.")
+        self.littered = True
