@@ -67,7 +67,7 @@ ACTIONS: Final[dict[str, Action]] = {
     # 1 scan, 2 transform, 3 commit
     "scan": Action(
         "lists and detects changes",
-        ("engine.scan.listing.list_sources", "engine.scan.detect.detect_changes"),
+        ("engine.scan.phase.ScanPhase.run", "engine.scan.listing.list_sources", "engine.scan.detect.detect_changes"),
         ("scan.listed", "scan.judged"),
     ),
     "transform": Action(
@@ -89,6 +89,11 @@ ACTIONS: Final[dict[str, Action]] = {
         "a task finds that a step or the source is away, and holds its documents",
         ("engine.transform.walk.Walk.unread", "engine.transform.health.NodeHealth.failed"),
         fault=True,
+    ),
+    "transform.ahead": Action(
+        "tasks read and stage the documents of the next wave, while this one is delivered and settled",
+        ("engine.transform.phase.TransformPhase.begin",),
+        ("transform.outbox", "transform.documents", "transform.ledger", "transform.staged"),
     ),
     "transform.done": Action("one attempt's files are taken", ("engine.wave.Run._wave",), ("transform.done",)),
     "redeliver": Action("opens a wave without documents", ("engine.wave.Run._redeliver",)),

@@ -104,6 +104,26 @@ CONFIGURATIONS: Final = (
     Config("two workers of a file", TWO, (Destination(LEAST),), Budget(crashes=1, doubles=1, late=1)),
     Config("slices: a wave a document", TWO, (Destination(EXACT), Destination(ONCE)), Budget(crashes=1), slice=1),
     Config("one chunk after the other: at-least-once", THREE, (Destination(LEAST),), Budget(crashes=1, late=1)),
+    # While a wave is delivered and settled, the next one is transformed.
+    Config(
+        "waves that overlap, of families that fail: exactly-once",
+        TWO,
+        (Destination(EXACT),),
+        Budget(faults=2),
+        answers=("step", "away", "transient"),
+        slice=1,
+        families=TRIES[:1],
+    ),
+    Config("waves that overlap, two drivers", TWO, (Destination(LEAST),), Budget(rivals=1), lock=False, slice=1),
+    Config("waves that overlap, three of them", THREE, (Destination(ONCE),), Budget(crashes=1), slice=1),
+    Config(
+        "waves that overlap, of changes: exactly-once",
+        (("a", "b"), ("c", GONE)),
+        (Destination(EXACT),),
+        Budget(crashes=1),
+        slice=1,
+    ),
+    Config("waves that overlap: at-least-once", TWO, (Destination(LEAST),), Budget(crashes=1, late=1), slice=1),
     # A document whose step makes other children at each try.
     *(
         Config(

@@ -11,7 +11,7 @@ from typing import Final
 
 from tests.model import executor, settling
 from tests.model.actions import Step
-from tests.model.moves import Moves, moved, name, rest
+from tests.model.moves import Moves, moved, name, rest, take
 from tests.model.state import (
     DOCUMENTS,
     LEDGER,
@@ -28,10 +28,12 @@ from tests.model.state import (
     Waiting,
     put,
 )
-from tests.model.transforming import is_due, transform
+from tests.model.transforming import is_due, transform, transform_ahead
 
 ORDER: Final = ("close", "read", "ledger", "documents", "trim", "outbox")
 """The steps of settle."""
+_BESIDE: Final = frozenset({"dispatch", "deliver", *ORDER})
+"""Steps beside which the next wave is transformed."""
 STALE: Final = "a driver that was overtaken committed a wave"
 _MUTATED_ORDER: Final = {
     "the journal is read before the pass is closed": ("read", "close", "ledger", "documents", "trim", "outbox"),
@@ -45,6 +47,8 @@ def driver_moves(config: Config, state: State, i: int) -> Moves:
     """What the driver at this place may do next."""
     driver = state.drivers[i]
     yield from _STEPS[driver.at](config, state, i, driver)
+    if driver.at in _BESIDE:
+        yield from transform_ahead(config, state, i, driver)
 
 
 # -- it starts -------------------------------------------------------------------------------------
@@ -95,8 +99,10 @@ def _recover(config: Config, state: State, i: int, driver: Driver) -> Moves:
     driver = driver._replace(at=driver.then, then="")
     if config.mutation == "a listing outlives its driver":
         driver, state = driver._replace(taken_up=state.kept), state._replace(kept=())
+    if state.left:  # only under a mutation
+        driver, state = take(config, driver, state.left[0]), state._replace(left=())
     if driver.at == "idle":
-        driver = rest(driver)
+        driver = rest(config, driver)
     yield Step("recover", name(driver)), moved(state, i, driver)
 
 
@@ -177,6 +183,8 @@ def _deliver(config: Config, state: State, i: int, driver: Driver) -> Moves:
             spent = state._replace(budget=state.budget._replace(doubles=state.budget.doubles - 1))
             yield Step("dispatch.double", name(driver)), executor.begin(config, spent, lane, driver.wave)
     done = moved(state, i, _toward(config, state, driver, _order(config)[0]))
+    if config.mutation == "a wave commits before the one before it is settled" and driver.ahead:
+        done = moved(state, i, rest(config, driver))
     mine = [w for w in state.workers if w.pass_ == driver.wave and not w.orphan]
     if not mine:
         yield Step("deliver.done", name(driver)), done
@@ -200,14 +208,14 @@ def _toward(config: Config, state: State, driver: Driver, step: str) -> Driver:
     for later in order[order.index(step) :]:
         if later not in tables or state.settled[tables[later]] < driver.wave:
             return driver._replace(at=later)
-    return rest(driver)
+    return rest(config, driver)
 
 
 def _after(config: Config, state: State, driver: Driver) -> Driver:
     """At the step of settle after this one."""
     order = _order(config)
     at = order.index(driver.at) + 1
-    return _toward(config, state, driver, order[at]) if at < len(order) else rest(driver)
+    return _toward(config, state, driver, order[at]) if at < len(order) else rest(config, driver)
 
 
 def _close(config: Config, state: State, i: int, driver: Driver) -> Moves:
@@ -285,7 +293,8 @@ def without(config: Config, state: State, i: int) -> State:
     workers = state.workers
     if driver.at == "deliver":
         workers = tuple(sorted(w._replace(orphan=True) if w.pass_ == driver.wave else w for w in workers))
-    return state._replace(drivers=state.drivers[:i] + state.drivers[i + 1 :], workers=workers)
+    left = driver.ahead if config.mutation == "what was staged ahead outlives its driver" else ()
+    return state._replace(drivers=state.drivers[:i] + state.drivers[i + 1 :], workers=workers, left=left or state.left)
 
 
 _STEPS: Final[dict[str, Callable[[Config, State, int, Driver], Moves]]] = {

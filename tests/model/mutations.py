@@ -27,6 +27,11 @@ def _one(guarantee: str, budget: Budget, answers: tuple[str, ...] = (), *, lock:
     return Config("", ONE, (Destination(guarantee),), budget, answers, lock=lock)
 
 
+def _ahead(budget: Budget) -> Config:
+    """Two waves of a listing."""
+    return Config("", TWO, (Destination(LEAST),), budget, slice=1)
+
+
 def _family(guarantee: str, faults: int = 1, *answers: str) -> Config:
     return Config("", ONE, (Destination(guarantee),), Budget(faults=faults), ("step", *answers), families=TRIES)
 
@@ -38,6 +43,8 @@ MUTATIONS: Final = (
     Mutation("the hash depends on the attempt", "I3", _one(EXACT, Budget(faults=1), ("half",))),
     Mutation("documents are published before the commit", "I9", _one(LEAST, Budget(crashes=1))),
     Mutation("a listing outlives its driver", "I4", _one(LEAST, Budget(crashes=1))),
+    Mutation("what was staged ahead outlives its driver", "I4", _ahead(Budget(crashes=1))),
+    Mutation("a wave commits before the one before it is settled", "I4", _ahead(Budget())),
     Mutation("the files of both attempts are taken", "I4", _one(LEAST, Budget(doubles=1))),
     Mutation("the outbox is committed before the ledger", "I4", _one(LEAST, Budget(crashes=1))),
     Mutation("the outbox follows the journal, not the ledger", "I4", _one(LEAST, Budget(late=1))),

@@ -134,6 +134,8 @@ class Driver(NamedTuple):
     taken_up: tuple[int, ...] = ()
     """Documents of the compared listing that no wave has taken yet."""
     staged: tuple[Staging, ...] = ()
+    ahead: tuple[Staging, ...] = ()
+    """What the tasks of the next wave have staged while this one is delivered and settled."""
     work: tuple[Lane, ...] = ()
     fold: Fold = Fold()
     then: str = ""
@@ -225,6 +227,8 @@ class State(NamedTuple):
     budget: Budget = Budget()
     kept: tuple[int, ...] = ()
     """Only under a mutation: a listing that outlived its driver."""
+    left: tuple[Staging, ...] = ()
+    """Only under a mutation: what was staged ahead and outlived its driver."""
     remembered: tuple[str, ...] = ()
     """Observed: what was done that no rule allows, in words that the invariants know."""
 

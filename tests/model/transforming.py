@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from tests.model import settling
 from tests.model.actions import Step
-from tests.model.moves import Moves, moved, name, rest
+from tests.model.moves import Moves, moved, name, take
 from tests.model.state import (
     GONE,
     Config,
@@ -48,6 +48,16 @@ def transform(config: Config, state: State, i: int, driver: Driver) -> Moves:
             yield Step(again, name(driver)), after
     for staging in driver.staged:
         yield Step("transform.done", name(driver)), moved(state, i, _chosen(config, driver, staging))
+
+
+def transform_ahead(config: Config, state: State, i: int, driver: Driver) -> Moves:
+    """One attempt at the next wave, while this one is delivered and settled."""
+    if not driver.ahead and driver.taken_up:
+        for staging in _tries(config, state, driver):
+            after = moved(state, i, driver._replace(ahead=(staging,)))
+            if staging.fault:
+                after = after._replace(budget=after.budget._replace(faults=after.budget.faults - 1))
+            yield Step("transform.ahead", name(driver)), after
 
 
 def _tries(config: Config, state: State, driver: Driver) -> Iterator[Staging]:
@@ -135,7 +145,4 @@ def _chosen(config: Config, driver: Driver, staging: Staging) -> Driver:
         documents = tuple(row for each in driver.staged for row in each.documents)
         rows = tuple(row for each in driver.staged for row in each.rows)
         staging = staging._replace(documents=documents, rows=rows)
-    driver = driver._replace(taken_up=driver.taken_up[config.slice :], staged=())
-    if not staging.documents:
-        return rest(driver)
-    return driver._replace(at="commit", staged=(staging,))
+    return take(config, driver, staging)
