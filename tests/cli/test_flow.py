@@ -160,17 +160,17 @@ def test_one_plan_of_it_runs_alone(ferryman: Say) -> None:
 @pytest.mark.rule("flow.stop")
 def test_a_plan_that_stops_is_told(ferryman: Say, monkeypatch: pytest.MonkeyPatch) -> None:
     """On stderr when it stops, and at the end with the counts of all."""
-    from ferryman.engine import wave
+    from ferryman.engine.scan import phase
     from ferryman.errors import EngineError
 
-    list_sources = wave.list_sources
+    list_sources = phase.list_sources
 
     def broken(plan: Any, *args: Any) -> Any:
         if plan.name == "invoices":
             raise EngineError("Spark failed.")
         return list_sources(plan, *args)
 
-    monkeypatch.setattr(wave, "list_sources", broken)
+    monkeypatch.setattr(phase, "list_sources", broken)
     code, out, err = ferryman("run", "plan.py")
 
     assert code == 1

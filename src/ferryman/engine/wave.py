@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from itertools import zip_longest
 from typing import Final
 
@@ -275,21 +276,28 @@ class Run:
             self._summary.dropped += sum(s.counts["dropped"] for s in staged)
             self._commit(number, staged, positions)
             self._logs.committed()
+            refused = sum(s.counts["dead"] + s.counts["error_doc"] for s in staged)
             if following and (patient or not waiting(self._state)) and not self._backlog.too_large:
-                self._transform.begin(number + 1, following)
-            self._deliver_and_settle(number, refused=sum(s.counts["dead"] + s.counts["error_doc"] for s in staged))
+                self._deliver_and_settle(number, refused, partial(self._transform.begin, number + 1, following))
+            else:
+                self._deliver_and_settle(number, refused)
 
     def _commit(self, number: int, staged: list[Staged], positions: Mapping[str, int] = NOWHERE) -> None:
         self._observer.phase(number, "commit")
         self._newer.before_commit()
         commit_staged(self._state, number, staged, positions)
 
-    def _deliver_and_settle(self, number: int, refused: int = 0) -> int:
-        """4 and 5; how many rows were sent. ``refused``: documents of this wave that ended before the outbox."""
+    def _deliver_and_settle(self, number: int, refused: int = 0, meanwhile: Callable[[], None] = lambda: None) -> int:
+        """4 and 5; how many rows were sent.
+
+        Args:
+            refused: documents of this wave that ended before the outbox.
+            meanwhile: begins what is done beside it.
+        """
         self._observer.phase(number, "deliver")
         self._observer.expects(self._pending.rows())
         with self._live.following() as live:
-            failures = self._dispatcher.deliver(number, now_us(), live)
+            failures = self._dispatcher.deliver(number, now_us(), live, meanwhile)
         for failure in failures:
             self._tell(failure)
         crash.point("deliver.done")

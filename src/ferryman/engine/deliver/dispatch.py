@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
@@ -27,6 +28,10 @@ from ferryman.state.state import State
 from ferryman.storage.handles import DataFile
 
 
+def _nothing() -> None:
+    """What is called where nobody waits for it."""
+
+
 class Dispatcher:
     """Delivers passes; remembers over the passes of a run which destinations are in trouble."""
 
@@ -42,13 +47,20 @@ class Dispatcher:
         """Destinations over which a worker died, or which hung, in their last pass."""
         self.trouble = trouble
 
-    def deliver(self, number: int, now_us: int, live: str = "") -> list[str]:
-        """One pass: what is due is sent, and the keys of keyed nodes are updated; what went wrong, a line each."""
-        failures = self._send(number, now_us, live)
+    def deliver(self, number: int, now_us: int, live: str = "", then: Callable[[], None] = _nothing) -> list[str]:
+        """One pass: what is due is sent, and the keys of keyed nodes are updated; what went wrong, a line each.
+
+        Args:
+            then: called once, when all that is sent is on its way: what it runs comes behind that.
+        """
+        if not self._runner.concurrent:
+            then()
+            then = _nothing
+        failures = self._send(number, now_us, live, then)
         self._updates.run(number, now_us)
         return failures
 
-    def _send(self, number: int, now_us: int, live: str) -> list[str]:
+    def _send(self, number: int, now_us: int, live: str, then: Callable[[], None]) -> list[str]:
         """Every destination that is well gets its due rows, side by side; what went wrong, a line each.
         ``live``: folder for what is reported meanwhile; see ``engine.live``.
 
@@ -62,6 +74,7 @@ class Dispatcher:
             if (node := self._nodes.get(name)) is not None and not isinstance(node, KeyedNode) and self._well(node)
         ]
         if not work:
+            then()
             return []
         driver = (socket.gethostname(), os.getpid())
         task = Pass(
@@ -75,11 +88,12 @@ class Dispatcher:
             live=live,
         )
         lanes = [self._lanes(number, now_us, node, files, alone=len(work) == 1) for node, files in work]
+        begun = _Last(len(lanes), then)
         if len(lanes) == 1:
-            outcomes = [self._deliver_one(task, lanes[0])]
+            outcomes = [self._deliver_one(task, lanes[0], begun)]
         else:
             with ThreadPoolExecutor(len(lanes), thread_name_prefix="ferryman-deliver") as pool:
-                outcomes = list(pool.map(lambda each: self._deliver_one(task, each), lanes))
+                outcomes = list(pool.map(lambda each: self._deliver_one(task, each, begun), lanes))
         failures = []
         for (node, _), (reports, failure) in zip(work, outcomes, strict=True):
             if failure:
@@ -183,11 +197,11 @@ class Dispatcher:
         paths = {first_sequence(f): self._state.outbox.path(f.path) for f in files}
         return order_of(paths, sum(map(pending_rows, files)), self._state.spill)
 
-    def _deliver_one(self, task: Pass, lanes: list[Lane]) -> tuple[list[LaneReport], str]:
+    def _deliver_one(self, task: Pass, lanes: list[Lane], begun: Callable[[], None]) -> tuple[list[LaneReport], str]:
         """A worker that dies ends only this destination's pass: what it noted counts, the rest stays pending."""
         name = lanes[0].destination
         try:
-            reports = self._runner.run(task, lanes)
+            reports = self._runner.run_before(task, lanes, begun)
             (self._deadly.add if any(r.hung for r in reports) else self._deadly.discard)(name)
             return reports, ""
         except WorkerDied as e:
@@ -206,6 +220,22 @@ class Dispatcher:
             self.trouble.begin(destination, bad.trouble, permanent=bad.permanent, at_least_s=outlast_s)
         elif reports:
             self.trouble.end(destination)
+
+
+class _Last:
+    """Calls ``then`` when it is called itself for the last of so many times, by whatever threads."""
+
+    def __init__(self, times: int, then: Callable[[], None]) -> None:
+        self._left = times
+        self._then = then
+        self._counting = threading.Lock()
+
+    def __call__(self) -> None:
+        with self._counting:
+            self._left -= 1
+            last = not self._left
+        if last:
+            self._then()
 
 
 _NOTHING: Final = SendOrder(np.array([]), np.array([]))

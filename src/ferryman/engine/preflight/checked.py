@@ -87,16 +87,27 @@ class CheckedRunner(Runner):
     def on_one_machine(self) -> bool:
         return False
 
+    @property
+    def concurrent(self) -> bool:
+        return self._runner.concurrent
+
     def run(self, task: Callable[[Item], Answer], items: Sequence[Item]) -> list[Answer]:
         """See ``Runner.run``.
 
         Raises:
             EngineError: also where no executor that sees the same takes a task.
         """
+        return self.run_before(task, items, lambda: None)
+
+    def run_before(
+        self, task: Callable[[Item], Answer], items: Sequence[Item], then: Callable[[], None]
+    ) -> list[Answer]:
+        """See ``Runner.run_before``."""
         answers: dict[int, Answer] = {}
         left = list(range(len(items)))
-        for _ in range(_GIVEN_BACK):
-            given: list[Any] = self._runner.run(Checked(task, self._facts), [items[n] for n in left])
+        for turn in range(_GIVEN_BACK):
+            again = (lambda: None) if turn else then
+            given: list[Any] = self._runner.run_before(Checked(task, self._facts), [items[n] for n in left], again)
             answers |= {n: answer for n, answer in zip(left, given, strict=True) if not isinstance(answer, Differs)}
             self._hear(given)
             left = [n for n in left if n not in answers]

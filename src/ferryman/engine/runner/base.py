@@ -63,11 +63,25 @@ class Runner(Protocol):
         """The same as ``run``, for a task that calls no step and only reads: it may run before there are executors."""
         return self.run(task, items)
 
-    def run_ahead(self, work: Callable[[], Answer]) -> Future[Answer]:
-        """Call ``work``, which calls ``run``, beside what this thread does next.
+    @property
+    def concurrent(self) -> bool:
+        """Do jobs of several threads run at the same time? If not, what could run ahead is run at once, in this thread:
+        tests then see the same order each time."""
+        return False
 
-        A runner that has only this thread does it at once, so that the order of tests is always the same.
+    def run_before(
+        self, task: Callable[[Item], Answer], items: Sequence[Item], then: Callable[[], None]
+    ) -> list[Answer]:
+        """The same as ``run``.
+
+        Args:
+            then: called once, when the tasks are on their way. What it runs comes behind them.
         """
+        then()
+        return self.run(task, items)
+
+    def run_ahead(self, work: Callable[[], Answer]) -> Future[Answer]:
+        """Call ``work``, which calls ``run``, beside what this thread does next; or at once, see ``concurrent``."""
         done: Future[Answer] = Future()
         set_outcome(done, work)
         return done
@@ -154,10 +168,6 @@ class IsolatingRunner(Runner):
     def run_early(self, task: Callable[[Item], Answer], items: Sequence[Item]) -> list[Answer]:
         """See ``Runner.run_early``."""
         return self.run(task, items) if self.started else self._runner.run_early(task, items)
-
-    def run_ahead(self, work: Callable[[], Answer]) -> Future[Answer]:
-        """See ``Runner.run_ahead``."""
-        return self._runner.run_ahead(work)
 
 
 class PickledPlan(NamedTuple):

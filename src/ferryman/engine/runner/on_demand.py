@@ -81,6 +81,10 @@ class OnDemand(Runner):
         return True
 
     @property
+    def concurrent(self) -> bool:
+        return True
+
+    @property
     def started(self) -> bool:
         return self._runner is not None
 
@@ -103,6 +107,12 @@ class OnDemand(Runner):
             if (answers := self._beside.run(task, items)) is not None:
                 return answers
         return self.run(task, items)
+
+    def run_before(
+        self, task: Callable[[Item], Answer], items: Sequence[Item], then: Callable[[], None]
+    ) -> list[Answer]:
+        """See ``Runner.run_before``."""
+        return self._started().run_before(task, items, then)
 
     def run_ahead(self, work: Callable[[], Answer]) -> Future[Answer]:
         """See ``Runner.run_ahead``."""

@@ -75,9 +75,20 @@ class SparkRunner(Runner):
             return master.startswith("local") and not master.startswith("local-cluster")
         return False  # Connect: the server is another process at least, perhaps of another user
 
+    @property
+    def concurrent(self) -> bool:
+        return True
+
     def run(self, task: Callable[[Item], Answer], items: Sequence[Item]) -> list[Answer]:
         """See ``Runner.run``."""
+        return self.run_before(task, items, lambda: None)
+
+    def run_before(
+        self, task: Callable[[Item], Answer], items: Sequence[Item], then: Callable[[], None]
+    ) -> list[Answer]:
+        """See ``Runner.run_before``. Of two jobs Spark starts the tasks of the first one first."""
         if not items:
+            then()
             return []
         pickled = [cloudpickle.dumps(item) for item in items]  # classes of the plan file travel by value
 
@@ -90,14 +101,16 @@ class SparkRunner(Runner):
         if self.on_one_machine:  # Connect has no RDDs, and some clusters allow none
             # The first job of a session takes 0.7 s less: the time to load what plans a query, and to plan it.
             numbers = self.spark.sparkContext.parallelize(range(len(items)), len(items))
-            return [answer for _, answer in _collect(numbers.mapPartitions(answers))]
+            made: Any = numbers.mapPartitions(answers)
+            _ = made._jrdd  # made now, so that nothing but the job itself comes after ``then``
+            return [answer for _, answer in _collect(made, then)]
 
         def stage(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             for batch in batches:
                 yield from starmap(_answer, answers(batch.column(0).to_pylist()))
 
         frame = self.spark.range(0, len(items), 1, len(items))
-        return [answer for _, answer in _collect(frame.mapInArrow(stage, _ANSWER))]
+        return [answer for _, answer in _collect(frame.mapInArrow(stage, _ANSWER), then)]
 
     def run_frame(self, read: Callable[[Any], Any], task: Callable[[int, Any], Answer]) -> list[Answer]:
         """See ``Runner.run_frame``."""
@@ -285,7 +298,8 @@ def _answer(number: int, answer: bytes) -> pa.RecordBatch:
     )
 
 
-def _collect(frame: Any) -> list[tuple[int, Any]]:
+def _collect(frame: Any, then: Callable[[], None] = lambda: None) -> list[tuple[int, Any]]:
+    then()
     return sorted(((row[0], pickle.loads(bytes(row[1]))) for row in _rows(frame)), key=lambda r: r[0])
 
 

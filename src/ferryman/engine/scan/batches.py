@@ -151,7 +151,7 @@ class Splitter:
         share = int(np.clip(size // (limits.SCAN_WAVES * slots), limits.LEAST_WAVE_SLOT_BYTES, limits.WAVE_SLOT_BYTES))
         self._wave_bytes = min(wave_bytes, slots * share)
         most = np.clip(wave_bytes // (2 * slots), limits.EVEN_TASK_BYTES, share // 2)  # each slot has two tasks a wave
-        self._task_bytes = int(np.clip(size // (8 * slots), enough, most))
+        self._task_bytes = min(wave_bytes, int(np.clip(size // (8 * slots), enough, most)))
         self._slices: list[WaveBatch] = []
         self._tasks: list[TaskSplit] = []
         self._bytes = 0
