@@ -23,7 +23,7 @@ from typing import Any, Final, Literal, NamedTuple, get_args
 from ferryman import limits
 from ferryman.document import Document
 from ferryman.errors import UsageError
-from ferryman.sources.paths import id_of_text, text_of
+from ferryman.sources.paths import id_of_text, ids_of_texts, text_of
 
 Detect = Literal["content", "fingerprint", "none"]
 
@@ -137,6 +137,12 @@ class Source:
     def full_id(self, id: str) -> str:
         """The id by which steps, destinations and the ledger know a document: behind the prefix, and encoded."""
         return self.prefix + (id if self.encodes_ids else id_of_text(id))
+
+    def full_ids(self, ids: list[str]) -> list[str]:
+        """The same of many ids."""
+        if not self.encodes_ids:
+            ids = ids_of_texts(ids)
+        return [self.prefix + id for id in ids] if self.prefix else ids
 
     def own_id(self, full_id: str) -> str:
         """The id as ``listing`` gave it."""

@@ -57,6 +57,12 @@ def id_of_text(text: str) -> str:
     return _ENCODED_IN_OWN_ID.sub(_encode, text) if "#" in text or "%2" in text else text
 
 
+def ids_of_texts(texts: list[str]) -> list[str]:
+    """The same of many names: nearly always there is nothing to encode in any of them."""
+    every = "\0".join(texts)
+    return list(map(id_of_text, texts)) if "#" in every or "%2" in every else texts
+
+
 def text_of(id: str) -> str:
     """The name, from an id that ``id_of_text`` made."""
     return id.replace("%23", "#").replace("%25", "%") if "%2" in id else id

@@ -230,7 +230,7 @@ class ListFrame:
         with _Writer(self.folder, self.source) as out:
             try:
                 for ids, fields in source.columns(batches):
-                    out.add_columns(list(map(source.full_id, ids)), fields)
+                    out.add_columns(source.full_ids(ids), fields)
             except Exception as e:
                 for _ in batches:  # Spark wants its input read to the end
                     pass
