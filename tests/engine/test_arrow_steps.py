@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 import pytest
 
 from ferryman import account
+from ferryman.document import Document
 from ferryman.testing.inprocess import InProcess
 from tests.support.network import Network
 
@@ -68,6 +69,20 @@ def test_what_the_step_leaves_alone_stays_as_it_was(net: Network) -> None:
         "b": {"score": 2.5, "meta": {"pages": 3}, "n": 1},
     }
     assert repr(fields(net)["a"]["score"]) == "1"
+
+
+@pytest.mark.rule("step.arrow")
+def test_a_field_that_is_the_id_is_the_column_id(net: Network) -> None:
+    """A table's rows have their id as a field, too: it stays, whatever columns the step returns."""
+    build(net, lambda batch: with_column(batch, "n", range(batch.num_rows)).select(["id", "n"]), attempts=1)
+    net.documents["docs"] += [{"id": "a", "raw": None, "year": 1}, Document("b", id_="x")]
+    for doc in ("c", "d"):
+        net.documents["docs"].append(Document.of(doc, {"id": doc, "year": 2}))
+    net.documents["docs"].append(Document.of("e", {"id": "another", "year": 2}))
+    assert net.run(runner=InProcess(slots=1)).exit == 3
+    assert {id: each.get("id") for id, each in fields(net).items()} == {"a": None, "b": None, "c": "c", "d": "d"}
+    [event] = account.history(net.root, "e", net.plan)
+    assert "a field is called 'id'" in event["message"]
 
 
 WRONG: dict[str, tuple[Callable[[pa.RecordBatch], Any], str]] = {

@@ -35,6 +35,8 @@ class CompiledNode:
     """How a message names it."""
     pulse: NodeHealth | None = None
     """How it is doing; None: it is not called."""
+    answered: bool = False
+    """It was called for the document at hand, whatever has become of it since."""
     _whole: dict[str, tuple[End, ...]] = field(default_factory=dict)
 
     def ends_by(self, route: str) -> tuple[End, ...]:

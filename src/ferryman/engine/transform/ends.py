@@ -150,23 +150,15 @@ class Ends:
 
     def _drop_untaken(self, doc: Document, station: CompiledNode, chosen: list[str], way: Way) -> None:
         """Destinations that are reached only by branches which the document does not take."""
-        assert station.router is not None
-        if len(chosen) == len(station.branches):
-            return
-        copies = station.router.copies
-        taken = {
-            end
-            for name in chosen
-            for end in station.branches[name].ends_by(way.copied(name).route if copies else way.route)
-        }
-        untaken = [end for end in station.ends_by(way.route) if end not in taken]
-        if untaken:
-            self._drop(doc, untaken, way, f"not its branch: {station.where} sent it to {', '.join(chosen)}")
+        if below := untaken(station, chosen, way):
+            self._drop(doc, below, way, why_untaken(station, chosen))
 
     def _is_closed(self, station: CompiledNode) -> bool:
         """Is this node in trouble, and not to be called for this family?"""
         pulse = station.pulse
-        return pulse is not None and pulse.closed and not pulse.lets(self._origin, self.row)
+        if pulse is None or not pulse.closed or station.answered:
+            return False
+        return not pulse.lets(self._origin, self.row)
 
     def _fail(self, doc: Document, station: CompiledNode, way: Way, error: BaseException) -> None:
         """A call failed."""
@@ -206,6 +198,25 @@ def _only(doc: Document) -> Document:
     only = Document.of(doc.id, {})
     only.parent_id = doc.parent_id
     return only
+
+
+def untaken(station: CompiledNode, chosen: list[str], way: Way) -> list[End]:
+    """Deliveries below a router that are reached only by branches which were not chosen."""
+    assert station.router is not None
+    if len(chosen) == len(station.branches):
+        return []
+    copies = station.router.copies
+    taken = {
+        end
+        for name in chosen
+        for end in station.branches[name].ends_by(way.copied(name).route if copies else way.route)
+    }
+    return [end for end in station.ends_by(way.route) if end not in taken]
+
+
+def why_untaken(station: CompiledNode, chosen: list[str]) -> str:
+    """What the ledger says of these."""
+    return f"not its branch: {station.where} sent it to {', '.join(chosen)}"
 
 
 def _skips(plan: Plan, source: str) -> bool:

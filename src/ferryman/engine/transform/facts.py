@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ferryman.document import Document, Operation
 from ferryman.engine.transform.block import Block
 from ferryman.engine.transform.document_stage import DocumentStage
-from ferryman.engine.transform.event_stage import EventStage
+from ferryman.engine.transform.event_stage import EventStage, Untaken
 from ferryman.engine.transform.log_entries import LogEntries
-from ferryman.engine.transform.outbox_stage import DeliveryHashes, OutboxStage
+from ferryman.engine.transform.outbox_buffer import OutboxBuffer
+from ferryman.engine.transform.outbox_stage import Content, DeliveryHashes, OutboxStage
 from ferryman.engine.transform.wishes import Wishes
 from ferryman.plan import DestinationNode, Plan, ends, source_named
 from ferryman.records.family import FailedMember, parent_of
@@ -39,6 +42,22 @@ class StagedFacts:
         self._wishes = Wishes(now_us)
         self._entries = entries
         self._counts = dict.fromkeys(("dropped", "error_doc", "dead"), 0)
+
+    def buffer(self, end: tuple[str, str], branches: str) -> OutboxBuffer:
+        """Where upserts of this kind are gathered."""
+        return self._outbox.buffer(end, branches, "upsert")
+
+    def untaken(self, end: tuple[str, str], branches: str, why: str) -> Untaken:
+        """A delivery that documents do not come to."""
+        return Untaken(*end, branches, why, self._hashes.of(end, "upsert"))
+
+    def went(self, i: int, deliveries: Sequence[Content], untaken: Sequence[Untaken], published: str) -> None:
+        """Row ``i`` of a block of new documents went its way, alone, and met nothing."""
+        self._outbox.add_origin(self._block, i, deliveries)
+        self._documents.add_new(i, published)
+        if untaken:
+            self._events.add_untaken(self._block, i, untaken)
+            self._counts["dropped"] += len(untaken)
 
     def _relative(self, member: str) -> Document:
         """A member of the family that is being staged: enough of it for an event."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, Self
 
 from ferryman import limits
@@ -53,6 +53,7 @@ class Onwards(Ends):
         health: node -> how it is doing in this task.
 
     Attributes:
+        source: where documents begin.
         members_of: how what a step has made goes on: one by one, or side by side.
         failures: where the last document's family had failed before a retry, and has ended.
         reached: failures that the last ``again`` came to and went on from.
@@ -73,7 +74,7 @@ class Onwards(Ends):
     ) -> None:
         super().__init__(plan, source, stage)
         self._stations = stations(plan.nodes, task, guarded)
-        self._source = self._stations[source_named(plan.nodes, source).entry]
+        self.source = self._stations[source_named(plan.nodes, source).entry]
         self._counted_once = source in counted_once(plan.nodes)
         self.calling = Calling(plan, source)
         self.take_over(health)
@@ -87,17 +88,20 @@ class Onwards(Ends):
         for station in self._stations.values():
             station.pulse = health.get(station.name)
 
-    def comes_to(self, names: Collection[str]) -> bool:
-        """May a document come to one of these nodes?"""
-        ahead, seen = [self._source], set()
+    def below_source(self) -> Iterator[CompiledNode]:
+        """Every node that a document may come to, each once."""
+        ahead, seen = [self.source], {id(self.source)}
         while ahead:
             station = ahead.pop()
-            if station.name in names:
-                return True
-            if id(station) not in seen:
-                seen.add(id(station))
-                ahead += [each for each in (station.next, *station.branches.values()) if each is not None]
-        return False
+            for each in (station.next, *station.branches.values()):
+                if each is not None and id(each) not in seen:
+                    seen.add(id(each))
+                    ahead.append(each)
+                    yield each
+
+    def comes_to(self, names: Collection[str]) -> bool:
+        """May a document come to one of these nodes?"""
+        return any(station.name in names for station in self.below_source())
 
     def beside(self, stage: Stage) -> Self:
         """A walk of its own at the same nodes, which tells another stage: of another document, or of a member of this
@@ -282,7 +286,18 @@ class Onwards(Ends):
     def _choose(self, doc: Document, station: CompiledNode) -> list[str]:
         """The branches that the router takes."""
         assert station.router is not None
-        answer = station.router.choose(doc)
+        chosen = self.branches_of(station, station.router.choose(doc))
+        if station.pulse is not None and not station.pulse.steady:
+            station.pulse.succeeded()
+        return chosen
+
+    def branches_of(self, station: CompiledNode, answer: Any) -> list[str]:
+        """Branches that a router's answer names: at least one.
+
+        Raises:
+            PermanentError: it is wrong.
+        """
+        assert station.router is not None
         several = station.router.copies and not isinstance(answer, str)
         chosen: list[Any] = list(answer) if several else [answer]
         for name in chosen:
@@ -292,8 +307,6 @@ class Onwards(Ends):
             raise PermanentError(f"chose a branch twice: {', '.join(chosen)}")
         if not chosen:
             raise PermanentError("chose no branch: to drop a document, return None in a step")
-        if station.pulse is not None and not station.pulse.steady:
-            station.pulse.succeeded()
         return chosen
 
 

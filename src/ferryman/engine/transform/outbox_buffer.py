@@ -36,9 +36,8 @@ class OutboxBuffer:
         """Their origins' rows in the block."""
         self.places: list[int] = []
         """Where they stand among all rows of their destination, if that is to get them in this order."""
-        self._ids: list[str] = []
-        self._parents: list[str | None] | None = None
-        """None: all are origins."""
+        self._children: list[str | None] | None = None
+        """Their ids, None of an origin's row; None: all are origins."""
         self._fields: list[bytes] = []
         self._raws: list[bytes | None] = []
         self._before: dict[int, Owed] = {}
@@ -48,21 +47,31 @@ class OutboxBuffer:
         """A row whose origin is row ``i`` of the block."""
         if before is not None and before.attempt:
             self._before[len(self.rows)] = before
-        if child and self._parents is None:
-            self._parents = [None] * len(self.rows)
-        if self._parents is not None:
-            self._parents.append(parent_of(id) if child else None)
+        if child and self._children is None:
+            self._children = [None] * len(self.rows)
+        if self._children is not None:
+            self._children.append(id if child else None)
         self.rows.append(i)
-        self._ids.append(id)
 
     def fill(self, fields: bytes, raw: bytes | None) -> None:
         """The content of the row that was added last."""
         self._fields.append(fields)
         self._raws.append(raw)
 
+    def add_origin(self, i: int, fields: bytes, raw: bytes | None) -> None:
+        """Row ``i`` of the block itself, with its content, for the first time."""
+        if self._children is not None:
+            self._children.append(None)
+        self.rows.append(i)
+        self._fields.append(fields)
+        self._raws.append(raw)
+
     def table(self, block: Block, source: str, first_row: int) -> pa.Table:
         """The rows in OUTBOX_FILE's columns, numbered from ``first_row``."""
         n = len(self.rows)
+        origins, children = picked(block.ids, self.rows), self._children
+        ids = origins if children is None else [c or o for c, o in zip(children, origins, strict=True)]
+        documents = pa.array(ids, pa.string())
         versions = picked(block.versions, self.rows)
         revisions = block.revisions(self.rows)
         had = [self._before.get(at) for at in range(n)] if self._before else None
@@ -76,15 +85,15 @@ class OutboxBuffer:
             n,
             row=pa.array(range(first_row, first_row + n), pa.int64()),
             source=source,
-            document=self._ids,
-            parent=self._parents,
-            origin=self._ids if self._parents is None else picked(block.ids, self.rows),
+            document=documents,
+            parent=None if children is None else [c and parent_of(c) for c in children],
+            origin=documents if children is None else origins,
             version=versions,
             revision=revisions,
             operation=self.operation,
             route=self.end[1],
             branches=self.branches,
-            delivery_hash=list(map(self._delivery_hash, self._ids, versions, revisions)),
+            delivery_hash=list(map(self._delivery_hash, ids, versions, revisions)),
             attempt=[each.attempt if each else 0 for each in had] if had else 0,
             due=0,
             since=[each and each.since for each in had] if had else None,

@@ -24,6 +24,9 @@ from ferryman.storage.parquet import Part
 End = tuple[str, str]
 """(destination, whole route)."""
 
+Content = tuple[OutboxBuffer, bytes, bytes | None]
+"""Where a row goes, its fields and its raw bytes."""
+
 _ROW_BYTES: Final = 256
 """What an outbox row takes beside its content: its id, its hash, its numbers."""
 
@@ -99,9 +102,7 @@ class OutboxStage:
         self, block: Block, i: int, doc: Document, end: End, branches: str, fields: bytes, before: Owed | None
     ) -> Published:
         """A document of the family of row ``i``; what an origin's row publishes."""
-        buffer = self._buffers.get((end, branches, "upsert"))
-        if buffer is None:
-            buffer = self._buffer(end, branches, "upsert")
+        buffer = self.buffer(end, branches, "upsert")
         self._make_room(block, len(fields) if doc.raw is None else len(fields) + len(doc.raw))
         buffer.add(i, doc.id, child=doc.id != block.ids[i], before=before)
         buffer.fill(fields, doc.raw)
@@ -110,10 +111,28 @@ class OutboxStage:
         self._family_at.add(end[0])
         return buffer.given
 
+    def add_origin(self, block: Block, i: int, deliveries: Collection[Content]) -> None:
+        """All upserts of row ``i``, which goes out alone, for the first time; none of them is large."""
+        size = 0
+        for _, fields, raw in deliveries:
+            size += _ROW_BYTES + len(fields) + (0 if raw is None else len(raw))
+        self._reserve(block, size)
+        for buffer, fields, raw in deliveries:
+            buffer.add_origin(i, fields, raw)
+            if buffer.end[0] in self._in_order:
+                self._place(buffer)
+
+    def buffer(self, end: End, branches: str, operation: Operation) -> OutboxBuffer:
+        """Where rows of this kind are gathered, for the whole task."""
+        key = (end, branches, operation)
+        if (found := self._buffers.get(key)) is None:
+            found = self._buffers[key] = OutboxBuffer(end, branches, operation, self._hashes.of(end, operation))
+        return found
+
     def delete(self, block: Block, i: int, id: str, end: End) -> None:
         """A delete of a document of the family of row ``i``."""
         self._make_room(block, 0)
-        buffer = self._buffer(end, "", "delete")
+        buffer = self.buffer(end, "", "delete")
         buffer.add(i, id, child=id != block.ids[i])
         if self._deletes_in_order and end[0] in self._in_order:
             self._place(buffer)
@@ -173,15 +192,12 @@ class OutboxStage:
             self._close(name)
         self.size = 0
 
-    def _buffer(self, end: End, branches: str, operation: Operation) -> OutboxBuffer:
-        key = (end, branches, operation)
-        if (found := self._buffers.get(key)) is None:
-            found = self._buffers[key] = OutboxBuffer(end, branches, operation, self._hashes.of(end, operation))
-        return found
-
     def _make_room(self, block: Block, content: int) -> None:
-        """For one more row: what waits in memory is written before it is more than a row group takes."""
-        size = content + _ROW_BYTES
+        """For one more row."""
+        self._reserve(block, content + _ROW_BYTES)
+
+    def _reserve(self, block: Block, size: int) -> None:
+        """So many bytes: what waits in memory is written before it is more than a row group takes."""
         if self._waiting and self._waiting + size > limits.GROUP_BYTES:
             self.gather(block)
         self.size += size

@@ -58,6 +58,11 @@ class DocumentReader:
         self.walk.calling.state = state
         called_by.set(self.walk.calling)
 
+    @property
+    def in_batches(self) -> bool:
+        """Do documents belong to batches of the source?"""
+        return self._source.in_batches
+
     def take_over(self, health: Mapping[str, NodeHealth]) -> None:
         """Go on with what is known of the nodes."""
         self._health = health

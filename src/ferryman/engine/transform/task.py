@@ -17,7 +17,9 @@ from ferryman.engine.runner.base import PickledPlan
 from ferryman.engine.scan.batches import TaskSplit
 from ferryman.engine.scan.log_batches import LogSplit
 from ferryman.engine.transform.block import Block
+from ferryman.engine.transform.block_walk import BlockWalk
 from ferryman.engine.transform.health import NodeStates, health
+from ferryman.engine.transform.in_flight.first_batches import first_batches
 from ferryman.engine.transform.in_flight.flights import Flights
 from ferryman.engine.transform.in_flight.reader import ConcurrentReader
 from ferryman.engine.transform.isolation import IsolatedReader
@@ -93,9 +95,13 @@ class TaskProcessing:
         self._live = Live(task.live, errors=task.live_errors)
         self._feed.walk.heard = self._heard if self._live.wants_errors else None
         self._careful = IsolatedReader(plan, cut, self._stager, state, share) if task.isolated else None
-        self._together = None
+        self._together = self._first_batches = None
         if self._feed.walk.comes_to({n.name for n in together}):
+            self._first_batches = first_batches(together, self._feed, flights, self._stager, self._live)
             self._together = ConcurrentReader(self._feed, flights, self._stager, self._live)
+        self._block_walk = None
+        if self._entries is None and self._together is None and not self._feed.in_batches and not task.isolated:
+            self._block_walk = BlockWalk.of(self._feed.walk, self._stager, self._live)
 
     def blocks(self, most: int = _BLOCK) -> Iterator[Block]:
         """What is processed, so many rows at a time."""
@@ -114,11 +120,19 @@ class TaskProcessing:
             self._live.add(len(block))
             return taken_up
         if self._together is not None:
-            return self._together.take_up(block, self._feed.contents(block), self._heard_reading)
+            contents = self._feed.contents(block)
+            if self._first_batches is not None and self._first_batches.take_up(block, contents):
+                return list(range(len(block)))
+            return self._together.take_up(block, contents, self._heard_reading)
         taken_up = []
         feed, stager, live = self._feed, self._stager, self._live
         stager.begin(block)
+        quick = self._block_walk if BlockWalk.suits(block) else None
         for i, (fields, raw) in enumerate(zip(*feed.contents(block), strict=True)):
+            if quick is not None and fields is not None:
+                quick.take(block, i, fields, raw)
+                taken_up.append(i)
+                continue
             if self._on_the_way and self._stops_before(block, i):
                 break
             waits = stager.waits(i)

@@ -11,7 +11,7 @@ is dropped as soon as it is made, and a router takes the branch it took before.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
 from ferryman.document import Document
@@ -30,24 +30,30 @@ class Walk(Onwards):
     def first(self, doc: Document) -> None:
         """The whole way."""
         self._begin(doc.id, retrying=False)
-        self._go(doc, self._source.next, Way())
+        self._go(doc, self.source.next, Way())
+
+    def first_from(self, id: str, turns: Iterable[tuple[Document, CompiledNode, Way]]) -> None:
+        """The rest of the whole way, which has been walked to these nodes."""
+        self._begin(id, retrying=False)
+        for doc, station, way in turns:
+            self._go(doc, station, way)
 
     def passed_over(self, doc: Document, why: str) -> None:
         """Its source lets it go."""
         self._begin(doc.id, retrying=False)
-        self._drop(doc, self._source.ends_by(""), Way(), why)
+        self._drop(doc, self.source.ends_by(""), Way(), why)
 
     def again(self, doc: Document, failures: Sequence[FailedMember]) -> None:
         """Only the ways to what is pending."""
         owed = self._begin_again(doc.id, failures)
-        self._replay(doc, self._source, Way(), owed)
+        self._replay(doc, self.source, Way(), owed)
         self._supersede(doc, owed)
 
     def unread(self, doc: Document, fault: NodeError, failures: Sequence[FailedMember] | None) -> None:
         """It could not be read; ``failures``: those of the same version, if this is a retry."""
         if failures is None:
             self._begin(doc.id, retrying=False)
-            self._meet(doc, self._source, Way(), fault)
+            self._meet(doc, self.source, Way(), fault)
         else:
             self._meet_again(self._begin_again(doc.id, failures), doc, fault)
 
@@ -78,7 +84,7 @@ class Walk(Onwards):
                 wanted = {o.end: o for f in here for o in f.owed if o.open}
                 apart = doc.copy() if owed else doc
                 onwards = Way(way.route, here[0].branches, wanted)
-                self._go(apart, station.next if station is self._source else station, onwards)
+                self._go(apart, station.next if station is self.source else station, onwards)
                 if not owed:
                     return
             if station.step is not None:

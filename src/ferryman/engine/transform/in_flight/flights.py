@@ -20,7 +20,7 @@ from greenlet import getcurrent, greenlet
 from ferryman import limits
 from ferryman.document import Document, called_by
 from ferryman.engine.transform.health import NodeHealth
-from ferryman.engine.transform.in_flight.step_queue import AwaitedAnswer, Call, StepQueue
+from ferryman.engine.transform.in_flight.step_queue import AwaitedAnswer, Call, MadeCall, StepQueue
 from ferryman.engine.transform.onwards import Onwards
 from ferryman.engine.transform.recording import Recorder
 from ferryman.plan import StepNode
@@ -75,6 +75,10 @@ class Flights:
         self._alive.add(flight)
         self._ready.append(flight)
         return flight
+
+    def know(self, step: str, made: Iterable[MadeCall]) -> None:
+        """What came of the next calls of this step is known."""
+        self._queues[step].made.extend(made)
 
     def call(self, step: str, doc: Document) -> Any:
         """In a flight: what the step returns for the document; raises what it raises, and ``NodeAway``."""

@@ -1,0 +1,215 @@
+"""New documents that meet nothing unusual are walked and staged a block at a time; the outcome is the same as document
+by document."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, note
+from hypothesis import settings as examples
+from hypothesis import strategies as st
+
+from ferryman.document import Document
+from ferryman.engine.transform.block_walk import BlockWalk
+from ferryman.errors import PermanentError
+from ferryman.records.due import now_us
+from ferryman.routers import Duplicate, Router
+from ferryman.testing.inprocess import InProcess
+from tests.engine.test_random_plans import HEALTH, somewhere
+from tests.support.invariants import rows
+from tests.support.network import Network
+from tests.support.oracle import Shape
+from tests.support.stories import CONTENTS, IDS, Content, Turn, shapes, turns
+from tests.support.trial import Interrupted, Until
+from tests.support.world import World
+
+NOW_US = now_us()
+NEVER_THE_SAME = ("created", "due", "since", "path")
+"""When something happened, and what is drawn by lot."""
+
+
+@contextlib.contextmanager
+def one_by_one() -> Iterator[None]:
+    """No block is walked as one."""
+    with patch.object(BlockWalk, "suits", staticmethod(lambda block: False)):
+        yield
+
+
+def committed(run: Callable[..., Any], root: Callable[[], Path]) -> dict[str, list[Any]]:
+    """What a first wave commits: rows of the outbox before they are sent, with their order; then the others."""
+    with patch("ferryman.engine.transform.phase.now_us", lambda: NOW_US):
+        with contextlib.suppress(Interrupted):
+            run(observer=Until(1, "deliver"), checked=False)
+        found = {"outbox": everything(root(), "outbox")}
+        with contextlib.suppress(Interrupted):
+            run(observer=Until(2, "transform"), checked=False)
+    return found | {table: everything(root(), table) for table in ("documents", "ledger")}
+
+
+def everything(root: Path, table: str) -> list[Any]:
+    every = [{k: v for k, v in row.items() if k not in NEVER_THE_SAME} for row in rows(root, table)]
+    begin = min((row["first_sequence"] for row in every), default=0) if table == "outbox" else 0  # of the clock
+    every = [row | {"first_sequence": row.get("first_sequence", 0) - begin} for row in every]
+    return sorted(every, key=lambda row: (row["document"], row.get("destination", ""), repr(row)))
+
+
+def after_first_wave(shape: Shape, documents: dict[tuple[int, str], Content], turn: Turn, folder: Path) -> Any:
+    folder.mkdir()
+    world = World(shape, folder)
+    world.change(documents)
+    world.faults.turn, world.faults.faults, world.faults.down = 1, turn.faults, turn.down
+    return committed(world.run, lambda: world.root)
+
+
+@st.composite
+def first_runs(draw: st.DrawFn) -> tuple[Shape, dict[tuple[int, str], Content], Turn]:
+    """A plan, documents of each source, and what fails."""
+    shape = draw(shapes())
+    ids = [*IDS, *"klmnop"]
+    documents = {(n, id): draw(CONTENTS) for n in range(len(shape.of("source"))) for id in ids}
+    return shape, documents, draw(turns(shape))
+
+
+@examples(max_examples=8, deadline=None, suppress_health_check=HEALTH, print_blob=True, database=None)
+@given(first=first_runs())
+def test_a_wave_commits_the_same(first: tuple[Shape, dict[tuple[int, str], Content], Turn]) -> None:
+    """Rows of the outbox with their sequences, of ``documents`` and of the ledger, for plans and faults by chance."""
+    note("\n".join(map(str, first[0])))
+    with somewhere() as folder:
+        quick = after_first_wave(*first, folder / "quick")
+        with one_by_one():
+            slow = after_first_wave(*first, folder / "slow")
+    assert quick == slow
+
+
+def plain_answers(docs: list[Document]) -> list[Any]:
+    for doc in docs:
+        doc["n"] = doc["n"] + 1
+    return docs
+
+
+def all_kinds_of_answers(docs: list[Document]) -> list[Any]:
+    kinds: list[Callable[[Document], Any]] = [
+        lambda doc: doc,
+        lambda doc: None,
+        lambda doc: [doc, doc.child("part", n=1)],
+        lambda doc: PermanentError("not this one"),
+        lambda doc: (doc.child(n, n=n) for n in range(2)),
+        lambda doc: "a text",
+        lambda doc: Document(doc.id, n=0),
+    ]
+    return [kinds[doc["n"] % len(kinds)](doc) for doc in docs]
+
+
+def fails_of_some(docs: list[Document]) -> list[Any]:
+    if any(doc["n"] % 11 == 5 for doc in docs):
+        raise KeyError("one of them")
+    return docs
+
+
+def wants_again(docs: list[Document]) -> list[Any]:
+    for doc in docs:
+        if doc["n"] % 5 == 1:
+            doc.again("1h")
+    return docs
+
+
+def wants_again_and_fails(docs: list[Document]) -> list[Any]:
+    """One that is dropped has its wish, too."""
+    return [None if doc.asked_again else KeyError("no") if doc["n"] == 7 else doc for doc in wants_again(docs)]
+
+
+def column(batch: pa.RecordBatch) -> pa.RecordBatch:
+    twice = [2 * n for n in batch["n"].to_pylist()]
+    return pa.RecordBatch.from_arrays([*batch.columns, pa.array(twice)], [*batch.schema.names, "twice"])
+
+
+def fewer_rows(batch: pa.RecordBatch) -> pa.RecordBatch:
+    return column(batch).take([n for n in reversed(range(batch.num_rows)) if n % 3])
+
+
+def other_values(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Some of a column are changed, one column goes, raw too."""
+    some = pa.array([n if n % 2 else None for n in batch["n"].to_pylist()])
+    return pa.RecordBatch.from_arrays([batch["id"], some, batch["title"]], ["id", "n", "title"])
+
+
+def other_texts(batch: pa.RecordBatch) -> pa.RecordBatch:
+    titles = pa.array([f"{each}!" for each in batch["title"].to_pylist()])
+    return pa.RecordBatch.from_arrays([titles, batch["raw"], batch["id"]], ["title", "raw", "id"])
+
+
+STEPS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
+    "plain answers": (plain_answers, {"batch": 4}),
+    "all kinds of answers": (all_kinds_of_answers, {"batch": 4}),
+    "one answer fails after the other": (lambda docs: [KeyError("no")] * len(docs), {"batch": 4, "brake": 3}),
+    "some fail": (fails_of_some, {"batch": 4}),
+    "one wish": (wants_again, {"batch": 4}),
+    "a wish and an error": (wants_again_and_fails, {"batch": 4}),
+    "a column": (column, {"arrow": True}),
+    "fewer rows": (fewer_rows, {"arrow": True, "batch": 7}),
+    "other values": (other_values, {"arrow": True}),
+    "other texts": (other_texts, {"arrow": True, "batch": 7}),
+}
+
+
+class Counted:
+    """Notes each call: of how many, and their keys."""
+
+    def __init__(self, fn: Callable[..., Any], calls: Path) -> None:
+        self._fn = fn
+        self._calls = calls
+
+    def __call__(self, given: Any) -> Any:
+        keys = [] if isinstance(given, pa.RecordBatch) else [doc.idempotency_key for doc in given]
+        with self._calls.open("a") as file:
+            file.write(f"{len(given)} {len(set(keys))}\n")
+        return self._fn(given)
+
+
+class Halves(Router):
+    """Every other document."""
+
+    def choose(self, document: Document) -> str:
+        return ("left", "right")[len(document) % 2]
+
+
+def batched(folder: Path, what: str) -> tuple[dict[str, list[Any]], list[str]]:
+    """What a first wave has committed, and the calls."""
+    folder.mkdir()
+    net, (fn, options) = Network(folder), STEPS[what]
+    step = net.source().step("batch", Counted(fn, folder / "calls"), attempts=2, **options)
+    copies = step.route("copies", Duplicate())
+    copies.destination("all", net.out("all"))
+    halves = copies.route("halves", Halves())
+    halves.destination("left", net.out("left"))
+    halves.step("right", lambda doc: doc).destination("end", net.out("end"))
+    for n in range(23):
+        net.put(f"doc-{n}", n=n, title=f"T{n}", tags=[] if n % 2 else ["x"])
+    found = committed(partial(net.run, runner=InProcess(slots=1)), lambda: net.root)
+    return found, (folder / "calls").read_text().splitlines()
+
+
+@pytest.mark.parametrize("what", STEPS)
+def test_a_first_step_with_batches_commits_the_same(place: Path, what: str) -> None:
+    """It is called as often, too, for as many at once."""
+    quick = batched(place / "quick", what)
+    with one_by_one():
+        slow = batched(place / "slow", what)
+    assert {row["document"] for row in quick[0]["documents"]} == {f"doc-{n}" for n in range(23)}
+    assert quick == slow
+
+
+def test_a_block_is_walked_as_one(place: Path) -> None:
+    """None of its documents goes through the queues of those that wait."""
+    with patch("ferryman.engine.transform.in_flight.reader.ConcurrentReader.take_up", side_effect=AssertionError):
+        quick, calls = batched(place / "quick", "a column")
+    assert len(calls) == 1
+    assert len(quick["outbox"]) == 2 * 23
