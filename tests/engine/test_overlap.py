@@ -75,7 +75,7 @@ def test_what_was_staged_ahead_is_nothing_after_a_kill(place: Path, wave: int, p
 
 
 def test_nothing_is_swept_that_is_staged_ahead(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Files are merged and logs folded after each wave, which removes what nothing names: but not what will be named."""
+    """Merges and folded logs remove what nothing names after each wave; but not what the next one will name."""
     monkeypatch.setattr(limits, "CHECKPOINT_COMMITS", 2)
     monkeypatch.setattr(limits, "COMPACT_FILES", 2)
     trial = Trial(place)
