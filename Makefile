@@ -60,4 +60,5 @@ requirements: setup  ## pin the dependencies anew after a change of pyproject.to
 	$(COMPILE) pyproject.toml --all-extras --group dev --output-file requirements/dev.txt
 	$(COMPILE) pyproject.toml --constraints requirements/dev.txt --output-file requirements/run.txt
 	$(COMPILE) --group pyproject.toml:site --output-file requirements/site.txt
+	$(COMPILE) --group pyproject.toml:bench --output-file requirements/bench.txt
 	$(COMPILE) --group pyproject.toml:tools --output-file requirements/tools.txt

@@ -1,24 +1,42 @@
-"""``python -m bench [NAME …]``: run benchmarks, print the table of their ratios."""
+"""``python -m bench [NAME …]``: run benchmarks, print the table of their ratios.
+
+Without a name: those that docs/performance.md compares with other programs. ``all``: every one. ``plots``: draw the
+results of all that has run so far into docs/pictures. ``profile``: show where the time of some of them goes.
+"""
 
 from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import sys
 import tempfile
+import time
+import traceback
+from collections.abc import Iterator
 from pathlib import Path
 
+from bench import plots, profile, results
 from bench.harness import Row, Sizes, print_table, say
 
-NAMES = (
+TABLE = (
+    "start",
+    "small_files",
     "table_to_null",
+    "concurrency",
     "table_to_sqlite",
-    "branches",
-    "retry_wave",
     "rescan",
+    "branches",
+    "opensearch",
+    "restart",
+    "growth",
+)
+"""What is compared with other programs; half an hour where nothing else runs."""
+
+OTHERS = (
+    "retry_wave",
     "memory",
     "questions",
-    "opensearch",
     "postgres",
     "extract",
     "intake",
@@ -29,14 +47,17 @@ NAMES = (
     "sizes",
     "large_state",
     "limited_driver",
-    "start",
 )
+NAMES = (*TABLE, *OTHERS)
+COMMANDS = {"plots": plots.draw_all, "profile": profile.main}
 
 
 def main() -> int:
-    """1 if a target was missed."""
+    """1 if a target was missed, or a benchmark failed."""
+    if sys.argv[1:2] and sys.argv[1] in COMMANDS:
+        return COMMANDS[sys.argv[1]](sys.argv[2:])
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"which ones (all): {', '.join(NAMES)}")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"which ones: {', '.join(NAMES)}")
     parser.add_argument("--documents", type=int, default=Sizes().documents, help="rows of the table")
     parser.add_argument("--files", type=int, default=Sizes().files, help="files of the folder")
     parser.add_argument("--rounds", type=int, default=Sizes().rounds, help="runs of each; the median counts")
@@ -46,13 +67,31 @@ def main() -> int:
     sizes = Sizes(asked.documents, asked.files, asked.rounds)
     if asked.quick:
         sizes = Sizes(sizes.documents // 20, sizes.files // 20, 1)
-    with tempfile.TemporaryDirectory(prefix="ferryman-bench-") as temporary:
-        rows: list[Row] = []
-        for name in asked.names or NAMES:
-            say(f"{name} …")
-            rows += importlib.import_module(f"bench.{name}").measure(sizes, asked.folder or Path(temporary))
+    names = NAMES if asked.names == ["all"] else asked.names or TABLE
+    if unknown := set(names) - set(NAMES):
+        parser.error(f"there is no {', '.join(sorted(unknown))}: choose of {', '.join(NAMES)}")
+    with tempfile.TemporaryDirectory(prefix="ferryman-bench-", ignore_cleanup_errors=True) as temporary:
+        folder = asked.folder or Path(temporary)
+        folder.mkdir(parents=True, exist_ok=True)
+        rows = [row for name in names for row in _measured(name, sizes, folder)]
     print_table(rows)
     return 0 if all(row.met for row in rows) else 1
+
+
+def _measured(name: str, sizes: Sizes, folder: Path) -> Iterator[Row]:
+    """One that fails is a row that says so: the others are measured."""
+    say(f"{name} … (load {os.getloadavg()[0]:.1f})")
+    began, rows = time.perf_counter(), []
+    try:
+        for row in importlib.import_module(f"bench.{name}").measure(sizes, folder):
+            say(f"    {row.what}: {row.ours}; {row.beside}; {row.ratio}; {row.memory}")
+            rows.append(row)
+            yield row
+    except (Exception, SystemExit) as e:
+        traceback.print_exc()
+        yield Row(name, f"failed: {e}", "", "", "", False)
+    results.keep(name, rows, sizes)
+    say(f"    {name}: {time.perf_counter() - began:.0f} s (load {os.getloadavg()[0]:.1f})")
 
 
 if __name__ == "__main__":

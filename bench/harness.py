@@ -1,4 +1,4 @@
-"""What all benchmarks share: a session, a stopwatch for whole process trees, and the table of results."""
+"""What all benchmarks share: a session, a stopwatch for whole process trees, and the rows of the table of results."""
 
 from __future__ import annotations
 
@@ -7,14 +7,20 @@ import shutil
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
+
+from bench.processes import Watch, cpu_of_tree, forget_peaks
+from ferryman.observe.progress import Silent
 
 ROOT = Path(__file__).parents[1]
 XMX = "2g"
 """Memory of the JVM, fixed, so that Python's is what varies."""
+NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 class Sizes(NamedTuple):
@@ -26,10 +32,35 @@ class Sizes(NamedTuple):
 
 
 class Took(NamedTuple):
-    """One run: by the clock, and of all cores together."""
+    """One run: by the clock, and of all cores together.
+
+    ``mb``: the highest memory of the kinds of processes that took part, in MB. ``phases``: seconds by phase.
+    ``runs``: all runs, of which this is the median; the n-th was made right before or after the n-th of the others.
+    """
 
     wall_s: float
     cpu_s: float
+    mb: Mapping[str, int] = NOTHING
+    phases: Mapping[str, float] = NOTHING
+    runs: tuple[Took, ...] = ()
+
+
+class Figures(NamedTuple):
+    """A row's numbers, for the plots.
+
+    ``speed``: how many times as fast as what is beside it, by the clock; ``low``, ``high``: of all pairs; ``cpu``: the
+    same by CPU time. ``mb`` and ``phases`` are Ferryman's.
+    """
+
+    key: str
+    speed: float
+    low: float
+    high: float
+    cpu: float
+    seconds: float
+    documents: int
+    mb: Mapping[str, int] = NOTHING
+    phases: Mapping[str, float] = NOTHING
 
 
 class Row(NamedTuple):
@@ -41,13 +72,53 @@ class Row(NamedTuple):
     ratio: str
     target: str
     met: bool
+    memory: str = ""
+    figures: Figures | None = None
 
 
 def timed(work: Callable[[], Any]) -> Took:
-    """Run it once; CPU of this process, of the JVM, and of Spark's Python workers."""
-    cpu, began = cpu_of_tree(), time.perf_counter()
-    work()
-    return Took(time.perf_counter() - began, cpu_of_tree() - cpu)
+    """Run it once; CPU of this process, of the JVM, and of Spark's Python workers. Work may have measured itself."""
+    forget_peaks()
+    _PHASES.clear()
+    with Watch() as watch:
+        cpu, began = cpu_of_tree(), time.perf_counter()
+        took = work()
+        took_s, cpu_s = time.perf_counter() - began, cpu_of_tree() - cpu
+    if isinstance(took, Took):
+        return took
+    known = sum(_PHASES.values())
+    phases = {**_PHASES, "rest": took_s - known} if known else {}
+    return Took(took_s, cpu_s, {kind: mb for kind, mb in watch.peaks.items() if mb}, phases)
+
+
+_PHASES: dict[str, float] = {}
+
+
+class Phases(Silent):
+    """Adds up the seconds of each phase of a run, for ``timed``."""
+
+    def __init__(self) -> None:
+        self._began, self._name = 0.0, ""
+
+    def phase(self, wave: int, name: str) -> None:
+        self._end()
+        self._began, self._name = time.perf_counter(), name
+
+    def finished(self, counts: Mapping[str, int]) -> None:
+        self._end()
+
+    def _end(self) -> None:
+        if self._name:
+            _PHASES[self._name] = _PHASES.get(self._name, 0.0) + time.perf_counter() - self._began
+            self._name = ""
+
+
+@contextmanager
+def phases() -> Iterator[Phases]:
+    """An observer of a run; what follows the last phase is nobody's."""
+    observer = Phases()
+    yield observer
+    observer.finished({})
 
 
 def in_turn(rounds: int, *works: Callable[[], Any]) -> list[Took]:
@@ -58,31 +129,54 @@ def in_turn(rounds: int, *works: Callable[[], Any]) -> list[Took]:
     return [_median([run[i] for run in runs]) for i in range(len(works))]
 
 
-def as_fast(what: str, documents: int, ours: Took, plain: Took, target: float) -> Row:
-    """A row for "at least so many times as fast as that"."""
-    ratio = plain.wall_s / ours.wall_s
-    shown = f"{ratio:.2f}× (CPU {plain.cpu_s / ours.cpu_s:.2f}×)"
-    return Row(what, _shown(ours, documents), _shown(plain, documents), shown, f"≥ {target}×", ratio >= target)
+def as_fast(what: str, documents: int, ours: Took, plain: Took, target: float, key: str = "") -> Row:
+    """A row for "at least so many times as fast as that". ``key``: its name in the plots, where it is in them."""
+    ratio, shown, figures = compared(key or what, documents, ours, plain)
+    memory = f"{of_memory(ours)}; {of_memory(plain)}"
+    texts = (_shown(ours, documents), _shown(plain, documents), shown, f"≥ {target:g}×")
+    return Row(what, *texts, ratio >= target, memory, figures if key else None)
 
 
-def as_long(what: str, documents: int, ours: Took, plain: Took, target: float) -> Row:
+def as_long(what: str, documents: int, ours: Took, plain: Took, target: float, key: str = "") -> Row:
     """A row for "at most so many times as long as that"."""
-    ratio = ours.wall_s / plain.wall_s
-    shown = f"{ratio:.2f}× (CPU {ours.cpu_s / plain.cpu_s:.2f}×)"
-    return Row(what, _shown(ours, documents), _shown(plain, documents), shown, f"≤ {target}×", ratio <= target)
+    ratio, shown, figures = compared(key or what, documents, ours, plain, longer=True)
+    memory = f"{of_memory(ours)}; {of_memory(plain)}"
+    texts = (_shown(ours, documents), _shown(plain, documents), shown, f"≤ {target:g}×")
+    return Row(what, *texts, ratio <= target, memory, figures if key else None)
+
+
+def compared(key: str, documents: int, ours: Took, plain: Took, *, longer: bool = False) -> tuple[float, str, Figures]:
+    """The ratio (the median of all pairs; ``longer``: of times instead of speeds), as text with its spread, and all."""
+    pairs = list(zip(ours.runs or (ours,), plain.runs or (plain,), strict=True))
+    speeds = sorted(other.wall_s / mine.wall_s for mine, other in pairs)
+    speed, cpu = (
+        statistics.median(speeds),
+        statistics.median(other.cpu_s / max(mine.cpu_s, 0.01) for mine, other in pairs),
+    )
+    figures = Figures(key, speed, speeds[0], speeds[-1], cpu, ours.wall_s, documents, dict(ours.mb), dict(ours.phases))
+    if longer:
+        speed, cpu, speeds = 1 / speed, 1 / max(cpu, 1e-9), [1 / s for s in reversed(speeds)]
+    spread = f"{speeds[0]:.2f}–{speeds[-1]:.2f}; " if len(speeds) > 1 else ""
+    return speed, f"{speed:.2f}× ({spread}CPU {cpu:.2f}×)", figures
 
 
 def within(what: str, ours: Took, limit_s: float, beside: str = "") -> Row:
     """A row for "in at most so many seconds"."""
-    return Row(what, f"{ours.wall_s:.2f} s", beside, "", f"≤ {limit_s:g} s", ours.wall_s <= limit_s)
+    shown = f"{ours.wall_s:.2f} s"
+    return Row(what, shown, beside, "", f"≤ {limit_s:g} s", ours.wall_s <= limit_s, of_memory(ours))
+
+
+def of_memory(took: Took) -> str:
+    """The peaks, as people read them."""
+    return ", ".join(f"{kind} {mb} MB" for kind, mb in took.mb.items())
 
 
 def print_table(rows: list[Row]) -> None:
     """As Markdown, so that it can go into the docs as it is."""
-    print("| what | Ferryman | beside it | ratio | target | met |")
-    print("|---|---|---|---|---|---|")
+    print("| what | Ferryman | beside it | ratio (spread; CPU) | target | met | peak memory: Ferryman; beside it |")
+    print("|---|---|---|---|---|---|---|")
     for row in rows:
-        print(f"| {' | '.join(row[:-1])} | {'yes' if row.met else '**no**'} |")
+        print(f"| {' | '.join(row[:5])} | {'yes' if row.met else '**no**'} | {row.memory} |")
 
 
 @cache
@@ -106,32 +200,12 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def processes() -> dict[int, list[int]]:
-    """This process and all below it: pid -> its fields of /proc/<pid>/stat from the fourth on."""
-    stats: dict[int, list[int]] = {}
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            try:
-                stat = Path(f"/proc/{name}/stat").read_text()
-            except OSError:
-                continue
-            stats[int(name)] = [int(field) for field in stat.rpartition(")")[2].split()[1:]]
-    ours = {os.getpid()}
-    while more := {pid for pid, stat in stats.items() if stat[0] in ours} - ours:
-        ours |= more
-    return {pid: stats[pid] for pid in ours}
-
-
-def cpu_of_tree() -> float:
-    """CPU seconds of this process and all below it so far, ended ones included."""
-    ticks = sum(sum(stat[10:14]) for stat in processes().values())
-    return ticks / os.sysconf("SC_CLK_TCK")
-
-
 def _median(runs: list[Took]) -> Took:
     middle = statistics.median_low(run.cpu_s for run in runs)
-    return next(run for run in runs if run.cpu_s == middle)
+    return next(run for run in runs if run.cpu_s == middle)._replace(runs=tuple(runs))
 
 
 def _shown(took: Took, documents: int) -> str:
-    return f"{took.wall_s:.2f} s ({documents / took.wall_s / 1000:.0f} k docs/s)"
+    rate = documents / took.wall_s
+    shown = f"{rate / 1000:.0f} k docs/s" if rate >= 10_000 else f"{rate:.0f} docs/s"
+    return f"{took.wall_s:.2f} s ({shown})"

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from bench import synthetic
 from bench.harness import ROOT, Row, Sizes, anew, say, timed
-from bench.memory import Watch
+from bench.processes import Watch
 from ferryman import Plan, account
 from ferryman.destinations import Null
 from ferryman.engine.scan.detect import detect_changes

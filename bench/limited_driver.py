@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from bench.harness import ROOT, Row, Sizes, anew, say, timed
-from bench.memory import Watch
+from bench.processes import Watch
 from ferryman import Plan, run
 from ferryman.destinations import Null
 from ferryman.sources import DataFrame

@@ -9,12 +9,12 @@ import json
 import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 from bench import data, table_to_null
-from bench.harness import ROOT, XMX, Row, Sizes, processes, spark
+from bench.harness import ROOT, XMX, Row, Sizes, spark
+from bench.processes import Watch
 from ferryman import run
 from ferryman.destinations import Null
 from ferryman.document import Document
@@ -71,42 +71,6 @@ def _peaks_of(number: int, folder: Path, what: str = "rows") -> dict[str, int]:
     answer = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True)
     peaks: dict[str, int] = json.loads(answer.stdout.splitlines()[-1])
     return peaks
-
-
-class Watch:
-    """The highest peak of each kind of process, in MB; looks every tenth of a second, for workers come and go."""
-
-    def __init__(self) -> None:
-        self.peaks = {"driver": 0, "worker": 0, "jvm": 0}
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._look_on, daemon=True)
-
-    def __enter__(self) -> Watch:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._ended.set()
-        self._thread.join()
-        self._look()
-
-    def _look_on(self) -> None:
-        while not self._ended.wait(0.1):
-            self._look()
-
-    def _look(self) -> None:
-        import os
-
-        for pid in processes():
-            try:
-                status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
-            except OSError:
-                continue
-            if "VmHWM" not in status:
-                continue  # it has ended
-            name = status["Name"].strip()
-            who = "driver" if pid == os.getpid() else "jvm" if name == "java" else "worker"
-            self.peaks[who] = max(self.peaks[who], int(status["VmHWM"].split()[0]) // 1024)
 
 
 def _write_csv(folder: Path, megabytes: int) -> Path:

@@ -6,15 +6,14 @@ row that says so. Peaks of memory are of one case: they are forgotten before the
 
 from __future__ import annotations
 
-import contextlib
 import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from bench.harness import XMX, Row, Sizes, Took, processes, say, spark, timed
-from bench.memory import Watch
+from bench.harness import XMX, Row, Sizes, Took, say, spark, timed
+from bench.processes import Watch, forget_peaks
 from ferryman import Document, Plan, account, run
 from ferryman.destinations import Null
 from ferryman.destinations.base import Delivery, Outcome
@@ -77,13 +76,6 @@ def measure(sizes: Sizes, folder: Path) -> Iterator[Row]:
 def shown(took: Took) -> str:
     """Without CPU where a process has ended of which nobody knows how much it took."""
     return f"{took.wall_s:.1f} s" + (f" ({took.cpu_s:.1f} s of CPU)" if took.cpu_s > 0 else "")
-
-
-def forget_peaks() -> None:
-    """What processes that are still there have taken so far does not count for the next case."""
-    for pid in processes():
-        with contextlib.suppress(OSError):
-            Path(f"/proc/{pid}/clear_refs").write_text("5")
 
 
 class Refuse(Null):

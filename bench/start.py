@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -11,7 +9,8 @@ from pathlib import Path
 from typing import Final
 
 from bench import data
-from bench.harness import ROOT, Row, Sizes, anew, in_turn
+from bench.command import command, ferryman
+from bench.harness import Row, Sizes, Took, anew, as_long, in_turn
 
 TARGET: Final = 0.5
 
@@ -38,41 +37,32 @@ def measure(sizes: Sizes, folder: Path) -> Iterator[Row]:
     for n in range(3):
         (few / f"{n}.txt").write_text(f"document {n}")
 
-    new, unchanged, all_unchanged = (
-        _command(few, folder / "new", again=False),
-        _command(few, folder / "few"),
-        _command(many, folder / "many"),
+    took, *ours = in_turn(
+        sizes.rounds,
+        partial(command, [sys.executable, "-c", PLAIN]),
+        _run(few, folder / "new", again=False),
+        _run(few, folder / "few"),
+        _run(many, folder / "many"),
     )
-    took, *ours = in_turn(sizes.rounds, partial(_run, "-c", PLAIN), new, unchanged, all_unchanged)
-    kinds = ("3 files, all new", "3 files, nothing has changed", f"{sizes.files} files, nothing has changed")
-    for what, mine in zip(kinds, ours, strict=True):
-        ratio = mine.wall_s / took.wall_s
-        yield Row(
-            f"`ferryman run`: {what}; plain Spark starts, runs a job, stops",
-            f"{mine.wall_s:.1f} s",
-            f"{took.wall_s:.1f} s",
-            f"{ratio:.2f}×",
-            f"≤ {TARGET}×",
-            ratio <= TARGET,
-        )
+    kinds = {
+        "3 files, all new": 3,
+        "3 files, nothing has changed": 3,
+        f"{sizes.files} files, nothing has changed": sizes.files,
+    }
+    for (what, count), mine in zip(kinds.items(), ours, strict=True):
+        told = f"`ferryman run`: {what}; plain Spark starts, runs a job, stops"
+        yield as_long(told, count, mine, took, TARGET, f"command: {what}")
 
 
-def _command(corpus: Path, place: Path, *, again: bool = True) -> Callable[[], None]:
+def _run(corpus: Path, place: Path, *, again: bool = True) -> Callable[[], Took]:
     """Runs the command; ``again``: over the state that the run before has left."""
     anew(place)
     (place / "plan.py").write_text(PLAN.format(folder=str(corpus)))
 
-    def run() -> None:
+    def run() -> Took:
         state = place / "state"
         if not again:
             anew(state)
-        _run("-m", "ferryman.cli", "run", str(place / "plan.py"), "--state", str(state))
+        return ferryman("run", str(place / "plan.py"), "--state", str(state))
 
     return run
-
-
-def _run(*arguments: str) -> None:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYSPARK_PYTHON": sys.executable}
-    subprocess.run(
-        [sys.executable, *arguments], check=True, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )

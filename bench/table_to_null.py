@@ -1,36 +1,83 @@
-"""The whole path, from a Parquet table through one step into nowhere, beside plain ``mapInArrow``."""
+"""The whole path, from a Parquet table through one step into nowhere, beside plain ``mapInArrow``.
+
+The step is called by document, by lists of documents, and by record batches.
+
+A step that takes record batches is measured beside both: the same step on each row as a dict, and the same step on the
+same record batches, where nothing is left to plain Spark but to read the file."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from bench import data, plain
-from bench.harness import Row, Sizes, anew, as_fast, in_turn, spark
-from ferryman import Plan, run
+from bench.harness import Row, Sizes, anew, as_fast, in_turn, phases, spark
+from ferryman import Document, Plan, run
 from ferryman.destinations import Null
 from ferryman.sources import DataFrame
 
-TARGET = 0.2
+TARGET, ARROW_TARGET = 0.33, 0.5
+BATCH = 64
 
 
-def plan(rows: Path) -> Plan:
+def plan(rows: Path, step: Callable[..., Any] = plain.step, **options: Any) -> Plan:
     made = Plan("table-to-null")
-    source = made.source("rows", DataFrame(lambda spark: spark.read.parquet(str(rows))))
-    source.step("characters", plain.step).destination("nowhere", Null())
+    source = made.source("rows", DataFrame(lambda spark: read(spark, rows), id="key"))
+    source.step("characters", step, **options).destination("nowhere", Null())
     return made
+
+
+def read(session: Any, rows: Path) -> Any:
+    """A field ``id`` would be in the way of the column ``id`` that each record batch has."""
+    return session.read.parquet(str(rows)).withColumnRenamed("id", "key")
+
+
+def for_list(documents: list[Document]) -> list[Document]:
+    """The same step for a list of documents."""
+    for document in documents:
+        document["characters"] = len(document["body"])
+    return documents
+
+
+def for_batch(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The same step for a record batch."""
+    return batch.append_column("characters", pc.utf8_length(batch["body"]))
 
 
 def measure(sizes: Sizes, folder: Path) -> Iterator[Row]:
     rows = data.table(folder / f"rows-{sizes.documents}", sizes.documents)
 
-    def ours() -> None:
-        summary = run(plan(rows), state=anew(folder / "null"), spark=spark())
-        assert summary.delivered == sizes.documents, summary
+    def ours(step: Callable[..., Any], **options: Any) -> Callable[[], None]:
+        def work() -> None:
+            with phases() as watch:
+                summary = run(plan(rows, step, **options), state=anew(folder / "null"), spark=spark(), observer=watch)
+            assert summary.delivered == sizes.documents, summary
+
+        return work
 
     def beside() -> None:
         assert plain.for_each_row(rows, plain.step) == sizes.documents
 
-    took, bare = in_turn(sizes.rounds, ours, beside)
+    def beside_batches() -> None:
+        assert plain.for_each_batch(rows, for_batch) == sizes.documents
+
+    took, listed, batched, bare, bare_batches = in_turn(
+        sizes.rounds,
+        ours(plain.step),
+        ours(for_list, batch=BATCH),
+        ours(for_batch, arrow=True),
+        beside,
+        beside_batches,
+    )
     what = "table → one step → Null; plain mapInArrow with the step"
-    yield as_fast(what, sizes.documents, took, bare, TARGET)
+    yield as_fast(what, sizes.documents, took, bare, TARGET, "into Null")
+    what = f"the same, the step takes lists of {BATCH}; plain mapInArrow, row by row"
+    yield as_fast(what, sizes.documents, listed, bare, TARGET, f"into Null, batch={BATCH}")
+    what = "the same, the step takes record batches; plain mapInArrow, row by row"
+    yield as_fast(what, sizes.documents, batched, bare, ARROW_TARGET, "into Null, arrow")
+    what = "the same, the step takes record batches; plain mapInArrow with the step on record batches"
+    yield as_fast(what, sizes.documents, batched, bare_batches, ARROW_TARGET, "into Null, arrow, of both")
