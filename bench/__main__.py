@@ -63,6 +63,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=Sizes().rounds, help="runs of each; the median counts")
     parser.add_argument("--quick", action="store_true", help="a twentieth of the documents, one round")
     parser.add_argument("--folder", type=Path, help="where the data is made, and kept for the next time")
+    parser.add_argument("--results", type=Path, default=results.FILE, help="where the figures are kept, for the plots")
     asked = parser.parse_args()
     sizes = Sizes(asked.documents, asked.files, asked.rounds)
     if asked.quick:
@@ -73,12 +74,12 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="ferryman-bench-", ignore_cleanup_errors=True) as temporary:
         folder = asked.folder or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
-        rows = [row for name in names for row in _measured(name, sizes, folder)]
+        rows = [row for name in names for row in _measured(name, sizes, folder, asked.results)]
     print_table(rows)
     return 0 if all(row.met for row in rows) else 1
 
 
-def _measured(name: str, sizes: Sizes, folder: Path) -> Iterator[Row]:
+def _measured(name: str, sizes: Sizes, folder: Path, file: Path) -> Iterator[Row]:
     """One that fails is a row that says so: the others are measured."""
     say(f"{name} … (load {os.getloadavg()[0]:.1f})")
     began, rows = time.perf_counter(), []
@@ -90,7 +91,7 @@ def _measured(name: str, sizes: Sizes, folder: Path) -> Iterator[Row]:
     except (Exception, SystemExit) as e:
         traceback.print_exc()
         yield Row(name, f"failed: {e}", "", "", "", False)
-    results.keep(name, rows, sizes)
+    results.keep(name, rows, sizes, file)
     say(f"    {name}: {time.perf_counter() - began:.0f} s (load {os.getloadavg()[0]:.1f})")
 
 

@@ -1,13 +1,136 @@
-"""The benchmarks can be started: none of them imports what is not there any more."""
+"""The benchmarks can be run, each of them, and what they make of their figures is right."""
 
 from __future__ import annotations
 
 import importlib
+import json
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
 
 import pytest
-from bench.__main__ import NAMES
+from bench import plots, profile, results
+from bench.__main__ import NAMES, TABLE
+from bench.harness import ROOT, Phases, Row, Sizes, Took, as_fast, as_long, print_table, timed
+
+TINY = ["--documents", "400", "--files", "100", "--rounds", "1"]
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_benchmark_can_be_imported(name: str) -> None:
     assert callable(importlib.import_module(f"bench.{name}").measure)
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+@pytest.mark.parametrize("name", TABLE)
+def test_a_benchmark_of_the_table_runs(name: str, tmp_path: Path) -> None:
+    """With few documents: whether a figure is good is not asked, only whether there is one."""
+    file = tmp_path / "results.json"
+    ran = _run("-m", "bench", name, *TINY, "--folder", str(tmp_path / "data"), "--results", str(file))
+    assert ran.returncode in (0, 1), ran.stderr
+    assert "failed: " not in ran.stdout, ran.stderr
+    assert results.read(file)[name]["rows"]
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+def test_a_profile_has_samples_of_driver_and_workers(tmp_path: Path) -> None:
+    ran = _run("-m", "bench", "profile", "null", "--documents", "20000", "--folder", str(tmp_path))
+    assert ran.returncode == 0, ran.stderr
+    for kind in ("### driver", "### worker", "### JVM"):
+        assert kind in ran.stdout
+
+
+def test_a_ratio_is_the_median_of_the_pairs() -> None:
+    """Each run beside the one that was made at its side; the spread is of all pairs."""
+    ours = Took(2.0, 4.0, runs=(Took(1.0, 4.0), Took(2.0, 4.0), Took(4.0, 4.0)))
+    beside = Took(2.0, 2.0, runs=(Took(2.0, 2.0), Took(2.0, 2.0), Took(2.0, 2.0)))
+    fast = as_fast("", 100, ours, beside, 1.0, "line")
+    assert (fast.ratio, fast.met) == ("1.00× (0.50–2.00; CPU 0.50×)", True)
+    assert fast.figures is not None
+    assert fast.figures[:5] == ("line", 1.0, 0.5, 2.0, 0.5)
+    long = as_long("", 100, ours, beside, 0.9, "line")
+    assert (long.ratio, long.met) == ("1.00× (0.50–2.00; CPU 2.00×)", False)
+    assert long.figures == fast.figures, "speeds, however the row shows them"
+
+
+def test_the_phases_of_a_run_and_the_rest_add_up_to_its_time() -> None:
+    def work() -> None:
+        watch = Phases()
+        for name in ("scan", "transform", "scan"):
+            watch.phase(1, name)
+        watch.finished({})
+
+    took = timed(work)
+    assert set(took.phases) == {"scan", "transform", "rest"}
+    assert sum(took.phases.values()) == pytest.approx(took.wall_s)
+
+
+def test_a_command_is_measured_with_what_outlives_it() -> None:
+    """A child that goes on after its parent has ended is in the CPU time, and ended when the command is measured."""
+    burn = "import time\nend = time.process_time() + 0.3\nwhile time.process_time() < end: pass"
+    parent = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {burn!r}], start_new_session=True)"
+    assert float(_measured(parent).stdout) >= 0.3
+
+
+def test_a_command_that_fails_ends_the_benchmark() -> None:
+    assert "ended with 7" in _measured("raise SystemExit(7)").stderr
+
+
+def _measured(program: str) -> subprocess.CompletedProcess[str]:
+    """In a process of its own: who measures commands adopts orphans, and never gives that up."""
+    of = f"print(command([sys.executable, '-c', {program!r}]).cpu_s)"
+    return _run("-c", f"import sys; from bench.command import command; {of}")
+
+
+def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, *arguments], check=False, cwd=ROOT, capture_output=True, text=True)
+
+
+def test_results_are_kept_by_benchmark_and_become_pictures(tmp_path: Path) -> None:
+    file = tmp_path / "results.json"
+    took, beside = Took(2.0, 2.0, {"driver": 100}, {"scan": 1.5, "rest": 0.5}), Took(1.0, 1.0)
+    for target in (1.0, 2.0):  # the second one takes the place of the first
+        results.keep(
+            "null", [as_fast("what", 10, took, beside, target, "into Null"), Row(*"abcde", True)], Sizes(), file
+        )
+    [row, other] = results.read(file)["null"]["rows"]
+    assert (row["target"], other["figures"]) == ("≥ 2×", None)
+    found = results.figures(file)
+    assert plots.speeds(found) == [["into Null", 0.5, 0.5, 0.5]]
+    assert plots.phases(found) == [["into Null", [1.5, 0, 0, 0, 0, 0.5]]]
+
+
+def test_growth_is_drawn_by_kind_of_run() -> None:
+    figures = {"documents": 100, "seconds": 2.0, "mb": {"driver": 1, "worker": 2, "jvm": 3}, "phases": {}}
+    found = [{"key": f"growth: {kind}", **figures} for kind in ("new", "unchanged")]
+    assert plots.growth(found) == {kind: [[100, 50.0, 1, 2, 3]] for kind in ("new", "unchanged")}
+    assert plots.speeds(found) == []
+
+
+def test_samples_are_read_by_process_and_counted_by_function(tmp_path: Path) -> None:
+    raw = tmp_path / "samples"
+    raw.write_text(
+        'process 1:"python -m bench";run (run.py);wait (x.py) 3\n'
+        'process 1:"python -m bench";run (run.py) 1\n'
+        'process 2:"python -m pyspark.daemon pyspark.worker";work (w.py);work (w.py) 2\n'
+    )
+    stacks = profile.read(raw)
+    assert stacks["worker"] == Counter({("work (w.py)", "work (w.py)"): 2})
+    alone, within = profile.shares(stacks["driver"])
+    assert alone == [("wait (x.py)", 0.75), ("run (run.py)", 0.25)]
+    assert within == [("run (run.py)", 1.0), ("wait (x.py)", 0.75)]
+    assert profile.shares(stacks["worker"])[1] == [("work (w.py)", 1.0)], "once, however deep it is in itself"
+
+
+def test_the_table_is_markdown(capsys: pytest.CaptureFixture[str]) -> None:
+    print_table([Row("a", "b", "c", "d", "e", False, "f")])
+    assert capsys.readouterr().out.splitlines()[-1] == "| a | b | c | d | e | **no** | f |"
+
+
+def test_figures_can_be_written_as_json(tmp_path: Path) -> None:
+    """Mappings that cannot be changed are no dict for json."""
+    results.keep("one", [as_fast("", 1, Took(1, 1), Took(1, 1), 1, "one")], Sizes(), tmp_path / "file")
+    assert json.loads((tmp_path / "file").read_text())["one"]["rows"][0]["figures"]["mb"] == {}
