@@ -130,15 +130,15 @@ def _spy(raw: Path, *of: str) -> subprocess.Popen[str]:
 
 
 def read(raw: Path) -> dict[str, Counter[tuple[str, ...]]]:
-    """py-spy's raw format: a line a stack, functions with a semicolon between, and how often it was seen."""
+    """py-spy's raw format: a line a stack, functions with a semicolon between, and how often it was seen.
+
+    Processes are frames, too: of a worker the driver, the JVM, the daemon and its own.
+    """
     found: dict[str, Counter[tuple[str, ...]]] = {}
     for line in raw.read_text().splitlines():
         stack, _, times = line.rpartition(" ")
-        process, *frames = stack.split(";")
-        if not process.startswith("process "):
-            process, frames = "", [process, *frames]
-        kind = "worker" if "pyspark.daemon" in process or "pyspark/daemon" in process else "driver"
-        frames = [frame for frame in frames if not frame.startswith("thread ")]
+        kind = "worker" if "pyspark.daemon" in stack else "driver"
+        frames = [frame for frame in stack.split(";") if not frame.startswith(("process ", "thread "))]
         if frames:
             found.setdefault(kind, Counter())[tuple(frames)] += int(times)
     return found

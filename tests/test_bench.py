@@ -115,7 +115,7 @@ def test_samples_are_read_by_process_and_counted_by_function(tmp_path: Path) -> 
     raw.write_text(
         'process 1:"python -m bench";run (run.py);wait (x.py) 3\n'
         'process 1:"python -m bench";run (run.py) 1\n'
-        'process 2:"python -m pyspark.daemon pyspark.worker";work (w.py);work (w.py) 2\n'
+        'process 1:"python";process 2:"java -Da=b";process 3:"python -m pyspark.daemon pyspark.worker";work (w.py);work (w.py) 2\n'
     )
     stacks = profile.read(raw)
     assert stacks["worker"] == Counter({("work (w.py)", "work (w.py)"): 2})
