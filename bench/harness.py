@@ -126,7 +126,7 @@ def in_turn(rounds: int, *works: Callable[[], Any]) -> list[Took]:
     for work in works:
         work()
     runs = [[timed(work) for work in works] for _ in range(rounds)]
-    return [_median([run[i] for run in runs]) for i in range(len(works))]
+    return [median([run[i] for run in runs]) for i in range(len(works))]
 
 
 def as_fast(what: str, documents: int, ours: Took, plain: Took, target: float, key: str = "") -> Row:
@@ -200,7 +200,8 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def _median(runs: list[Took]) -> Took:
+def median(runs: list[Took]) -> Took:
+    """The one in the middle by CPU, with all of them."""
     middle = statistics.median_low(run.cpu_s for run in runs)
     return next(run for run in runs if run.cpu_s == middle)._replace(runs=tuple(runs))
 

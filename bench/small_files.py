@@ -9,18 +9,19 @@ of its own here. What only one of them does is in docs/performance.md.
 from __future__ import annotations
 
 import os
+import shutil
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
-from functools import partial
 from pathlib import Path
 from typing import Final
 
 from bench import data, environment
 from bench.command import command, ferryman
-from bench.harness import ROOT, Row, Sizes, Took, anew, as_long, in_turn
+from bench.harness import ROOT, Row, Sizes, Took, anew, as_long, median
 
-TARGETS: Final = {"cold": 1 / 3, "unchanged": 1 / 4, "1 % changed": 1 / 2}
+TARGETS: Final = {"cold": 0.33, "unchanged": 0.25, "1 % changed": 0.5, "unchanged, contents hashed": 0.25}
+WARM_UP: Final = 10
 FLOW: Final = ROOT / "bench" / "peers" / "cocoindex_flow.py"
 SHARE: Final = 100
 
@@ -55,45 +56,46 @@ class Corpus:
 
 
 def measure(sizes: Sizes, folder: Path) -> Iterator[Row]:
-    corpus = Corpus(folder, sizes.files)
+    """Each round: both cold, both again, then both after a change; the ones of a pair right after each other."""
     ours, theirs = (anew(folder / name) for name in ("small-files", "cocoindex"))
-    for detect in ("fingerprint", "content"):
-        (ours / f"{detect}.py").write_text(
-            PLAN.format(folder=str(corpus.folder), detect=detect, out=ours / f"{detect}.db")
-        )
-    run, hashed, flow = (
-        partial(_ferryman, ours, "fingerprint"),
-        partial(_ferryman, ours, "content"),
-        partial(_coco, theirs),
-    )
+    few = Corpus(folder, WARM_UP)
+    _ferryman(_plan(ours / "few", few, "fingerprint"), few)
+    _cocoindex(anew(theirs / "few"), few)
 
-    def cold(place: Path, go: Callable[[Corpus], Took]) -> Took:
-        for name in ("state", "fingerprint.db", "out.db"):
-            _remove(place / name)
-        return go(corpus)
-
-    kinds = {
-        "cold": (lambda: cold(ours, run), lambda: cold(theirs, flow)),
-        "unchanged": (lambda: run(corpus), lambda: flow(corpus)),
-        "1 % changed": (lambda: (corpus.change(), run(corpus))[1], lambda: flow(corpus)),
-    }
-    for kind, works in kinds.items():
-        took, other = in_turn(sizes.rounds, *works)
-        yield as_long(f"{sizes.files} small files into SQLite, whole commands, {kind}; CocoIndex",
-                      sizes.files, took, other, TARGETS[kind], f"small files: {kind}")  # fmt: skip
-    hashed(corpus)
-    took, other = in_turn(sizes.rounds, lambda: hashed(corpus), lambda: flow(corpus))
-    yield as_long(f"{sizes.files} small files, unchanged, of which Ferryman hashes the contents; CocoIndex",
-                  sizes.files, took, other, TARGETS["unchanged"], "small files: unchanged, all hashed")  # fmt: skip
+    corpus = Corpus(folder, sizes.files)
+    by_time = _plan(ours / "fingerprint", corpus, "fingerprint")
+    hashed = _plan(ours / "content", corpus, "content")
+    _ferryman(hashed, corpus)
+    found: dict[str, list[tuple[Took, Took]]] = {kind: [] for kind in TARGETS}
+    for _ in range(sizes.rounds):
+        for state in (by_time, theirs):
+            _forget(state)
+        found["cold"].append((_ferryman(by_time, corpus), _cocoindex(theirs, corpus)))
+        found["unchanged"].append((_ferryman(by_time, corpus), again := _cocoindex(theirs, corpus)))
+        found["unchanged, contents hashed"].append((_ferryman(hashed, corpus), again))
+        corpus.change()
+        found["1 % changed"].append((_ferryman(by_time, corpus), _cocoindex(theirs, corpus)))
+        _ferryman(hashed, corpus)
+    for kind, pairs in found.items():
+        took, other = (median([pair[of] for pair in pairs]) for of in range(2))
+        what = f"{sizes.files} small files into SQLite, whole commands, {kind}; CocoIndex"
+        yield as_long(what, sizes.files, took, other, TARGETS[kind], f"small files: {kind}")
 
 
-def _ferryman(place: Path, detect: str, corpus: Corpus) -> Took:
-    took = ferryman("run", str(place / f"{detect}.py"), "--state", str(place / "state" / detect))
-    _all_there(place / f"{detect}.db", corpus)
+def _plan(place: Path, corpus: Corpus, detect: str) -> Path:
+    """Its folder, with the plan's file."""
+    anew(place)
+    (place / "plan.py").write_text(PLAN.format(folder=str(corpus.folder), detect=detect, out=place / "out.db"))
+    return place
+
+
+def _ferryman(place: Path, corpus: Corpus) -> Took:
+    took = ferryman("run", str(place / "plan.py"), "--state", str(place / "state"))
+    _all_there(place / "out.db", corpus)
     return took
 
 
-def _coco(place: Path, corpus: Corpus) -> Took:
+def _cocoindex(place: Path, corpus: Corpus) -> Took:
     took = command([environment.python(), FLOW, corpus.folder, place / "out.db", place / "state"], {})
     _all_there(place / "out.db", corpus)
     return took
@@ -106,9 +108,8 @@ def _all_there(database: Path, corpus: Corpus) -> None:
     assert rows == corpus.files, (database, rows)
 
 
-def _remove(path: Path) -> None:
-    if path.is_dir():
-        anew(path)
-    else:
-        for name in ("", "-wal", "-shm", "-journal"):
-            path.with_name(path.name + name).unlink(missing_ok=True)
+def _forget(place: Path) -> None:
+    """State and table."""
+    shutil.rmtree(place / "state", ignore_errors=True)
+    for name in ("", "-wal", "-shm", "-journal"):
+        (place / f"out.db{name}").unlink(missing_ok=True)
