@@ -1,7 +1,8 @@
 """``python -m bench [NAME …]``: run benchmarks, print the table of their ratios.
 
-Without a name: those that docs/performance.md compares with other programs. ``all``: every one. ``plots``: draw the
-results of all that has run so far into docs/pictures. ``profile``: show where the time of some of them goes.
+Without a name: those that docs/performance.md compares with other programs. ``all``: every one. ``table``: print the
+results of all that has run so far; ``plots``: draw them into docs/pictures. ``profile``: show where the time of some of
+them goes.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from bench import plots, profile, results
@@ -49,7 +50,14 @@ OTHERS = (
     "limited_driver",
 )
 NAMES = (*TABLE, *OTHERS)
-COMMANDS = {"plots": plots.draw_all, "profile": profile.main}
+
+
+def _print_known(arguments: Sequence[str]) -> int:
+    print_table(results.rows(*(Path(file) for file in arguments)))
+    return 0
+
+
+COMMANDS = {"plots": plots.draw_all, "profile": profile.main, "table": _print_known}
 
 
 def main() -> int:

@@ -34,6 +34,11 @@ def read(file: Path = FILE) -> dict[str, Any]:
     return json.loads(file.read_text()) if file.exists() else {}
 
 
+def rows(file: Path = FILE) -> list[Row]:
+    """All that were measured, as they were, without their figures."""
+    return [Row(**{**row, "figures": None}) for found in read(file).values() for row in found["rows"]]
+
+
 def figures(file: Path = FILE) -> list[dict[str, Any]]:
     """Of all rows that have some, in the order in which they were measured."""
     rows = (row for found in read(file).values() for row in found["rows"])

@@ -98,6 +98,7 @@ def test_results_are_kept_by_benchmark_and_become_pictures(tmp_path: Path) -> No
         )
     [row, other] = results.read(file)["null"]["rows"]
     assert (row["target"], other["figures"]) == ("≥ 2×", None)
+    assert [kept.target for kept in results.rows(file)] == ["≥ 2×", "e"]
     found = results.figures(file)
     assert plots.speeds(found) == [["into Null", 0.5, 0.5, 0.5]]
     assert plots.phases(found) == [["into Null", [1.5, 0, 0, 0, 0, 0.5]]]
@@ -115,7 +116,7 @@ def test_samples_are_read_by_process_and_counted_by_function(tmp_path: Path) -> 
     raw.write_text(
         'process 1:"python -m bench";run (run.py);wait (x.py) 3\n'
         'process 1:"python -m bench";run (run.py) 1\n'
-        'process 1:"python";process 2:"java -Da=b";process 3:"python -m pyspark.daemon pyspark.worker";work (w.py);work (w.py) 2\n'
+        'process 1:"python";process 2:"java -Da=b";process 3:"python -m pyspark.daemon";work (w.py);work (w.py) 2\n'
     )
     stacks = profile.read(raw)
     assert stacks["worker"] == Counter({("work (w.py)", "work (w.py)"): 2})
