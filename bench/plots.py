@@ -53,10 +53,10 @@ def growth(found: list[dict[str, Any]]) -> dict[str, list[list[Any]]]:
 
 
 def phases(found: list[dict[str, Any]]) -> list[list[Any]]:
-    """A line each: its name, seconds of each phase in this order; only those that tell them, each once."""
+    """A line each: its name, seconds of each phase in this order; of those with more than one phase, each once."""
     lines = {}
     for f in found:
-        if f["phases"] and not f["key"].endswith("of both"):
-            name = f"{f['key']}, {f['documents'] / 1e6:g} M" if f["key"].startswith("growth") else f["key"]
+        if len(f["phases"]) > 2 and not f["key"].endswith("of both"):
+            name = f"{f['key']}, {f['documents']}" if f["key"].startswith("growth") else f["key"]
             lines[name] = [name, [f["phases"].get(phase, 0.0) for phase in ORDER]]
     return list(lines.values())

@@ -91,7 +91,7 @@ def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 def test_results_are_kept_by_benchmark_and_become_pictures(tmp_path: Path) -> None:
     file = tmp_path / "results.json"
-    took, beside = Took(2.0, 2.0, {"driver": 100}, {"scan": 1.5, "rest": 0.5}), Took(1.0, 1.0)
+    took, beside = Took(2.0, 2.0, {"driver": 100}, {"scan": 1.5, "deliver": 0.3, "rest": 0.2}), Took(1.0, 1.0)
     for target in (1.0, 2.0):  # the second one takes the place of the first
         results.keep(
             "null", [as_fast("what", 10, took, beside, target, "into Null"), Row(*"abcde", True)], Sizes(), file
@@ -101,7 +101,7 @@ def test_results_are_kept_by_benchmark_and_become_pictures(tmp_path: Path) -> No
     assert [kept.target for kept in results.rows(file)] == ["≥ 2×", "e"]
     found = results.figures(file)
     assert plots.speeds(found) == [["into Null", 0.5, 0.5, 0.5]]
-    assert plots.phases(found) == [["into Null", [1.5, 0, 0, 0, 0, 0.5]]]
+    assert plots.phases(found) == [["into Null", [1.5, 0, 0, 0.3, 0, 0.2]]]
 
 
 def test_growth_is_drawn_by_kind_of_run() -> None:

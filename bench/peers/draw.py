@@ -72,9 +72,9 @@ def growth(kinds: dict, path: Path) -> None:
         axes.set_title(title, fontsize=9, loc="left")
         axes.set_xlabel("documents")
         axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:,.0f}".replace(",", " ")))
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x / 1e6:g} M" if x >= 1e5 else f"{x:g}"))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x / 1e6:g} M" if x >= 1e6 else f"{x:,.0f}".replace(",", " ")))
     speed.legend(fontsize=8)
-    memory.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1, 1))
+    memory.legend(fontsize=7, handlelength=3.5, loc="upper left", bbox_to_anchor=(1, 1))
     figure.tight_layout()
     save(figure, path)
 
