@@ -55,6 +55,11 @@ def speeds(lines: list, path: Path) -> None:
     save(figure, path)
 
 
+def number(value: float, _: object) -> str:
+    """As people read it."""
+    return f"{value / 1e6:g} M" if value >= 1e6 else f"{value:,.0f}".replace(",", " ")
+
+
 def growth(kinds: dict, path: Path) -> None:
     """Documents a second, and memory."""
     figure, (speed, memory) = plt.subplots(1, 2, figsize=(7.2, 2.8))
@@ -71,8 +76,8 @@ def growth(kinds: dict, path: Path) -> None:
         axes.set_ylim(bottom=0)
         axes.set_title(title, fontsize=9, loc="left")
         axes.set_xlabel("documents")
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:,.0f}".replace(",", " ")))
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x / 1e6:g} M" if x >= 1e6 else f"{x:,.0f}".replace(",", " ")))
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_formatter(FuncFormatter(number))
     speed.legend(fontsize=8)
     memory.legend(fontsize=7, handlelength=3.5, loc="upper left", bbox_to_anchor=(1, 1))
     figure.tight_layout()
