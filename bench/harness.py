@@ -88,7 +88,7 @@ def timed(work: Callable[[], Any]) -> Took:
         return took
     known = sum(_PHASES.values())
     phases = {**_PHASES, "rest": took_s - known} if known else {}
-    return Took(took_s, cpu_s, {kind: mb for kind, mb in watch.peaks.items() if mb}, phases)
+    return Took(took_s, max(cpu_s, watch.cpu_s), {kind: mb for kind, mb in watch.peaks.items() if mb}, phases)
 
 
 _PHASES: dict[str, float] = {}

@@ -56,12 +56,15 @@ class Watch:
     """
 
     def __init__(self, root: int = 0) -> None:
+        self._first: dict[int, int] = {}
+        self._last: dict[int, int] = {}
         self.peaks = {"driver": 0, "worker": 0, "jvm": 0}
         self._root = root or os.getpid()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._look_on, daemon=True)
 
     def __enter__(self) -> Watch:
+        self._first = {pid: sum(stat[10:12]) for pid, stat in processes(self._root).items()}
         self._thread.start()
         return self
 
@@ -74,8 +77,16 @@ class Watch:
         while not self._ended.wait(EVERY_S):
             self._look()
 
+    @property
+    def cpu_s(self) -> float:
+        """CPU seconds of each process as long as it was seen. The kernel forgets those of a worker that ends while its
+        parent does not ask for it; this forgets those since somebody looked last."""
+        ticks = sum(last - self._first.get(pid, 0) for pid, last in self._last.items())
+        return ticks / os.sysconf("SC_CLK_TCK")
+
     def _look(self) -> None:
-        for pid in processes(self._root):
+        for pid, stat in processes(self._root).items():
+            self._last[pid] = sum(stat[10:12])
             try:
                 status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
             except OSError:
