@@ -24,7 +24,8 @@ from bench.processes import adopt_orphans, processes
 
 LIMIT_S: Final = 2.0
 MOST: Final = 200_000
-KILL_AT: Final = 1 / 3
+SHARE: Final = 1 / 3
+CHUNK: Final = 500
 PATIENCE_S: Final = 300.0
 
 PLAN: Final = """
@@ -35,9 +36,15 @@ from ferryman import Plan
 from ferryman.destinations import Null
 from ferryman.sources import DataFrame
 
+def arrived():
+    with open({out!r}) as out:
+        return sum(int(line.split()[1]) for line in out if line.endswith("\\n"))
+
 class Slow(Null):
-    # Writes down what has arrived: the first id of a chunk, and how many there are.
+    # Writes down what has arrived: the first id of a chunk, and how many there are. Before the kill, only a third.
     def write(self, chunk):
+        while os.path.exists({hold!r}) and arrived() >= {third}:
+            time.sleep(0.01)
         time.sleep(len(chunk) / 20_000)
         with open({out!r}, "a") as out:
             out.write(f"{{chunk[0].id}} {{len(chunk)}}\\n")
@@ -45,7 +52,7 @@ class Slow(Null):
 
 plan = Plan("restart")
 rows = plan.source("rows", DataFrame(lambda spark: spark.read.parquet({rows!r})))
-rows.step("same", lambda doc: doc).destination("slow", Slow())
+rows.step("same", lambda doc: doc).destination("slow", Slow(), batch={batch})
 """
 
 PLAIN: Final = """
@@ -62,13 +69,16 @@ def measure(sizes: Sizes, folder: Path) -> Iterator[Row]:
     rows = data.table(folder / f"rows-{count}", count)
     place = anew(folder / "restart")
     out, plain = place / "arrived", place / "plain"
-    (place / "plan.py").write_text(PLAN.format(out=str(out), rows=str(rows)))
+    third, batch, hold = count * SHARE, min(CHUNK, max(1, count // 20)), place / "hold"
+    (place / "plan.py").write_text(PLAN.format(out=str(out), rows=str(rows), hold=str(hold), third=third, batch=batch))
     line = [sys.executable, "-m", "ferryman.cli", "run", str(place / "plan.py"), "--state", str(place / "state")]
     ours, theirs = [], []
     for _ in range(sizes.rounds + 1):  # the first one finds no file in any cache
         anew(place / "state")
         out.write_text("")
-        _killed_when(line, lambda: _arrived(out)[1] >= count * KILL_AT)
+        hold.touch()
+        _killed_when(line, lambda: _arrived(out)[1] >= third)
+        hold.unlink()
         known, _ = _arrived(out)
         ours.append(_killed_when(line, lambda known=known: bool(_arrived(out)[0] - known)))
         plain.write_text("")
