@@ -16,10 +16,9 @@ from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from io import FileIO
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import pyarrow as pa
-import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 from ferryman import limits
@@ -27,6 +26,9 @@ from ferryman.errors import StateDamaged
 from ferryman.limits import MIB
 from ferryman.storage.disk import TEMPORARY
 from ferryman.storage.files import StatePath, give, here, workplace
+
+if TYPE_CHECKING:
+    import pyarrow.dataset as ds
 
 _NAME = re.compile(r"[0-9]+-[0-9a-f]{32}-([0-9a-f]{8})-([0-9a-f]{8})\.parquet\Z")
 _EPOCH = re.compile(rf"(?:{re.escape(TEMPORARY)})?([0-9]+)-[0-9a-f]{{32}}")
@@ -36,9 +38,6 @@ _GROUP_ROWS: Final = 65_536
 """Rows a row group: what a query reads at once."""
 _WITHOUT_ORDER: Final = ("version", "delivery_hash", "fields", "raw", "given", "failed")
 """Columns of which least and greatest value say nothing: hashes, content, and what is kept of families."""
-_VERIFYING = ds.ParquetFileFormat(
-    default_fragment_scan_options=ds.ParquetFragmentScanOptions(page_checksum_verification=True, pre_buffer=False)
-)
 
 
 class Part(NamedTuple):
@@ -146,10 +145,15 @@ def scan(paths: Iterable[Path], schema: pa.Schema) -> ds.Dataset:
     Raises:
         StateDamaged: a file is missing, or its footer is not what was written.
     """
+    from pyarrow import dataset  # loaded where it is needed: it loads pandas, for a third of a second
+
     found = [str(p) for p in paths]
     for path in found:
         check_footer(Path(path))
-    return ds.dataset(found, schema=schema, format=_VERIFYING)
+    verifying = dataset.ParquetFragmentScanOptions(page_checksum_verification=True, pre_buffer=False)
+    return dataset.dataset(
+        found, schema=schema, format=dataset.ParquetFileFormat(default_fragment_scan_options=verifying)
+    )
 
 
 @lru_cache(maxsize=65_536)

@@ -177,10 +177,11 @@ def start(master: str, conf: Mapping[str, str], name: str, *, queries: bool = Tr
     if not remote and "PYSPARK_GATEWAY_PORT" not in os.environ:  # there is a JVM already
         check_java()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    settings = {} if remote else _SETTINGS
+    settings = {} if remote else dict(_SETTINGS)
     if master.startswith("local"):
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")  # no look-up of this machine's name, no warning about it
         settings |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+        settings["spark.python.daemon.module"] = "ferryman.engine.runner.daemon"
     settings |= conf
     if not remote:
         settings |= {_OPTIONS: _java_options(conf.get(_OPTIONS, ""), master.startswith("local"), queries)}
