@@ -87,7 +87,7 @@ def test_nobody_looks_out_while_all_work() -> None:
         raise AssertionError("a watch was made")
 
     stop.set()
-    assert not Lookout(desk, watch, stop).turn()
+    assert not Lookout(desk, watch, lambda: False, stop).turn()
 
 
 @pytest.fixture

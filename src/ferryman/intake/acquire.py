@@ -5,6 +5,7 @@ Nothing new is acquired while its queue is paused. A pending job of a collection
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
@@ -13,7 +14,7 @@ from typing import Final
 
 from ferryman.errors import UsageError, plain_text
 from ferryman.intake.access import Assembly
-from ferryman.intake.batch import Batch
+from ferryman.intake.batch import BY_OPERATOR, Batch
 from ferryman.intake.errors import LockLost, NodeInvalid, StateError
 from ferryman.intake.job import Job
 from ferryman.intake.locks import KINDS, Locks
@@ -29,23 +30,36 @@ from ferryman.intake.nodes import (
 )
 from ferryman.intake.passed_over import PassedOver
 from ferryman.intake.states import AccessState, BatchState, JobState
-from ferryman.intake.store import Check
+from ferryman.intake.store import Check, StoredNode
 from ferryman.intake.tree import NodeTree
 
 LOOKED_AT: Final = 64
 """Status nodes that are read at once."""
 
+AGAIN_S: Final = 0.1
+"""Times the number of batches that wait for an operator: so often each is looked at though nothing tells that one was
+moved, for programs of others do not write the folder of batches."""
+
 
 class Acquirer:
     """Acquires for one queue. ``warn`` is told of nodes that are damaged, once: they are passed over."""
 
-    def __init__(self, tree: NodeTree, locks: Locks, warn: Callable[[str], None]) -> None:
-        self._tree, self._locks = tree, locks
+    def __init__(
+        self,
+        tree: NodeTree,
+        locks: Locks,
+        warn: Callable[[str], None],
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._tree, self._locks, self._monotonic = tree, locks, monotonic
         self.passed_over = PassedOver(warn)
         self._paused = False
         self._read_alone: dict[JobState, set[str]] = defaultdict(set)
         """JSON nodes that were asked for while jobs of a state were held: they come with the lock from then on."""
         self._batch_names: dict[str, tuple[tuple[int, int], list[str]]] = {}
+        self._later: dict[str, dict[str, tuple[int, float]]] = defaultdict(dict)
+        """Batches that only an operator moves: the version of the folder of batches when they were looked at, and when
+        they are looked at again though it is still that."""
         self._done_with: dict[str, set[str]] = {"pending": set(), "making": set(), "reporting": set()}
 
     # --- jobs ---------------------------------------------------------------------------------------------------------
@@ -133,21 +147,26 @@ class Acquirer:
         self, what: str, wanted: set[BatchState], later: set[BatchState], skip: Collection[str] = ()
     ) -> Iterator[Batch]:
         """Batches in these states, each locked. One that is in neither these nor ``later`` is never looked at again."""
-        done = self._done_with[what]
-        for batch, state in self._looked_at(what, skip):
+        done, left = self._done_with[what], self._later[what]
+        for batch, state, version in self._looked_at(what, skip):
+            left.pop(batch.id, None)
             if state not in wanted:
                 if state not in later:
                     done.add(batch.id)
+                elif state in BY_OPERATOR:
+                    left[batch.id] = version, self._monotonic() + AGAIN_S * len(left)
                 continue
             if state is BatchState.PROCESSING and what == "reporting" and not self._is_done(batch):
                 continue
             if self._locked(batch, state):
                 yield batch
 
-    def _looked_at(self, what: str, skip: Collection[str]) -> Iterator[tuple[Batch, BatchState]]:
-        if self._paused_now(PAUSED):
+    def _looked_at(self, what: str, skip: Collection[str]) -> Iterator[tuple[Batch, BatchState, int]]:
+        """Batches that may matter now, with their states, and the version of their folder before those were read."""
+        paused, folder = self._tree.store.read([PAUSED, BATCHES])
+        if paused is not None or folder is None:
             return
-        names = (n for n in self._listed(what) if n not in skip and n not in self.passed_over)
+        names = (n for n in self._due(what, folder) if n not in skip and n not in self.passed_over)
         while some := list(islice(names, LOOKED_AT)):
             found = self._tree.store.read([batch_path(name, "status") for name in some])
             for name, node in zip(some, found, strict=True):
@@ -157,12 +176,19 @@ class Acquirer:
                 except NodeInvalid as e:
                     self.passed_over.add(batch.id, plain_text(e))
                     continue
-                yield batch, state
+                yield batch, state, folder.version
 
-    def _listed(self, what: str) -> list[str]:
-        """The batches that may still matter. While none comes or goes they are not listed again: of thousands that are
-        done with, a look costs as much as of none."""
-        folder = self._tree.get(BATCHES)
+    def _due(self, what: str, folder: StoredNode) -> Iterator[str]:
+        """The batches that may matter now. Of thousands that are done with, or wait for an operator, a look costs as
+        much as of none."""
+        now, left = self._monotonic(), self._later[what]
+        for name in self._listed(what, folder):
+            version, at = left.get(name, (-1, 0.0))
+            if version != folder.version or at <= now:
+                yield name
+
+    def _listed(self, what: str, folder: StoredNode) -> list[str]:
+        """The batches that may still matter. While none comes or goes they are not listed again."""
         now = folder.children, folder.numbered
         seen, names = self._batch_names.get(what, ((0, 0), []))
         if seen != now:

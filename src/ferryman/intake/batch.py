@@ -11,7 +11,7 @@ from ferryman.intake.errors import LockLost, NodeInvalid, StateError
 from ferryman.intake.item import Item, StatusNode
 from ferryman.intake.job import Job, checked_priority
 from ferryman.intake.new_job import creation
-from ferryman.intake.nodes import BATCH_UUIDS, JOBS, batch_path, encoded, job_path, mapped, submission_uuid
+from ferryman.intake.nodes import BATCH_UUIDS, BATCHES, JOBS, batch_path, encoded, job_path, mapped, submission_uuid
 from ferryman.intake.report import Report
 from ferryman.intake.states import BATCH, BatchState, JobList, JobState, Transitions, list_of
 from ferryman.intake.store import Check, Create, Delete, Op, Set
@@ -19,6 +19,10 @@ from ferryman.intake.tree import NodeTree
 
 OPEN: Final = frozenset({BatchState.PENDING, BatchState.HELD, BatchState.PROCESSING})
 """A batch in one of these may get jobs. Later its report is due, or made."""
+
+BY_OPERATOR: Final = frozenset({BatchState.HELD, BatchState.FAILED})
+"""A batch in one of these stays there until an operator moves it. That move also writes the folder of batches anew: its
+version tells consumers, so that they need not look at each such batch again and again."""
 
 REPORTED: Final = frozenset({BatchState.REPORTING, BatchState.UPDATE_REPORTING})
 """Leaving one of these, what the submitter was told is kept."""
@@ -166,6 +170,8 @@ class Batch(Item):
             ops += self._tree.missing([batch_path(self.id, "states")])
         if after is not now.state and (after is BatchState.REPORTING or now.state in REPORTED):
             ops.append(self._keep(self._told or self.report(reasons=False)))
+        if after is not now.state and now.state in BY_OPERATOR:
+            ops.append(Set(BATCHES, self._tree.get(BATCHES).data))
         return ops
 
     def report(self, *, reasons: bool = True) -> Report:

@@ -12,6 +12,7 @@ from ferryman.errors import DeliveryError, FerrymanError, PermanentError, Transi
 from ferryman.intake import Batch, BatchState, NodeInvalid, Queue
 from ferryman.service.at_work import AtWork
 from ferryman.service.callback import Callback
+from ferryman.service.desk import Desk
 from ferryman.service.errors import Later, Stopping
 from ferryman.service.fetch import Fetcher
 from ferryman.service.isolation import Isolation
@@ -36,35 +37,48 @@ class Waits:
     """Batches that are to be tried again, and since when they are tried; of all threads that make batches."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._changed = threading.Condition()
         self._at: dict[str, float] = {}
         self._since: dict[str, float] = {}
         self._slow: list[str] = []
+        self._closed = False
 
     def put(self, batch_id: str, at: float, now: float) -> float:
         """To be tried again then. Since when is it tried?"""
-        with self._lock:
+        with self._changed:
             self._at[batch_id] = at
             return self._since.setdefault(batch_id, now)
 
     def later(self, now: float) -> set[str]:
         """Those that are not due yet. The others are forgotten: whoever gets them says so again."""
-        with self._lock:
+        with self._changed:
             self._at = {batch: at for batch, at in self._at.items() if at > now}
             return {*self._at, *self._slow}
 
     def is_slow(self, batch_id: str) -> None:
         """Its manifest is on a slow host: it waits for a thread that waits for those."""
-        with self._lock:
+        with self._changed:
             self._slow.append(batch_id)
+            self._changed.notify()
+
+    def wait_for_slow(self) -> None:
+        """Until one waits for these threads, or the end."""
+        with self._changed:
+            self._changed.wait_for(lambda: bool(self._slow) or self._closed)
+
+    def close(self) -> None:
+        """Nobody waits for any more."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
 
     def slow(self) -> str | None:
         """The one of these that waits longest; it waits no more."""
-        with self._lock:
+        with self._changed:
             return self._slow.pop(0) if self._slow else None
 
     def __bool__(self) -> bool:
-        with self._lock:
+        with self._changed:
             return bool(self._at or self._slow)
 
 
@@ -89,10 +103,11 @@ class Batches:
         clock: Callable[[], float] = time.monotonic,
         *,
         waits: Waits,
+        desk: Desk,
         at_work: AtWork,
         isolation: Isolation,
     ) -> None:
-        self._waits = waits
+        self._waits, self._desk = waits, desk
         self._at_work, self._isolation = at_work, isolation
         self._queue, self._work, self._fetcher, self._callback = queue, work, fetcher, callback
         self._say, self._clock = say, clock
@@ -108,6 +123,7 @@ class Batches:
         batch = self._acquired()  # 1
         if batch is None:
             return False
+        self._desk.call()  # there may be more
         try:
             if not is_made(batch):
                 self._make(batch)
@@ -132,6 +148,10 @@ class Batches:
         finally:
             batch.unlock()
         return True
+
+    def wait(self, timeout_s: float) -> None:
+        """Until there may be a batch, or the desk is closed; while batches are to be tried again, at most so long."""
+        self._desk.wait(timeout_s if self._waits else None)
 
     def _acquired(self) -> Batch | None:
         skip = self._made | self._waits.later(self._clock())
@@ -192,6 +212,9 @@ class Batches:
 
 class SlowBatches(Batches):
     """Makes the jobs of batches that another one met a slow host with. Its fetcher waits for slow hosts."""
+
+    def wait(self, timeout_s: float) -> None:
+        self._waits.wait_for_slow()
 
     def _acquired(self) -> Batch | None:
         batch_id = self._waits.slow()

@@ -26,6 +26,9 @@ QUIET_S: Final = 2.0
 """One thread looks for a job so often though no watch has told of any: only a lock that ended with its process is to be
 found then."""
 
+EMPTY_LOOKS: Final = 30
+"""Times ``QUIET_S`` until it looks into an empty state though its watch has not told of any job."""
+
 
 class Desk:
     """Of one state."""
@@ -67,7 +70,7 @@ class Desk:
                     return job
         return None
 
-    def wait(self, timeout_s: float) -> bool:
+    def wait(self, timeout_s: float | None) -> bool:
         """Wait until a job is handed over or this thread is called, at most so long. Was it? Then it looks for one."""
         with self._changed:
             self._idle += 1
@@ -99,20 +102,33 @@ class Desk:
 
 class Lookout:
     """One watch for all threads of a state: calls one of them when jobs come or go. While all of them work there is
-    none."""
+    none.
 
-    def __init__(self, desk: Desk, watch: Callable[[], Watch], stop: threading.Event) -> None:
-        self._desk, self._watch, self._stop = desk, watch, stop
+    ``is_empty``: is there nothing in the state? As long as the watch says nothing it stays so, and nobody looks.
+    """
+
+    def __init__(
+        self, desk: Desk, watch: Callable[[], Watch], is_empty: Callable[[], bool], stop: threading.Event
+    ) -> None:
+        self._desk, self._watch, self._is_empty, self._stop = desk, watch, is_empty, stop
+        self._watching: Watch | None = None
 
     def turn(self) -> bool:
         """Look out until something happens. False: it is never busy."""
         if not self._desk.is_attended(POLL_S):
             return False
-        watch = self._watch()
+        watch = self._watching = self._watch()
         try:
             self._desk.call()  # for what came before there was a watch
             if not self._stop.wait(LOOK_AGAIN_S):
-                watch.wait(QUIET_S)
+                for _ in range(EMPTY_LOOKS if self._is_empty() else 1):
+                    if watch.wait(QUIET_S) or self._stop.is_set():
+                        break
         finally:
             watch.close()
         return False
+
+    def close(self) -> None:
+        """End its turn. ``stop`` is set."""
+        if self._watching is not None:
+            self._watching.close()

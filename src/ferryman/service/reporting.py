@@ -156,6 +156,10 @@ class SlowReporting(Reporting):
     def _next(self) -> Batch | None:
         return self._takes.take()
 
+    def wait(self, timeout_s: float) -> None:
+        """Until one is handed over, or the end; while reports are to be sent again, at most so long."""
+        self._takes.wait(timeout_s if self._unsent else None)
+
     def release(self) -> None:
         super().release()
         self._takes.close()

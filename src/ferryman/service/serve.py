@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from ferryman import limits
 from ferryman.errors import StateHeld
 from ferryman.intake import Batch, BatchState, Job, JobState, NodeInvalid, Queue, QueueLost
-from ferryman.intake.nodes import ACCESS, SIZES
+from ferryman.intake.nodes import ACCESS, SIZES, state_path
 from ferryman.intake.store import Watch
 from ferryman.observe.progress import Forwarding, Observer, Silent
 from ferryman.plan import Plan
@@ -25,6 +25,7 @@ from ferryman.service.bundles import Bundles
 from ferryman.service.desk import Desk, Lookout
 from ferryman.service.errors import Stopping
 from ferryman.service.isolation import Isolation
+from ferryman.service.mail import BatchReports
 from ferryman.service.minted import Minted
 from ferryman.service.processing import Processing, jobs_sources
 from ferryman.service.reporting import Reporting, SlowReporting
@@ -158,63 +159,110 @@ def _is_over(consumers: Consumers, processing: Processing | None, serving: Servi
 
 
 class Consumers:
-    """The threads of all states but Processing."""
+    """The threads of all states but Processing. One that has nothing to do sleeps until it is told of something."""
 
     def __init__(self, queue: Queue, serving: Serving, stop: threading.Event, say: Callable[[str], None]) -> None:
         self._queue, self._stop = queue, stop
         self._saying = threading.Lock()
         self._say = say
         self._work = work = Workspace(serving.work)
+        self._at_work = AtWork(work.at_work, self.say)
+        self._isolation = Isolation(queue, serving, stop)
+        self._waits = Waits()
+        self._swept_at = -SWEEP_S
+        self._loops: list[Loop] = []
+        self._lookouts: list[Loop] = []
+        self._closing: list[Callable[[], None]] = [self._waits.close]
+        """What wakes those that sleep, at the end."""
         slow = SlowHosts(serving.prompt_s)
         fetcher, callback = serving.fetcher(stop, slow), serving.callback(stop, slow)
         patient, patient_callback = serving.fetcher(stop), serving.callback(stop)
-        self._at_work = AtWork(work.at_work, self.say)
-        isolation = Isolation(queue, serving, stop)
-        self._waits = Waits()
-        waits: dict[str, Any] = {"waits": self._waits, "at_work": self._at_work, "isolation": isolation}
         patient_reports = serving.reports(stop)
         reports = patient_reports.by(callback)
-        self._batches = [Batches(queue, work, fetcher, reports, self.say, **waits) for _ in range(serving.threads)]
-        self._batches += [SlowBatches(queue, work, patient, patient_reports, self.say, **waits) for _ in range(SLOTS)]
-        slow_reports = SlowLane[Batch]()
-        self._reporting = [Reporting(queue, work, reports, self.say, lane=slow_reports)]
-        self._reporting += [
-            SlowReporting(queue, work, patient_reports, self.say, takes=slow_reports) for _ in range(SLOTS)
-        ]
-        self._loops = [
-            *(Loop("batches", stop, each.turn, self.say, wait=self._batch_wait(each)) for each in self._batches),
-            *(Loop("reports", stop, each.turn, self.say, release=each.release) for each in self._reporting),
-            Loop("sweep", stop, self._sweep, self.say, wait=stop.wait),
-        ]
-        self._swept_at = -SWEEP_S
-        lanes = {state: SlowLane[Job]() for state in (JobState.PENDING, JobState.DOWNLOADING, JobState.NOTIFY)}
-        finisher = Finisher()
-        self.desks = {state: Desk() for state in AT_WORK if state is not JobState.PROCESSING}
-        for state, desk in self.desks.items():
-            lookout = Lookout(desk, partial(queue.watch_jobs, state), stop)
-            self._loops.append(Loop("lookout", stop, lookout.turn, self.say, wait=lambda timeout_s: None))
-        self._loops.append(
-            Loop("finisher", stop, finisher.turn, self.say, wait=finisher.wait, release=finisher.release)
+        self._add_loop("sweep", self._sweep, lambda timeout_s: stop.wait(SWEEP_S))
+        desk = self._looked_out(Desk(), queue.watch_batches, lambda: False)
+        shared: dict[str, Any] = {
+            "waits": self._waits,
+            "desk": desk,
+            "at_work": self._at_work,
+            "isolation": self._isolation,
+        }
+        batches = [Batches(queue, work, fetcher, reports, self.say, **shared) for _ in range(serving.threads)]
+        batches += [SlowBatches(queue, work, patient, patient_reports, self.say, **shared) for _ in range(SLOTS)]
+        for each in batches:
+            self._add_loop("batches", each.turn, each.wait)
+        self._reporting = self._reporters(reports, patient_reports)
+        self._add_stations(
+            serving.stages(queue, work, fetcher, callback, stop, self.say),
+            serving.stages(queue, work, patient, patient_callback, stop, self.say),
+            serving.threads,
         )
-        how: dict[str, Any] = {"at_work": self._at_work, "isolation": isolation, "finisher": finisher, "stop": stop}
-        carriers: dict[JobState, Carrier] = {}
-        how |= {"desks": self.desks, "carriers": carriers}
-        stations = serving.stages(queue, work, fetcher, callback, stop, self.say)
-        carriers.update({station.state: Carrier(queue, station, self.say, **how) for station in stations})
-        for station in stations:
-            for _ in range(1 if isinstance(station, Provisioning) else serving.threads):
-                self._add(station, Worker(queue, station, self.say, lane=lanes.get(station.state), **how))
-        for station in serving.stages(queue, work, patient, patient_callback, stop, self.say):
-            for _ in range(SLOTS if station.state in lanes else 0):
-                self._add(station, SlowWorker(queue, station, self.say, takes=lanes[station.state], **how))
         self._bundles = [Bundles(queue, work, size, self._stopping, self.say) for size in SIZES]
         for bundles, size in zip(self._bundles, SIZES, strict=True):
-            wait = self._watching(partial(queue.tree.store.watch, f"{ACCESS}/{size}"), lambda: False)
-            self._loops.append(Loop("access", stop, bundles.turn, self.say, wait=wait))
+            self._add_loop("access", bundles.turn, self._watching(f"{ACCESS}/{size}"))
 
-    def _add(self, station: JobStage, worker: Worker) -> None:
-        loop = Loop(station.state, self._stop, worker.turn, self.say, wait=worker.wait, release=worker.release)
-        self._loops.append(loop)
+    def _reporters(self, reports: BatchReports, patient: BatchReports) -> list[Reporting]:
+        """Who reports batches, and who goes on with the receivers that are slow."""
+        lane = SlowLane[Batch]()
+        self._closing.append(lane.close)
+        prompt = Reporting(self._queue, self._work, reports, self.say, lane=lane)
+        self._add_loop("reports", prompt.turn, self._stop.wait, prompt.release)
+        others = [SlowReporting(self._queue, self._work, patient, self.say, takes=lane) for _ in range(SLOTS)]
+        for each in others:
+            self._add_loop("reports", each.turn, each.wait, each.release)
+        return [prompt, *others]
+
+    def _add_stations(self, stations: list[JobStage], patient: list[JobStage], threads: int) -> None:
+        """The threads of each state but Processing, and those that wait for slow hosts."""
+        lanes = {state: SlowLane[Job]() for state in (JobState.PENDING, JobState.DOWNLOADING, JobState.NOTIFY)}
+        finisher = Finisher()
+        self._closing += [finisher.release, *(lane.close for lane in lanes.values())]
+        self._add_loop("finisher", finisher.turn, lambda timeout_s: finisher.wait(), finisher.release)
+        self.desks = {station.state: Desk() for station in stations}
+        for state, desk in self.desks.items():
+            self._looked_out(desk, partial(self._queue.watch_jobs, state), partial(self._is_empty, state_path(state)))
+        carriers: dict[JobState, Carrier] = {}
+        how: dict[str, Any] = {
+            "at_work": self._at_work,
+            "isolation": self._isolation,
+            "finisher": finisher,
+            "stop": self._stop,
+            "desks": self.desks,
+            "carriers": carriers,
+        }
+        carriers.update({station.state: Carrier(self._queue, station, self.say, **how) for station in stations})
+        workers = [
+            Worker(self._queue, station, self.say, lane=lanes.get(station.state), **how)
+            for station in stations
+            for _ in range(1 if isinstance(station, Provisioning) else threads)
+        ]
+        workers += [
+            SlowWorker(self._queue, station, self.say, takes=lanes[station.state], **how)
+            for station in patient
+            for _ in range(SLOTS if station.state in lanes else 0)
+        ]
+        for worker in workers:
+            self._add_loop(worker.state, worker.turn, worker.wait, worker.release)
+
+    def _looked_out(self, desk: Desk, watch: Callable[[], Watch], is_empty: Callable[[], bool]) -> Desk:
+        """The same desk, whose threads are called when the watch tells."""
+        lookout = Lookout(desk, watch, is_empty, self._stop)
+        self._lookouts.append(Loop("lookout", self._stop, lookout.turn, self.say, wait=lambda timeout_s: None))
+        self._closing += [lookout.close, desk.close]
+        return desk
+
+    def _is_empty(self, folder: str) -> bool:
+        found = self._queue.tree.find(folder)
+        return found is not None and not found.children
+
+    def _add_loop(
+        self,
+        name: str,
+        turn: Callable[[], bool],
+        wait: Callable[[float], object],
+        release: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._loops.append(Loop(name, self._stop, turn, self.say, wait=wait, release=release))
 
     def say(self, text: str) -> None:
         """A line for people, from any thread."""
@@ -222,13 +270,16 @@ class Consumers:
             self._say(text)
 
     def start(self) -> None:
-        for loop in self._loops:
+        for loop in [*self._loops, *self._lookouts]:
             loop.start()
 
     def join(self) -> None:
-        """Wait until all have given back what they hold, for a limited time."""
+        """Wait until all have given back what they hold, for a limited time. ``stop`` is set."""
+        for close in self._closing:
+            close()
         until = time.monotonic() + GRACE_S
-        late = [loop for loop in self._loops if not loop.join(max(0.0, until - time.monotonic()))]
+        loops = [*self._loops, *self._lookouts]
+        late = [loop for loop in loops if not loop.join(max(0.0, until - time.monotonic()))]
         if late:
             log.warning("%d consumers did not end within %g s; their locks end with this process", len(late), GRACE_S)
 
@@ -258,19 +309,14 @@ class Consumers:
         except NodeInvalid:
             return False  # the audit's business
 
-    def _batch_wait(self, batches: Batches) -> Callable[[float], object]:
-        """No watch tells of batches that are handed over."""
-        slow = isinstance(batches, SlowBatches)
-        return self._stop.wait if slow else self._watching(self._queue.watch_batches, lambda: bool(self._waits))
-
-    def _watching(self, watching: Callable[[], Watch], has_waiting: Callable[[], bool]) -> Callable[[float], object]:
-        """Waits until something comes or goes, at most so long; several times as long if nothing waits here: then only
-        a lock that ended with its process is to be found."""
+    def _watching(self, folder: str) -> Callable[[float], object]:
+        """Waits until something comes or goes, several times so long: then a lock that ended with its process is to be
+        found."""
 
         def wait(timeout_s: float) -> None:
-            watch = watching()
+            watch = self._queue.tree.store.watch(folder)
             try:
-                for _ in range(1 if has_waiting() else QUIET_LOOKS):
+                for _ in range(QUIET_LOOKS):
                     if watch.wait(timeout_s) or self._stop.is_set():
                         return
             finally:

@@ -71,30 +71,37 @@ class SlowLane(Generic[Waiting]):
 
     def __init__(self) -> None:
         self._jobs: deque[Waiting] = deque()
-        self._lock = threading.Lock()
+        self._changed = threading.Condition()
         self._closed = False
 
     def give(self, job: Waiting) -> None:
         """Whoever takes care of slow hosts goes on with it."""
-        with self._lock:
+        with self._changed:
             if not self._closed:
                 self._jobs.append(job)
+                self._changed.notify()
                 return
         job.unlock()
 
     def take(self) -> Waiting | None:
         """The one that waits longest, if its lock was not lost meanwhile."""
-        with self._lock:
+        with self._changed:
             while self._jobs:
                 job = self._jobs.popleft()
                 if job.locked:
                     return job
         return None
 
+    def wait(self, timeout_s: float | None) -> None:
+        """Until one waits, at most so long; None: as long as it takes, or until this is closed."""
+        with self._changed:
+            self._changed.wait_for(lambda: bool(self._jobs) or self._closed, timeout_s)
+
     def close(self) -> None:
         """Give back all of them, and what comes still."""
-        with self._lock:
+        with self._changed:
             self._closed = True
             jobs, self._jobs = list(self._jobs), deque()
+            self._changed.notify_all()
         for job in jobs:
             job.unlock()

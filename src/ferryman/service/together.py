@@ -147,10 +147,10 @@ class Finisher:
             if pledge.attempt(pledge.steps[at].then if error is None else _raising(error))
         ]
 
-    def wait(self, timeout_s: float) -> None:
-        """Until something waits, at most so long."""
+    def wait(self) -> None:
+        """Until something waits, or the end."""
         with self._changed:
-            self._changed.wait_for(lambda: bool(self._waiting), timeout_s)
+            self._changed.wait_for(lambda: bool(self._waiting) or self._closed)
 
     def release(self) -> None:
         """Give back what waits, and what comes still."""

@@ -60,7 +60,7 @@ class Loop:
 
     Args:
         turn: one turn. False: there was nothing to do.
-        wait: called after such a turn, for at most ``POLL_S``.
+        wait: called after such a turn with ``POLL_S``. It waits longer where it is told of what comes, and of the end.
         release: called at the end: gives back what is held.
     """
 
@@ -146,6 +146,11 @@ class Worker:
         self._waiting: list[tuple[float, Job]] = []
         """(when to try again, job), each locked."""
 
+    @property
+    def state(self) -> JobState:
+        """Of the jobs that it works at."""
+        return self._station.state
+
     def turn(self) -> bool:
         """Work at one job. False: there is none, or none that can be worked at now.
 
@@ -175,11 +180,9 @@ class Worker:
         return job
 
     def wait(self, timeout_s: float) -> None:
-        """Until a job is handed over or there may be one in the state, or the stop; while jobs wait here, at most so
-        long."""
-        desk = self._desks[self._station.state]
-        while not desk.wait(timeout_s) and not self._stop.is_set() and not self._waiting:
-            pass
+        """Until a job is handed over or there may be one in the state, or the desk is closed; while jobs wait here, at
+        most so long."""
+        self._desks[self._station.state].wait(timeout_s if self._waiting else None)
 
     def release(self) -> None:
         """Give back what waits."""
@@ -312,7 +315,7 @@ class SlowWorker(Worker):
         return self._takes.take()
 
     def wait(self, timeout_s: float) -> None:
-        self._stop.wait(timeout_s)  # no watch tells of what is handed over
+        self._takes.wait(timeout_s if self._waiting else None)
 
 
 class Carrier(Worker):

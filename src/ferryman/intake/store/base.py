@@ -121,7 +121,7 @@ class Watch(Protocol):
         """Wait for a change, at most so long. Was there one?"""
 
     def close(self) -> None:
-        """Stop looking."""
+        """Stop looking. Whoever waits returns at once, without a change."""
 
 
 class Store(Protocol):

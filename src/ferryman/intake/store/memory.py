@@ -182,6 +182,7 @@ class _MemoryWatch:
     def __init__(self, tree: _SharedTree, path: str) -> None:
         self._tree, self._path = tree, path
         self._before = self._names()
+        self._closed = False
 
     def _names(self) -> list[str] | None:
         with self._tree.changed:
@@ -190,7 +191,10 @@ class _MemoryWatch:
 
     def wait(self, timeout_s: float) -> bool:
         with self._tree.changed:
-            return self._tree.changed.wait_for(lambda: self._names() != self._before, timeout_s)
+            self._tree.changed.wait_for(lambda: self._closed or self._names() != self._before, timeout_s)
+            return not self._closed and self._names() != self._before
 
     def close(self) -> None:
-        """Nothing to stop."""
+        with self._tree.changed:
+            self._closed = True
+            self._tree.changed.notify_all()

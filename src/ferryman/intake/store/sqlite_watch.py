@@ -86,7 +86,8 @@ class SqliteWatch:
     def __init__(self, watches: Watches, path: str, state: Callable[[], State]) -> None:
         self._watches, self.path, self._state = watches, path, state
         self.event = threading.Event()
-        """Something may have changed."""
+        """Something may have changed, or it is closed."""
+        self._closed = False
         watches.add(self)
         self._before = state()
 
@@ -94,10 +95,14 @@ class SqliteWatch:
         give_up = time.monotonic() + timeout_s
         while self.event.wait(max(0.0, give_up - time.monotonic())):
             self.event.clear()
+            if self._closed:
+                return False
             if self._state() != self._before:
                 self.event.set()  # and stays so
                 return True
         return False
 
     def close(self) -> None:
+        self._closed = True
         self._watches.remove(self)
+        self.event.set()

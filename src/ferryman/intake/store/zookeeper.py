@@ -20,6 +20,7 @@ from ferryman.intake.store.address import address
 from ferryman.intake.store.base import Check, Conflict, Create, Delete, Op, SessionLost, Set, StoredNode, Why
 from ferryman.intake.store.client import client_of
 from ferryman.intake.store.listing import FolderListing
+from ferryman.intake.store.zookeeper_watch import ZooKeeperWatch, ZooKeeperWatches
 
 CONNECT_S: Final = 15.0
 """How long the first connection may take: a quorum that has just lost its leader needs some seconds for another."""
@@ -49,6 +50,7 @@ class ZooKeeperStore:
         self._lost = 0
         self._listings: dict[str, FolderListing] = {}
         self._held: set[str] = set()
+        self._watches = ZooKeeperWatches(self._arm)
         self._client.add_listener(self._listen)
         self._start(at.chroot, may_make)
 
@@ -295,10 +297,11 @@ class ZooKeeperStore:
     def free(self, folder: str, items: str) -> Iterator[str]:
         """Each name is given once a listing: who gets it tries its lock, and need not try it again within a second."""
         listing = self._listings.setdefault(folder, FolderListing())
+        given, last = 0, False
         if listing.is_old():
-            listing.renew(self.children(folder))
-        given = 0
-        last = False
+            names = self.children(folder)
+            listing.renew(names)
+            last = not names
         while True:
             if given >= TRIED_BLINDLY:
                 listing.step_over(lambda names: self._are_held(items, names))
@@ -336,8 +339,17 @@ class ZooKeeperStore:
             ]
         yield from sorted(found.items(), key=lambda one: one[0].split("/"))
 
-    def watch(self, path: str) -> _ZooKeeperWatch:
-        return _ZooKeeperWatch(self, path)
+    def watch(self, path: str) -> ZooKeeperWatch:
+        return self._watches.watch(path)
+
+    def _arm(self, path: str, told: Callable[[object], None]) -> None:
+        """Set a watch of a node's children; of its coming, if it is not there."""
+        from kazoo import exceptions
+
+        try:
+            self._again(lambda: self._client.get_children(path, watch=told))
+        except exceptions.NoNodeError:
+            self._again(lambda: self._client.exists(path, watch=told))
 
     def _plain(self, error: Exception) -> Exception:
         """kazoo's errors as ours."""
@@ -345,31 +357,6 @@ class ZooKeeperStore:
         if name in ("NoAuthError", "AuthFailedError", "InvalidACLError", "SessionClosedRequireSaslError"):
             return QueueRefused(f"{self.url}: the servers refuse access ({name}): give user:password@ of this queue.")
         return QueueLost(f"{self.url}: {name}: {str(error) or 'no server answers'}. Is ZooKeeper running there?")
-
-
-class _ZooKeeperWatch:
-    def __init__(self, store: ZooKeeperStore, path: str) -> None:
-        self._store, self._path = store, path
-        self._event = threading.Event()
-        self._arm()
-
-    def _arm(self) -> None:
-        from kazoo import exceptions
-
-        client = self._store._client
-        try:
-            self._store._again(lambda: client.get_children(self._path, watch=self._seen))
-        except exceptions.NoNodeError:
-            self._store._again(lambda: client.exists(self._path, watch=self._seen))
-
-    def _seen(self, _: object) -> None:
-        self._event.set()  # also when the connection is lost: then nobody knows
-
-    def wait(self, timeout_s: float) -> bool:
-        return self._event.wait(timeout_s)
-
-    def close(self) -> None:
-        """A watch of ZooKeeper's ends when it has told."""
 
 
 def _node(data: bytes, stat: Any) -> StoredNode:
