@@ -30,6 +30,9 @@ from ferryman.intake.tree import NodeTree
 AT_ONCE: Final = 512
 """Items whose nodes are read together."""
 
+ROWS_AT_ONCE: Final = 4096
+"""Jobs of which a line is made together: their status nodes are small."""
+
 LISTS_PAY: Final = 2 * len(JobList)
 """From so many jobs a batch on, the lists of the batches are read in place of each job's ``bid``."""
 
@@ -87,7 +90,7 @@ def job_rows(
         known: priorities that need not be read.
     """
     of = _batches_of(tree, ids)
-    for some in _chunks(ids):
+    for some in _chunks(ids, ROWS_AT_ONCE):
         homeless = [name for name in some if name not in of]
         others = [name for name in some if name not in known]
         parts = (("status", some), ("bid", homeless), ("priority", others))
@@ -165,8 +168,8 @@ def _or_why(item: Item, row: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         return {"id": item.id, "status": None, "message": str(e)}
 
 
-def _chunks(ids: Sequence[str]) -> Iterator[Sequence[str]]:
-    return (ids[at : at + AT_ONCE] for at in range(0, len(ids), AT_ONCE))
+def _chunks(ids: Sequence[str], size: int = AT_ONCE) -> Iterator[Sequence[str]]:
+    return (ids[at : at + size] for at in range(0, len(ids), size))
 
 
 def _columns(tree: NodeTree, paths: Sequence[Sequence[str]]) -> list[list[StoredNode | None]]:

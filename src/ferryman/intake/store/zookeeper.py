@@ -30,7 +30,7 @@ TRIED_BLINDLY: Final = 1
 thousands more: they are asked for together."""
 
 READ_AT_ONCE: Final = 256
-"""Reads under way at once."""
+"""Reads that are asked for together; twice as many are under way."""
 
 BURN: Final = 400
 """Numbers that are skipped in one multi-operation."""
@@ -268,16 +268,25 @@ class ZooKeeperStore:
                 raise self._plain(e) from e
 
     def read(self, paths: Sequence[str]) -> list[StoredNode | None]:
-        return [node for at in range(0, len(paths), READ_AT_ONCE) for node in self._read(paths[at : at + READ_AT_ONCE])]
+        return list(self._again(lambda: self._read(paths)))
 
     def _read(self, paths: Sequence[str]) -> list[StoredNode | None]:
-        return list(self._again(lambda: self._got([self._client.get_async(path) for path in paths])))
+        """Some are asked for while the answers to others are on their way: the servers never wait for us."""
+        found: list[StoredNode | None] = []
+        before: list[Any] = []
+        for at in range(0, len(paths), READ_AT_ONCE):
+            asked = [self._client.get_async(path) for path in paths[at : at + READ_AT_ONCE]]
+            found += self._got(before)
+            before = asked
+        return found + self._got(before)
 
     def _got(self, asked: Sequence[Any]) -> list[StoredNode | None]:
         """The answers to what was asked."""
         from kazoo import exceptions
 
         found: list[StoredNode | None] = []
+        if asked:
+            asked[-1].wait()  # answers come in the order of the questions: one pause for all, and not one for each
         for one in asked:
             try:
                 found.append(_node(*one.get()))
