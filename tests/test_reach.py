@@ -36,8 +36,19 @@ PRIVATE += [
     "2002:7f00:1::",
     "::",
     "ff02::1",
+    "192.0.0.192",
+    "64:ff9b:1::7f00:1",
+    "64:ff9b:1:7f00:1::",
+    "fec0::1",
+    "::127.0.0.1",
+    "::ffff:0:127.0.0.1",
+    "3fff::1",
+    "5f00::1",
 ]
 PUBLIC = ["93.184.216.34", "2606:2800:220:1:248:1893:25c8:1946", "64:ff9b::5db8:d822", "::ffff:93.184.216.34"]
+METADATA = ["169.254.169.254", "fe80::1", "fd00:ec2::254", "::ffff:169.254.169.254", "100.100.100.200"]
+METADATA += ["168.63.129.16", "192.0.0.192", "fd20:ce::254", "fd00:ec2::23", "::169.254.169.254"]
+METADATA += ["64:ff9b:1::a9fe:a9fe", "2002:a9fe:a9fe::", "fd00:c1::a9fe:a9fe"]
 
 
 @pytest.mark.rule("reach.public")
@@ -54,12 +65,11 @@ def test_what_is_public_is_allowed(text: str) -> None:
     assert Reach().allows("x", ipaddress.ip_address(text), 80)
 
 
-@pytest.mark.parametrize(
-    "text", ["169.254.169.254", "fe80::1", "fd00:ec2::254", "::ffff:169.254.169.254", "100.100.100.200"]
-)
+@pytest.mark.parametrize("text", METADATA)
 def test_a_step_of_ones_own_plan_reaches_no_metadata(text: str) -> None:
     """It may ask servers of its own network, and not the cloud's service of secrets."""
     assert not OWN_PLAN.allows("x", ipaddress.ip_address(text), 80)
+    assert not Reach().allows("x", ipaddress.ip_address(text), 80)
     assert OWN_PLAN.allows("x", ipaddress.ip_address("10.0.0.1"), 80)
     assert OWN_PLAN.allows("x", ipaddress.ip_address("127.0.0.1"), 80)
 
@@ -145,8 +155,9 @@ def test_files_below_the_folders_that_were_named(tmp_path: Path) -> None:
     (inside / "link.txt").symlink_to(outside / "a.txt")
     (tmp_path / "also").symlink_to(inside)
     may = Reach((str(inside),))
-    assert may.file((inside / "a.txt").as_uri()) == (inside / "a.txt").resolve()
-    assert may.file(f"{tmp_path.as_uri()}/also/a.txt") == (inside / "a.txt").resolve()
+    for url in ((inside / "a.txt").as_uri(), f"{tmp_path.as_uri()}/also/a.txt"):
+        with may.file(url) as content:
+            assert content.read() == b"a"
     refused = [(outside / "a.txt").as_uri(), (inside / "link.txt").as_uri(), f"{inside.as_uri()}/../out/a.txt"]
     refused += [f"{inside.as_uri()}/%2e%2e/out/a.txt", "file:///proc/self/environ", f"{inside.as_uri()}more/a.txt"]
     for url in refused:
@@ -181,3 +192,39 @@ def test_fetch_url_keeps_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(NotAllowed, match=r"127\.0\.0\.1"):
             fetch_url("link")(doc)
         fetch._pool.cache_clear()
+
+
+@pytest.mark.parametrize("swapped", ["the file", "its folder"])
+def test_a_link_that_comes_after_the_look_leads_nowhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, swapped: str
+) -> None:
+    """Whoever may write below an allowed folder can put a link there between two calls of ours."""
+    allowed, secret = tmp_path / "allowed", tmp_path / "secret"
+    for folder in (allowed / "a", secret):
+        folder.mkdir(parents=True)
+        (folder / "file").write_text(folder.name)
+    reach, inner = Reach((str(allowed),)), os.path.realpath
+    url = (allowed / "a" / "file").as_uri()
+    with reach.file(url) as content:
+        assert content.read() == b"a"
+
+    def swap(path: Any, **options: Any) -> Any:
+        found = inner(path, **options)
+        if str(path).endswith("/file") and not secret.is_symlink():
+            place = allowed / "a" / "file" if swapped == "the file" else allowed / "a"
+            place.rename(tmp_path / "away")
+            place.symlink_to(secret / "file" if swapped == "the file" else secret)
+            monkeypatch.setattr(os.path, "realpath", inner)
+        return found
+
+    monkeypatch.setattr(os.path, "realpath", swap)
+    with pytest.raises(NotAllowed, match="not read from there"):
+        reach.file(url)
+    assert (tmp_path / "away").exists()
+
+
+def test_a_pipe_is_no_file(tmp_path: Path) -> None:
+    """And nobody waits for what is written into it."""
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(NotAllowed, match="is not a file"):
+        Reach((str(tmp_path),)).file((tmp_path / "pipe").as_uri())

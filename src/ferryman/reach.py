@@ -13,13 +13,14 @@ import os
 import re
 import socket
 import ssl
+import stat
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, BinaryIO, Final
 from urllib.parse import unquote, urlsplit
 
 import msgspec
@@ -33,11 +34,28 @@ Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 METADATA: Final = tuple(
-    map(ipaddress.ip_network, ("169.254.0.0/16", "fe80::/10", "fd00:ec2::254/128", "100.100.100.200/32"))
+    ipaddress.ip_network(network)
+    for network in (
+        *("169.254.0.0/16", "fe80::/10"),
+        *("100.100.100.200/32", "168.63.129.16/32", "192.0.0.192/32"),  # Alibaba, Azure, Oracle
+        *("fd00:ec2::/32", "fd20:ce::254/128", "fd00:c1::a9fe:a9fe/128", "fd00:42::42/128"),
+        # AWS, Google, Oracle, Scaleway
+    )
 )
 """Link-local addresses, and where clouds tell a machine its secrets."""
 
-NAT64: Final = ipaddress.IPv6Network("64:ff9b::/96")
+NOT_PUBLIC: Final = tuple(
+    ipaddress.ip_network(network)
+    for network in (
+        *("192.0.0.0/24", "192.88.99.0/24"),
+        *("64:ff9b:1::/48", "2001::/23", "3fff::/20", "5f00::/16", "fec0::/10"),
+    )
+)
+"""Of special purpose, by IANA's registries, which some versions of Python take for public."""
+
+WITH_IPV4: Final = tuple(
+    map(ipaddress.IPv6Network, ("64:ff9b::/96", "64:ff9b:1::/96", "::ffff:0:0:0/96", "::/96", "::ffff:0:0/96"))
+)
 """Addresses that lead to the IPv4 address in their last 32 bits."""
 
 ENVIRONMENT: Final = "FERRYMAN_REACH"
@@ -98,17 +116,29 @@ class Reach:
     hosts: tuple[str, ...] = ()
     strict: bool = True
 
-    def file(self, url: str) -> Path:
-        """The file that a URL names.
+    def file(self, url: str) -> BinaryIO:
+        """The file that a URL names, open. Whoever may write below a folder may put links in the place of files and
+        folders at any moment: so what is judged is where the open file is.
 
         Raises:
-            NotAllowed: it is in none of the folders, wherever links lead.
+            NotAllowed: it is in none of the folders, wherever links lead; or it is a folder, a pipe or a device.
+            OSError: it is not there.
         """
         path = Path(unquote(urlsplit(url).path))
-        real = Path(os.path.realpath(path))
-        if not any(real.is_relative_to(os.path.realpath(folder)) for folder in self.folders):
+        self._refuse_elsewhere(path, os.path.realpath(path))
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe would wait for its writer
+        try:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise NotAllowed(f"{path}: is not a file.")
+            self._refuse_elsewhere(path, _place_of(descriptor, path))
+            return open(descriptor, "rb")
+        except BaseException:
+            os.close(descriptor)
+            raise
+
+    def _refuse_elsewhere(self, path: Path, real: str) -> None:
+        if not any(Path(real).is_relative_to(os.path.realpath(folder)) for folder in self.folders):
             raise NotAllowed(f"{path}: files of this machine are not read from there. Allow it with --allow-files DIR.")
-        return real
 
     def addresses(self, host: str, port: int) -> list[str]:
         """The addresses of a host, each of which may be connected to.
@@ -130,7 +160,9 @@ class Reach:
     def allows(self, host: str, address: Address, port: int) -> bool:
         """May this address be connected to?"""
         inner = _inner(address)
-        refused = not inner.is_global or inner.is_multicast if self.strict else any(inner in net for net in METADATA)
+        refused = any(one in network for one in (address, inner) for network in METADATA)
+        if self.strict and not refused:
+            refused = not all(map(_is_public, (address, inner)))
         return not refused or any(pattern.allows(host, inner, port) for pattern in self._patterns)
 
     def check(self) -> None:
@@ -164,13 +196,28 @@ def to_environment(reach: Reach) -> str:
     return msgspec.json.encode({"folders": reach.folders, "hosts": reach.hosts, "strict": reach.strict}).decode()
 
 
+def _place_of(descriptor: int, path: Path) -> str:
+    """Where an open file is; where nobody tells, where its path leads now, if it is the same file."""
+    with suppress(OSError):
+        return os.readlink(f"/proc/self/fd/{descriptor}")
+    real = os.path.realpath(path)
+    return real if os.path.samestat(os.stat(real), os.fstat(descriptor)) else ""
+
+
 def _inner(address: Address) -> Address:
     """The IPv4 address that an IPv6 one leads to; any other, itself."""
     if isinstance(address, ipaddress.IPv4Address):
         return address
-    if address in NAT64:
+    if any(address in network for network in WITH_IPV4) and int(address) > 1:  # :: and ::1 are themselves
         return ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
-    return address.ipv4_mapped or address.sixtofour or address
+    return address.sixtofour or address
+
+
+def _is_public(address: Address) -> bool:
+    """By itself; what it leads to is judged, too."""
+    if any(address in network for network in NOT_PUBLIC) or address.is_multicast:
+        return False
+    return address.is_global or _inner(address) is not address
 
 
 def _pool(reach: Reach, connections: int) -> PoolManager:

@@ -6,7 +6,6 @@ import copy
 import errno
 import hashlib
 import os
-import stat
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -120,7 +119,8 @@ class Fetcher:
         """Bytes at a URL by its server's word; None if it does not say, or cannot be asked. Asks once."""
         try:
             if urlsplit(url).scheme == "file":
-                return self._local(url).stat().st_size
+                with self._reach.file(url) as source:
+                    return os.fstat(source.fileno()).st_size
             with self._answer("HEAD", url, {}) as answer:
                 length = answer.headers.get("content-length", "")
                 return int(length) if answer.status == 200 and length.isdigit() else None
@@ -232,7 +232,7 @@ class Fetcher:
     def _content(self, url: str, have: int, headers: dict[str, str]) -> Iterator[tuple[_Said, Iterator[bytes]]]:
         """What the server says of the content, and the content from where it says that it begins."""
         if urlsplit(url).scheme == "file":
-            with self._local(url).open("rb") as source:
+            with self._reach.file(url) as source:
                 yield _Said(0, ""), self._pieces(url, source.read)
             return
         with self._answer("GET", url, headers) as answer:
@@ -298,18 +298,6 @@ class Fetcher:
                 raise PermanentError(f"{shown(asked)}: redirects to a file of this machine, which a server may not do.")
             checked_url(url)
         raise PermanentError(f"{shown(url)}: is reached by more than {limits.FETCH_REDIRECTS} redirects. Correct it.")
-
-    def _local(self, url: str) -> Path:
-        """The file that a URL names.
-
-        Raises:
-            PermanentError: it may not be read, or is a folder, a pipe or a device.
-            OSError: it is not there.
-        """
-        path = self._reach.file(url)
-        if not stat.S_ISREG(path.stat().st_mode):
-            raise PermanentError(f"{shown(url)}: is not a file.")
-        return path
 
     @cached_property
     def _pool(self) -> PoolManager:
