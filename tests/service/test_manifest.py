@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 from ferryman.net import shown
@@ -53,6 +56,41 @@ def test_refused(text: bytes, why: str) -> None:
     """A corrupt manifest says which line is at fault."""
     with pytest.raises(Corrupt, match=why.replace("(", r"\(").replace("[", r"\[")):
         objects_of(rows_of(text, BASE))
+
+
+LARGE = {
+    "lines": "b'url' + b'\\na' * 3_000_000",
+    "columns": "b'url' + b''.join(b',c%d' % n for n in range(1000)) + (b'\\na' + b',22' * 1000) * 5000",
+    "a JSON line": "b'{\"url\":\"a\",\"x\":[' + b'[],' * 7_000_000 + b'1]}'",
+    "JSON lines": "(b'{\"url\":\"a\",\"x\":[' + b'[],' * 3000 + b'1]}\\n') * 2000",
+    "a CSV row": "b'url' + b',\"a\\nb\"' * 3_000_000",
+    "wide characters": "b'url\\n' + b'x' * 20_000_000 + '\U0001f600'.encode() + b'\\n'",
+}
+"""Manifests of some 20 MB that would take gigabytes."""
+
+READ = """
+import resource
+from ferryman.service.errors import Corrupt
+from ferryman.service.manifest import objects_of, rows_of
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+text = {text}
+try:
+    objects_of(rows_of(text, "http://x/m"))
+except Corrupt as e:
+    print(e)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+
+
+@pytest.mark.rule("intake.hostile")
+@pytest.mark.parametrize("what", LARGE)
+def test_a_manifest_takes_no_more_memory_than_it_may(what: str) -> None:
+    """It is refused by its lines, fields and rows, not by its bytes alone: a line of two bytes takes a kilobyte."""
+    command = [sys.executable, "-c", READ.replace("{text}", LARGE[what])]
+    told = subprocess.run(command, capture_output=True, text=True, check=True)
+    why, kilobytes = told.stdout.splitlines()
+    assert "of the manifest: its row has more than" in why or "the manifest has more than" in why
+    assert int(kilobytes) < 250_000
 
 
 def test_lines_of_one_local_id_are_one_object() -> None:

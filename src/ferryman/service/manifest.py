@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
 import io
 import re
@@ -18,8 +19,14 @@ from ferryman.limits import MIB
 from ferryman.net import shown
 from ferryman.service.errors import Corrupt
 
-MANIFEST_BYTES: Final = 256 * MIB
-"""Of one manifest: it is read whole. Some million lines; a longer one is better cut into several."""
+MANIFEST_BYTES: Final = 64 * MIB
+MANIFEST_LINES: Final = 100_000
+MANIFEST_VALUES: Final = 1_000_000
+"""Of one manifest, which is in memory as a whole: a line takes a kilobyte, another field a tenth of that. The bytes alone
+say nothing: a line may have two, and a JSON value three."""
+
+ROW_CHARS: Final = MIB
+"""Of one row: decoded, it may take thirty times as much."""
 
 PATH_CHARS: Final = 1024
 NAME_BYTES: Final = 255
@@ -76,15 +83,31 @@ def rows_of(text: bytes, base: str) -> list[ManifestRow]:
     Raises:
         Corrupt: it cannot be read as one, naming the line.
     """
+    is_json = text.removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"{")
+    found: list[ManifestRow] = []
+    weight = 0
     try:
-        decoded = text.decode("utf-8-sig")
-    except UnicodeDecodeError as e:
-        raise Corrupt(f"the manifest is not UTF-8 at byte {e.start}. Write it as UTF-8.") from None
-    lines = _of_json(decoded) if decoded.lstrip().startswith("{") else _of_csv(decoded)
-    found = [_row(number, values, base) for number, values in lines]
+        for number, values in _of_json(text) if is_json else _of_csv(text):
+            row = _row(number, values, base)
+            weight += _weight(row.entry.fields)
+            if len(found) == MANIFEST_LINES:
+                raise Corrupt(f"the manifest has more than {MANIFEST_LINES} lines. Split it into several.")
+            if weight > MANIFEST_VALUES:
+                raise Corrupt(f"the manifest has more than {MANIFEST_VALUES} fields. Split it into several.")
+            found.append(row)
+    except UnicodeDecodeError:
+        raise Corrupt(f"the manifest is not UTF-8 at byte {_not_utf8_at(text)}. Write it as UTF-8.") from None
     if not found:
         raise Corrupt("the manifest names no files.")
     return found
+
+
+def _not_utf8_at(text: bytes) -> int:
+    try:
+        text.decode("utf-8-sig")
+    except UnicodeDecodeError as e:
+        return e.start
+    return len(text)
 
 
 def objects_of(rows: Iterable[ManifestRow]) -> list[Object]:
@@ -103,8 +126,33 @@ def objects_of(rows: Iterable[ManifestRow]) -> list[Object]:
     ]
 
 
-def _of_json(text: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    for number, line in enumerate(text.split("\n"), 1):
+class _Lines:
+    """The lines of a text, decoded one by one: whole, it may take four times its bytes."""
+
+    def __init__(self, text: bytes, newline: str) -> None:
+        self._lines = io.TextIOWrapper(io.BytesIO(text), "utf-8-sig", newline=newline)
+        self.number = 0
+        """Of the line that was given last."""
+        self._left = ROW_CHARS
+
+    def begin(self) -> None:
+        """Another row begins."""
+        self._left = ROW_CHARS
+
+    def __iter__(self) -> Iterator[str]:
+        while line := self._lines.readline(self._left + 1):
+            self.number += 1
+            self._left -= len(line)
+            if self._left < 0:
+                raise Corrupt(f"line {self.number} of the manifest: its row has more than {ROW_CHARS} characters.")
+            yield line
+
+
+def _of_json(text: bytes) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    lines = _Lines(text, "\n")
+    for line in lines:
+        number = lines.number
+        lines.begin()
         if not line.strip():
             continue
         try:
@@ -116,11 +164,13 @@ def _of_json(text: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
         yield number, {_column(name): value for name, value in values.items()}
 
 
-def _of_csv(text: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+def _of_csv(text: bytes) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    lines = _Lines(text, "")
+    reader = csv.reader(iter(lines), strict=True)
     header: list[str] = []
     try:
         for cells in reader:
+            lines.begin()
             if not any(cell.strip() for cell in cells):
                 continue
             if not header:
@@ -138,6 +188,13 @@ def _of_csv(text: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
             yield reader.line_num, dict(zip(header, cells, strict=True))
     except csv.Error as e:
         raise Corrupt(f"line {reader.line_num} of the manifest is not CSV: {e}.") from None
+
+
+def _weight(values: Any) -> int:
+    """How many values there are in it."""
+    if isinstance(values, dict):
+        return sum(map(_weight, values.values()), 1)
+    return sum(map(_weight, values), 1) if isinstance(values, list) else 1
 
 
 def _column(name: str) -> str:

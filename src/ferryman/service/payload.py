@@ -17,7 +17,6 @@ from ferryman.service.fetch import Fetcher
 from ferryman.service.manifest import (
     MANIFEST_BYTES,
     ManifestEntry,
-    ManifestRow,
     Object,
     checked_digest,
     checked_path,
@@ -123,8 +122,13 @@ def planned(submission: Mapping[str, Any], batch_id: str, work: Workspace, fetch
     if kind not in (PayloadKind.MANIFEST, PayloadKind.MANIFESTS, PayloadKind.CONTAINERS):
         yield _single(submission, kind)
         return
-    folder = work.batch(batch_id) / "objects"
-    objects = objects_of(_rows(submission, work.batch(batch_id) / "manifest", fetcher))
+    manifest = _manifest(submission, work.batch(batch_id) / "manifest", fetcher)
+    with work.reading:
+        yield from _of_manifest(submission, kind, manifest, work.batch(batch_id) / "objects")
+
+
+def _of_manifest(submission: Mapping[str, Any], kind: PayloadKind, manifest: Path, folder: Path) -> Iterator[Planned]:
+    objects = objects_of(rows_of(manifest.read_bytes(), _url(submission)))
     if kind is not PayloadKind.MANIFEST:
         for row in (row for one in objects for row in one.rows):
             yield _of_row(submission, kind, Object(f"line {row.line}", [row]))
@@ -135,14 +139,14 @@ def planned(submission: Mapping[str, Any], batch_id: str, work: Workspace, fetch
         yield _of_lines(submission, one, path)
 
 
-def _rows(submission: Mapping[str, Any], kept: Path, fetcher: Fetcher) -> list[ManifestRow]:
-    """The lines of a batch's manifest. It is fetched once: what becomes of its URL later makes no other jobs."""
+def _manifest(submission: Mapping[str, Any], kept: Path, fetcher: Fetcher) -> Path:
+    """A batch's manifest. It is fetched once: what becomes of its URL later makes no other jobs."""
     url = _url(submission)
     if not kept.exists():
         text = fetcher.content(url, MANIFEST_BYTES, checked_digest(str(submission.get("digest") or "")))
         files.make_folder(kept.parent)
         files.replace(kept, text)
-    return rows_of(kept.read_bytes(), url)
+    return kept
 
 
 def _url(values: Mapping[str, Any]) -> str:

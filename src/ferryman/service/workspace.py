@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import threading
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -63,6 +64,8 @@ class Workspace:
         self._space = space
         self._jobs = str(self.root / "jobs")
         self._lists: dict[tuple[str, int], list[ManifestEntry]] = {}
+        self.reading = threading.Lock()
+        """One manifest of a batch is in memory at a time. Threads would not read several any faster."""
         for folder in ("jobs", "batches", "originals", "bundles", "at-work"):
             files.make_folder(self.root / folder, PRIVATE)
 
