@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from ferryman.intake import Queue
+from ferryman.intake.redaction import without_secrets
 from ferryman.service.workspace import Workspace
 from tests.intake.command import Run, queue, run
 from tests.intake.conftest import started
@@ -55,6 +56,38 @@ def test_lists_show_no_secrets(run: Run, queue: Queue, json_option: list[str]) -
         assert code == 0
         assert "hunter2" not in out + err
     assert "https://files.example.org/a.zip" in run("show", job.id)[1]
+
+
+@pytest.mark.rule("intake.secrets")
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("http://me:hunter2@h/x?token=hunter2", "http://h/x?…"),
+        ("http://me:hun'hunter2@h/x", "http://h/x"),
+        ("http://me:hun hunter2@h/x?token=a hunter2", "http://h/x?…"),
+        ("http://me:hun/hunter2@h/x", "http://h/x"),
+        ("http://me:hun?hunter2@h/x", "http://h/x"),
+        ("http://me:hun#hunter2@h/x", "http://h/x"),
+        ('http://h/x?token="hunter2', "http://h/x?…"),
+        ("//me:hunter2@h/x", "//h/x"),
+        ("http:me:hunter2@h/x", "http:h/x"),
+        ("http://h/x and http://me:hunter2@h/x", "http://h/x and http://h/x"),
+        ("see http://me:'hunter2@h/x?token=hunter2 there", "see http://h/x?… there"),
+        ("https://h:8080/@me/x", "https://h:8080/@me/x"),
+        ("file:///a/b@c", "file:///a/b@c"),
+        ("mailto:me@example.org", "mailto:me@example.org"),
+        ("Letters: to me@example.org", "Letters: to me@example.org"),
+    ],
+)
+def test_a_url_that_is_not_well_formed_shows_none_either(url: str, said: str) -> None:
+    """A password with a blank, a quote or a slash is one all the same; what is no secret stays."""
+    assert without_secrets({"payload_url": url}) == {"payload_url": said}
+
+
+def test_a_message_keeps_its_words() -> None:
+    """It may begin with a URL, and is not one."""
+    message = {"message": "http://me:hunter2@h/x?t=1: answered 404, asked by me@example.org"}
+    assert without_secrets(message) == {"message": "http://h/x?… answered 404, asked by me@example.org"}
 
 
 @pytest.mark.rule("intake.secrets")

@@ -10,18 +10,39 @@ from typing import Any, Final
 
 from ferryman.net import shown
 
-_URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]{1,30}://[^\s\"'<>]+")
+_URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]{1,30}://(?:[^\s/?#]*@)?[^\s\"'<>]+")
+"""In a text."""
+
+_WHOLE: Final = re.compile(r"\s*([a-z][a-z0-9+.-]{1,30}:[/\\]+|(?:https?|ftp):|//)(.*)", re.DOTALL | re.IGNORECASE)
+"""A value that is a URL, well-formed or not: what it begins with, and the rest."""
+
+_HOST: Final = re.compile(r"(?:\[[^\]]*\]|[^:/?#]*)(?::[0-9]*)?(?=[/?#]|$)")
+
+_TEXTS: Final = ("message", "why")
+"""Keys of what people read, which may begin with a URL."""
 
 
-def without_secrets(value: Any) -> Any:
+def without_secrets(value: Any, *, is_text: bool = False) -> Any:
     """The same value; each URL in it without user, password and query, where passwords and tokens are."""
     if isinstance(value, str):
-        return _URL.sub(lambda found: shown(found[0]), value)
+        found = None if is_text else _WHOLE.fullmatch(value)
+        return _shown_whole(*found.groups()) if found else _in_text(value)
     if isinstance(value, Mapping):
-        return {name: without_secrets(one) for name, one in value.items()}
+        return {name: without_secrets(one, is_text=name in _TEXTS) for name, one in value.items()}
     if isinstance(value, list | tuple):
         return [without_secrets(one) for one in value]
     return value
+
+
+def _shown_whole(begins: str, rest: str) -> str:
+    """Passwords may have characters that should have been encoded: where no host can be, it is up to the last ``@``."""
+    if _HOST.match(rest) is None or "@" in re.split("[/?#]", rest, maxsplit=1)[0]:
+        rest = rest.rpartition("@")[2]
+    return _in_text(shown(f"{begins}{rest}"))
+
+
+def _in_text(text: str) -> str:
+    return _URL.sub(lambda found: shown(found[0]), text)
 
 
 def dump_without_secrets(data: Mapping[str, Any]) -> dict[str, Any]:
@@ -35,7 +56,7 @@ def _node(value: Any) -> Any:
     try:
         decoded = json.loads(value)
     except ValueError:
-        return without_secrets(value)
+        return without_secrets(value, is_text=True)
     if not isinstance(decoded, dict | list):
         return value
     hidden = without_secrets(decoded)
@@ -47,5 +68,5 @@ def _bytes(value: Mapping[str, str]) -> Mapping[str, str]:
     data = base64.b64decode(value["base64"]).decode("latin-1")
     if _URL.search(data) is None:
         return value
-    hidden = without_secrets(data).replace("…", "...").encode("latin-1")
+    hidden = without_secrets(data, is_text=True).replace("…", "...").encode("latin-1")
     return {"base64": base64.b64encode(hidden).decode()}

@@ -22,8 +22,8 @@ from ferryman.service.errors import Corrupt
 MANIFEST_BYTES: Final = 64 * MIB
 MANIFEST_LINES: Final = 100_000
 MANIFEST_VALUES: Final = 1_000_000
-"""Of one manifest, which is in memory as a whole: a line takes a kilobyte, another field a tenth of that. The bytes alone
-say nothing: a line may have two, and a JSON value three."""
+"""Of one manifest, which is in memory as a whole: a line takes a kilobyte, another field a tenth of that. The number of
+bytes does not tell: a line may have two, and a JSON value three."""
 
 ROW_CHARS: Final = MIB
 """Of one row: decoded, it may take thirty times as much."""
