@@ -15,6 +15,7 @@ import socket
 import ssl
 import stat
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -279,12 +280,15 @@ def _connected(reach: Reach, asking: Any) -> socket.socket:
     from urllib3.util import connection
 
     host = asking._dns_host
+    began = time.monotonic()
     try:
         addresses: Sequence[str] = reach.addresses(host, asking.port)
     except socket.gaierror as e:
+        _refuse_late(asking, began)
         raise of.NameResolutionError(asking.host, asking, e) from e
     except UnicodeError:
         raise of.LocationParseError(f"{host!r}, label empty or too long") from None
+    _refuse_late(asking, began)
     for n, address in enumerate(addresses, 1):
         try:
             return connection.create_connection(
@@ -298,3 +302,16 @@ def _connected(reach: Reach, asking: Any) -> socket.socket:
             if n == len(addresses):
                 raise of.NewConnectionError(asking, f"Failed to establish a new connection: {e}") from e
     raise AssertionError("a host without addresses is an error of its name")
+
+
+def _refuse_late(asking: Any, began: float) -> None:
+    """A name's server may keep us waiting as any other may: nobody can break that off, but it is known as such.
+
+    Raises:
+        ConnectTimeoutError: it took longer than a connection may.
+    """
+    from urllib3.exceptions import ConnectTimeoutError
+
+    took = time.monotonic() - began
+    if isinstance(asking.timeout, int | float) and took > asking.timeout:
+        raise ConnectTimeoutError(asking, f"{asking.host}: its name was not resolved within {asking.timeout:g} s")

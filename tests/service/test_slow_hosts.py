@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
+from ferryman import reach
 from ferryman.errors import PermanentError, TransientError
 from ferryman.reach import Reach
 from ferryman.service.fetch import Fetcher
@@ -136,3 +139,31 @@ def test_headers_end_in_time() -> None:
             fetcher.content(slow.url("/headers/a"), 100_000)
         with pytest.raises(PermanentError, match="--job-time"):
             fetcher.within(1e-9).content(slow.url("/headers/a"), 100_000)
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_a_name_that_is_resolved_slowly_is_a_slow_host(monkeypatch: pytest.MonkeyPatch, answers: bool) -> None:
+    """Its server may keep us waiting too, and every name below a domain is another host: none is tried four times."""
+    asked: list[str] = []
+    inner = socket.getaddrinfo
+    clock = [0.0]
+
+    def resolve(host: str, *args: Any, **options: Any) -> Any:
+        asked.append(host)
+        clock[0] += 6.0
+        if not answers:
+            raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+        return inner("127.0.0.1", *args, **options)
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    monkeypatch.setattr(reach.time, "monotonic", lambda: clock[0])
+    fetcher = Fetcher(reach=LOCAL, slow=SlowHosts(5.0))
+    for _ in range(2):
+        with pytest.raises(SlowHost, match=r"a\.evil\.example is slow"):
+            fetcher.content("http://a.evil.example/a", 100)
+    assert asked == ["a.evil.example"]
+    with pytest.raises(SlowHost):
+        fetcher.content("http://b.evil.example/a", 100)
+    patient = Fetcher(reach=LOCAL, tries=2, pause_s=0.001, timeout_s=1.0)
+    with pytest.raises(TransientError, match="tried 2 times"):
+        patient.content("http://a.evil.example/a", 100)
