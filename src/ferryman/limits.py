@@ -242,8 +242,8 @@ UNPACK_MEMBERS: Final = 10_000
 UNPACK_BYTES: Final = 256 * MIB
 """What an archive may unpack to, as much as a file may have (MAX_FILE_BYTES)."""
 
-UNPACK_FILES: Final = 1_000_000
-"""Members of a container that is unpacked to files, which are not in memory."""
+UNPACK_FILES: Final = 100_000
+"""Members of a container that is unpacked to files: not these, but what is known of each is in memory, a kilobyte."""
 
 UNPACK_FILES_BYTES: Final = 64 * GIB
 """What such a container may unpack to: as much as one file that is fetched."""

@@ -9,6 +9,7 @@ import random
 import tarfile
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -95,6 +96,45 @@ def test_bombs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         container.unpack(bomb, tmp_path / "in", unpacked_bytes=1000)
     with pytest.raises(Corrupt, match="too many members"):
         container.unpack(zipped(tmp_path / "x.zip", ("a", b"1"), ("b", b"2")), tmp_path / "in", members=1)
+
+
+ZIPS = {
+    "many entries": (3000, 1),
+    "long entries": (80, 60_000),
+}
+"""How many folders, and the length of their names: none is a file, and each takes memory before one comes out."""
+
+
+@pytest.mark.parametrize("what", ZIPS)
+def test_a_zips_directory_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+    """It is refused before it is read, or before an entry is made of each of its lines."""
+    count, length = ZIPS[what]
+    with zipfile.ZipFile(tmp_path / "x.zip", "w") as out:
+        for n in range(count):
+            out.writestr(zipfile.ZipInfo(f"{n}".ljust(length, "x") + "/"), b"")
+        out.writestr("a.txt", b"text")
+    made: list[str] = []
+    inner = zipfile.ZipInfo._decodeExtra  # type: ignore[attr-defined]
+
+    def counted(self: Any, *given: Any) -> None:
+        made.append(self.filename)
+        inner(self, *given)
+
+    monkeypatch.setattr(zipfile.ZipInfo, "_decodeExtra", counted)
+    with pytest.raises(Corrupt, match=r"too many members|its directory has"):
+        container.unpack(tmp_path / "x.zip", tmp_path / "in", members=1000)
+    assert made == []
+    container.unpack(tmp_path / "x.zip", tmp_path / "in", members=10_000)
+    assert files_in(tmp_path / "in") == {"a.txt": b"text"}
+
+
+def test_a_member_that_looks_like_a_directory(tmp_path: Path) -> None:
+    """Its bytes are nobody's entries."""
+    content = b"PK\1\2" + bytes(500_000)
+    with zipfile.ZipFile(tmp_path / "x.zip", "w") as out:
+        out.writestr("a.bin", content)
+    container.unpack(tmp_path / "x.zip", tmp_path / "in", members=1)
+    assert files_in(tmp_path / "in") == {"a.bin": content}
 
 
 def test_headers_of_a_tar_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import enum
 import io
 import re
 import stat
+import struct
 import tarfile
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
@@ -25,8 +26,19 @@ _DRIVE: Final = re.compile(r"[A-Za-z]:")
 HEADER_BYTES: Final = 1 << 20
 """Of a tar member's long name or extended attributes: a path has some thousand at most."""
 
+DIRECTORY_BYTES: Final = 512
+"""Of a zip's directory, a member: its name, of some hundred at most, and what is noted with it."""
+
+ENTRIES: Final = 2
+"""Of a zip's directory, a member that may be unpacked: folders have some, too."""
+
 DIGITS: Final = 256
 """In a row, in a tar member's attributes: none of them has numbers as long."""
+
+_ENTRY: Final = b"PK\x01\x02"
+_ENTRY_BYTES: Final = 46
+"""Of an entry in a zip's directory, which begins so; then come its name, extra data and comment."""
+_LENGTHS_AT: Final = 28
 
 _READ_WHOLE: Final = (
     tarfile.GNUTYPE_LONGNAME,
@@ -76,6 +88,10 @@ class Budget:
         self._words = words
         self._members = self._bytes = 0
         self.is_spent = False
+
+    def left(self) -> int:
+        """How many members it may have still."""
+        return int(max(0, self._limits[0] - self._members))
 
     def take(self, members: int, size: int) -> None:
         """Count what is about to be unpacked, or has just been.
@@ -128,7 +144,9 @@ def climbs(path: str) -> bool:
 
 
 def _of_zip(plain: io.BufferedReader, budget: Budget) -> Iterator[Member]:
-    with zipfile.ZipFile(plain) as archive:
+    bounded = _BoundedZip(plain, budget)
+    with zipfile.ZipFile(bounded) as archive:  # type: ignore[arg-type]
+        bounded.is_listed = True
         infos = [info for info in archive.infolist() if not info.is_dir()]
         if sum(info.compress_size for info in infos) > plain.seek(0, io.SEEK_END):
             raise zipfile.BadZipFile("its members have more bytes than it has: they lie over each other")
@@ -138,6 +156,37 @@ def _of_zip(plain: io.BufferedReader, budget: Budget) -> Iterator[Member]:
             flaws = {Flaw.OUTSIDE: climbs(info.filename), Flaw.ENCRYPTED: info.flag_bits & 1, Flaw.LINK: is_link}
             flaw = next((flaw for flaw, has in flaws.items() if has), None)
             yield Member(info.filename, flaw, partial(archive.open, info))  # it reads no more than was declared
+
+
+class _BoundedZip:
+    """A zip's bytes. Its directory is read whole, and each entry of it takes ten times its bytes: one with more entries
+    than may be unpacked is refused before that."""
+
+    def __init__(self, plain: io.BufferedReader, budget: Budget) -> None:
+        self._plain, self._budget = plain, budget
+        self.seek, self.tell, self.seekable = plain.seek, plain.tell, plain.seekable
+        self.is_listed = False
+        """What is read from now on are members."""
+
+    def read(self, size: int = -1) -> bytes:
+        if self.is_listed:
+            return self._plain.read(size)
+        members = ENTRIES * max(1, self._budget.left())
+        if size > max(HEADER_BYTES, members * DIRECTORY_BYTES):
+            raise zipfile.BadZipFile(f"its directory has {size} bytes: more than {DIRECTORY_BYTES} a member")
+        data = self._plain.read(size)
+        if data.startswith(_ENTRY) and (entries := _entries(data)) > members:
+            self._budget.take(entries, 0)
+        return data
+
+
+def _entries(directory: bytes) -> int:
+    """How many entries a zip's directory has."""
+    count = at = 0
+    while len(directory) - at >= _ENTRY_BYTES:
+        at += _ENTRY_BYTES + sum(struct.unpack_from("<HHH", directory, at + _LENGTHS_AT))
+        count += 1
+    return count
 
 
 def _of_tar(plain: io.BufferedReader, budget: Budget) -> Iterator[Member]:

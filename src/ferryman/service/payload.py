@@ -61,7 +61,7 @@ ADD: Final = "add"
 METADATA: Final = ("erc_who", "erc_what", "erc_when", "erc_where")
 INHERITED: Final = (
     *("profile_name", "submitter", "submissionDate", "response_type", "response_url", "submission_mode"),
-    *("mode", "delete"),
+    *("batch_type", "mode", "delete"),
 )
 """Of the submission, in each of its jobs."""
 
