@@ -61,3 +61,15 @@ def read_of(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(store, "read", noted)
     return paths
+
+
+def test_the_space_of_many_jobs_is_read_in_one_go(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One node of each: of thousands that a slow host keeps in Downloading it is asked for every second."""
+    started(queue, jobs=9)
+    ids = queue.list_jobs()
+    for number, job in enumerate(ids):
+        queue.load_job(job).set_space_needed(10**number)
+    queue.tree.store.commit([Set(f"/jobs/{ids[8]}/space_needed", b"much")])
+    read = read_of(queue, monkeypatch)
+    assert overview.space_needed(queue.tree, [*ids, "jid0000000099"]) == 11_111_111
+    assert len(read) == 10

@@ -50,9 +50,10 @@ def test_a_job_has_the_keys_of_the_page(intake: Place, kind: str, name: str, bec
 @pytest.mark.rule("intake.page")
 def test_the_mode_is_the_submitters(intake: Place) -> None:
     """Kept as it was given, and no `delete` without one."""
-    intake.submit(payload_url=intake.put("a.txt", "a").as_uri(), mode="update")
+    intake.submit(payload_url=intake.put("a.txt", "a").as_uri(), mode="update", batch_type="single-file")
     intake.serve()
     assert only_job(intake).inventory["mode"] == "update"
+    assert only_job(intake).configuration["batch_type"] == "single-file"
     assert "delete" not in only_job(intake).inventory
 
 

@@ -6,12 +6,14 @@ import threading
 import time
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ferryman import account
 from ferryman.errors import UsageError
 from ferryman.intake import Queue
+from ferryman.service import stages
 from ferryman.service.workspace import Space, Workspace
 from tests.service.place import Place, until
 from tests.service.receiver import FileServer, Receiver
@@ -269,6 +271,24 @@ def test_working_space(intake: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     stop.set()
     served.join()
     assert "it needs 900 bytes of working space" in next(iter(done(intake).values()))
+
+
+def test_what_was_promised_is_not_counted_all_the_time(intake: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where that takes long, because thousands of jobs wait for a slow host, others go on in between."""
+    clock, counted = [0.0], list[float]()
+
+    def count(tree: Any, ids: Any) -> int:
+        clock[0] += 5.0
+        counted.append(clock[0])
+        return 0
+
+    monkeypatch.setattr(stages.overview, "space_needed", count)
+    monkeypatch.setattr(stages.time, "monotonic", lambda: clock[0])
+    provisioning = stages.Provisioning(intake.queue, Workspace(intake.folder / "work"), lambda text: None)
+    for _ in range(55):
+        provisioning._promised()
+        clock[0] += 1.0
+    assert counted == [5.0, 60.0]
 
 
 def test_a_submitter_who_does_not_answer(intake: Place) -> None:

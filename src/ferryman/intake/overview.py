@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -57,6 +58,17 @@ def batch_states(tree: NodeTree, ids: Sequence[str]) -> Iterator[tuple[str, str,
                 yield name, str(Batch(tree, name).status_of(node).state.value), ""
             except NodeInvalid as e:
                 yield name, "", plain_text(e)
+
+
+def space_needed(tree: NodeTree, ids: Sequence[str]) -> int:
+    """Bytes of working space that these jobs need, together. One that went, or is damaged, needs none."""
+    total = 0
+    for some in _chunks(ids, ROWS_AT_ONCE):
+        paths = [job_path(name, "space_needed") for name in some]
+        for path, node in zip(paths, tree.store.read(paths), strict=True):
+            with suppress(NodeInvalid):
+                total += whole_number(path, node.data) if node else 0
+    return total
 
 
 def batch_rows(tree: NodeTree, ids: Sequence[str]) -> Iterator[dict[str, Any]]:

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Final, NamedTuple
 
 from ferryman import crash
 from ferryman.errors import PermanentError
-from ferryman.intake import Job, JobState, NodeInvalid, Queue, inventory
+from ferryman.intake import Job, JobState, Queue, inventory, overview
 from ferryman.intake.inventory import StoredFile
 from ferryman.intake.nodes import PRIORITY_NAMED_MAX
 from ferryman.service import container
@@ -37,6 +37,9 @@ UNPACKED: Final = 4
 
 COUNT_EVERY_S: Final = 1.0
 """What was promised to jobs is counted again so often: another process may promise too."""
+
+COUNT_SHARE: Final = 10
+"""Or after so many times as long as it took: ten thousand jobs that a slow host keeps there hold nobody up."""
 
 FETCHES: Final = 4
 """Files of one job that are fetched at once: a server gives each connection its share."""
@@ -179,18 +182,12 @@ class Provisioning(JobStage):
 
     def _promised(self) -> int:
         """What jobs that are downloading may still write: more than they will, as a part of it is there already."""
-        now = time.monotonic()
-        if now >= self._count_at:
-            jobs = self._queue.list_jobs(JobState.DOWNLOADING)
-            self._granted = sum(self._space_of(job) for job in jobs)
-            self._count_at = now + COUNT_EVERY_S
+        began = time.monotonic()
+        if began >= self._count_at:
+            self._granted = overview.space_needed(self._queue.tree, self._queue.list_jobs(JobState.DOWNLOADING))
+            now = time.monotonic()
+            self._count_at = now + max(COUNT_EVERY_S, COUNT_SHARE * (now - began))
         return self._granted
-
-    def _space_of(self, job_id: str) -> int:
-        try:
-            return self._queue.load_job(job_id).space_needed
-        except NodeInvalid:
-            return 0  # it went, or is for the audit
 
 
 class Downloading(JobStage):
