@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 import zipfile
@@ -14,6 +15,7 @@ from ferryman import account
 from ferryman.errors import UsageError
 from ferryman.intake import Queue
 from ferryman.service import stages
+from ferryman.service.room import Room
 from ferryman.service.workspace import Space, Workspace
 from tests.service.place import Place, until
 from tests.service.receiver import FileServer, Receiver
@@ -271,6 +273,38 @@ def test_working_space(intake: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     stop.set()
     served.join()
     assert "it needs 900 bytes of working space" in next(iter(done(intake).values()))
+
+
+@pytest.mark.rule("intake.hostile")
+@pytest.mark.parametrize("kind", ["a file of unknown size", "a container"])
+def test_a_job_that_is_larger_than_was_known(intake: Place, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """It cannot fill the disk: over the threshold it fails, and nothing of it stays; below, its size is its own."""
+    used = 100
+    monkeypatch.setattr(Workspace, "space", lambda self: Space(1_000_000, used))
+
+    def written(self: Room, size: int) -> None:
+        nonlocal used
+        used += size
+        take(self, size)
+
+    take = Room.take
+    monkeypatch.setattr(Room, "take", written)
+    content = os.urandom(200_000).hex().encode()
+    packed = intake.folder / "x.zip"
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as out:
+        for n in range(3):
+            out.writestr(f"{n}.txt", content)
+    with FileServer({"/a": content * 3, "/x.zip": packed.read_bytes()}, sizes=False) as server:
+        intake.submit(payload_url=server.url("/x.zip" if kind == "a container" else "/a"), local_id="large")
+        intake.serve()
+        (why,) = done(intake).values()
+        assert "bytes that were known of" in why
+        (job,) = intake.queue.list_jobs("Failed")
+        assert not (intake.serving.work / "jobs" / job).exists()
+        used = -10_000_000
+        intake.queue.load_job(job).requeue()
+        intake.serve()
+        assert intake.queue.load_job(job).status == "Completed"
 
 
 def test_what_was_promised_is_not_counted_all_the_time(intake: Place, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -145,7 +145,7 @@ def climbs(path: str) -> bool:
 
 def _of_zip(plain: io.BufferedReader, budget: Budget) -> Iterator[Member]:
     bounded = _BoundedZip(plain, budget)
-    with zipfile.ZipFile(bounded) as archive:  # type: ignore[arg-type]
+    with zipfile.ZipFile(bounded) as archive:
         bounded.is_listed = True
         infos = [info for info in archive.infolist() if not info.is_dir()]
         if sum(info.compress_size for info in infos) > plain.seek(0, io.SEEK_END):

@@ -34,6 +34,7 @@ def unpack(
     members: int = limits.UNPACK_FILES,
     unpacked_bytes: int = limits.UNPACK_FILES_BYTES,
     ratio: float = limits.UNPACK_RATIO,
+    take: Callable[[int], None] = lambda size: None,
 ) -> None:
     """Unpack a container into a folder, which is made again. Killed in the middle, it is done again from the start.
 
@@ -41,6 +42,7 @@ def unpack(
 
     Args:
         stopping: asked between pieces; what it raises ends it.
+        take: told of what is about to be written; what it raises ends it.
         name: of the container, in messages; default: its file's.
         members, unpacked_bytes, ratio: see ``limits``; the ratio is that of the step ``unpack``.
 
@@ -64,7 +66,7 @@ def unpack(
                 raise Corrupt(f"it has {place[:200]!r} twice.")
             seen.add(place)
             with member.open() as content:
-                _write(folder / place, content, stopping)
+                _write(folder / place, content, stopping, take)
     except Corrupt as e:
         raise Corrupt(f"{shown}: {e} Pack it again.") from None
     except TooMuch as e:
@@ -87,9 +89,10 @@ def _place(member: Member) -> str:
     return place
 
 
-def _write(path: Path, content: IO[bytes], stopping: Callable[[], None]) -> None:
+def _write(path: Path, content: IO[bytes], stopping: Callable[[], None], take: Callable[[int], None]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("xb") as out:
         while piece := content.read(_PIECE):
+            take(len(piece))
             out.write(piece)
             stopping()

@@ -105,6 +105,7 @@ class Fetcher:
         if slow is not None:
             timeout_s = min(timeout_s, slow.prompt_s)
         self._until: float | None = None
+        self._take: Callable[[int], None] = lambda size: None
         self._stop, self._reach = stop or threading.Event(), reach
         self._tries, self._pause_s, self._timeout_s = tries, pause_s, timeout_s
 
@@ -113,6 +114,13 @@ class Fetcher:
         _ = self._pool  # both use it
         found = copy.copy(self)
         found._until = self._clock() + seconds if seconds else None
+        return found
+
+    def counting(self, take: Callable[[int], None]) -> Fetcher:
+        """The same; ``take`` is told of what is about to be written into a file, and may raise."""
+        _ = self._pool
+        found = copy.copy(self)
+        found._take = take
         return found
 
     def size(self, url: str) -> int | None:
@@ -211,6 +219,7 @@ class Fetcher:
                     if written > (FILE_BYTES if size is None else size):
                         limit = f"than {FILE_BYTES}" if size is None else f"than the {size} that its submitter says"
                         raise Corrupt(f"{shown(url)}: has more bytes {limit}. Correct the manifest or the file.")
+                    self._take(len(piece))
                     out.write(piece)
 
     # --- asking -------------------------------------------------------------------------------------------------------

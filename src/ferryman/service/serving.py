@@ -90,7 +90,7 @@ class Serving:
             Pending(work, fetcher, self.job_time_s),
             Estimating(work, fetcher),
             Provisioning(queue, work, say, self.full),
-            Downloading(work, fetcher, stop, time_s=self.job_time_s),
+            Downloading(work, fetcher, stop, time_s=self.job_time_s, full=self.full),
             Storing(queue, work, self.keep_originals),
             Recording(queue),
             Notify(work, callback),

@@ -25,6 +25,7 @@ from ferryman.service.errors import Later, Stopping
 from ferryman.service.fetch import Arrived, Fetcher, checked, side_by_side
 from ferryman.service.manifest import ManifestEntry
 from ferryman.service.payload import inventory_of, is_container, listed, refuse_bad_names
+from ferryman.service.room import NoRoom, Room
 from ferryman.service.together import Unsynced
 from ferryman.service.workspace import FULL, Workspace
 from ferryman.storage import disk
@@ -207,9 +208,10 @@ class Downloading(JobStage):
         stop: threading.Event,
         fetches: int = FETCHES,
         time_s: float = 0.0,
+        full: float = FULL,
     ) -> None:
         self._work, self._fetcher, self._stop, self._fetches = work, fetcher, stop, fetches
-        self._time_s = time_s
+        self._time_s, self._full = time_s, full
 
     def is_quick(self, job: Job, done: Done) -> bool:
         entries = listed(job, self._work, self._fetcher)
@@ -220,14 +222,11 @@ class Downloading(JobStage):
         fetcher = self._fetcher.within(self._time_s)
         entries = listed(job, self._work, fetcher)
         self._work.files(job.id).mkdir(parents=True, exist_ok=True)
-        if is_container(job):
-            held, came = self._unpacked(job, entries, fetcher), []
-        else:
-            came = self._fetched(job, entries, fetcher)  # 1
-            held = [
-                StoredFile(entry.path, one.found.size, one.found.sha256, entry.url, entry.fields)
-                for entry, one in zip(entries, came, strict=True)
-            ]
+        try:
+            held, came = self._arrived(job, entries, fetcher)  # 1
+        except NoRoom:
+            self._work.drop(job.id)
+            raise
         size = sum(each.size for each in held)
         said = f"{len(held)} {'file' if len(held) == 1 else 'files'}, {size} bytes"
         there = self._work.job(job.id)
@@ -238,6 +237,18 @@ class Downloading(JobStage):
             leaves=there / PACKED if is_container(job) else None,
             steps=self._steps(job, there, held, came),
         )
+
+    def _arrived(
+        self, job: Job, entries: list[ManifestEntry], fetcher: Fetcher
+    ) -> tuple[list[StoredFile], list[Arrived]]:
+        """What it has, and what of that is to be published."""
+        room = Room(self._work, self._full, job.space_needed)
+        fetcher = fetcher.counting(room.take)
+        if is_container(job):
+            return self._unpacked(job, entries, fetcher, room), []
+        came = self._fetched(job, entries, fetcher)
+        found = zip(entries, came, strict=True)
+        return [StoredFile(e.path, one.found.size, one.found.sha256, e.url, e.fields) for e, one in found], came
 
     def _steps(self, job: Job, there: Path, held: list[StoredFile], came: list[Arrived]) -> tuple[Unsynced, ...]:
 
@@ -268,12 +279,12 @@ class Downloading(JobStage):
 
         return side_by_side(fetch, entries, self._fetches)
 
-    def _unpacked(self, job: Job, entries: list[ManifestEntry], fetcher: Fetcher) -> list[StoredFile]:
+    def _unpacked(self, job: Job, entries: list[ManifestEntry], fetcher: Fetcher, room: Room) -> list[StoredFile]:
         (entry,) = entries
         packed = self._work.job(job.id) / PACKED
         fetcher.file(entry.url, packed, entry.digest, entry.size)
         folder = self._work.files(job.id)
-        container.unpack(packed, folder, self._stopping, name=entry.path)
+        container.unpack(packed, folder, self._stopping, name=entry.path, take=room.take)
         disk.fsync_tree(folder)
         held = []
         for path in sorted(p for p in folder.rglob("*") if p.is_file()):
