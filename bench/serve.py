@@ -27,8 +27,9 @@ SQLITE_JOBS_S, ZOOKEEPER_JOBS_S = 200, 50
 WARM_UP = 50
 """Jobs of a first batch, which starts Spark's workers."""
 FINISHED, IDLE_S, IDLE_SHARE = 2000, 60.0, 0.01
-SETTLED_S = 20.0
-"""Until all that a start does is done."""
+WINDOW_S, STARTED_SHARE, STARTED_CPU_S = 10.0, 0.05, 1.0
+"""A start is over when it has taken a second of CPU time, and so long a window takes less of a core than this: how long it
+takes depends on what else the machine does."""
 IDLE_PLAN = """\
 from ferryman import Plan
 from ferryman.destinations import Null
@@ -133,13 +134,24 @@ def idle(queue: Queue, folder: Path, batches: int) -> float:
     options = ["--queue", queue.url, "--state", str(folder / "state"), "--work", str(folder / "work")]
     with subprocess.Popen([*command, *options], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as serving:
         try:
-            time.sleep(SETTLED_S)
+            settle(serving.pid)
             start, cpu = time.perf_counter(), cpu_s(serving.pid)
             time.sleep(IDLE_S)
             assert serving.poll() is None, "it has ended"
             return (cpu_s(serving.pid) - cpu) / (time.perf_counter() - start)
         finally:
             serving.terminate()
+
+
+def settle(process: int) -> None:
+    """Wait until all that a start does is done."""
+    before = cpu_s(process)
+    while True:
+        time.sleep(WINDOW_S)
+        now = cpu_s(process)
+        if now > STARTED_CPU_S and now - before < STARTED_SHARE * WINDOW_S:
+            return
+        before = now
 
 
 def finished(queue: Queue, batches: int) -> None:
