@@ -28,8 +28,8 @@ WARM_UP = 50
 """Jobs of a first batch, which starts Spark's workers."""
 FINISHED, IDLE_S, IDLE_SHARE = 2000, 60.0, 0.01
 WINDOW_S, STARTED_SHARE, STARTED_CPU_S = 10.0, 0.05, 1.0
-"""A start is over when it has taken a second of CPU time, and so long a window takes less of a core than this: how long it
-takes depends on what else the machine does."""
+"""A start is over when it has taken a second of CPU time, and so long a window takes less of a core than this. It takes
+longer beside other work."""
 IDLE_PLAN = """\
 from ferryman import Plan
 from ferryman.destinations import Null

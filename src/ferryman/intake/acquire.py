@@ -193,6 +193,9 @@ class Acquirer:
         seen, names = self._batch_names.get(what, ((0, 0), []))
         if seen != now:
             names = self._tree.store.children(BATCHES)
+            left = self._later[what]
+            for gone in set(left).difference(names):
+                left.pop(gone, None)
         names = [name for name in names if name not in self._done_with[what]]
         self._batch_names[what] = now, names
         return names
