@@ -80,7 +80,7 @@ def test_lists_show_no_secrets(run: Run, queue: Queue, json_option: list[str]) -
     ],
 )
 def test_a_url_that_is_not_well_formed_shows_none_either(url: str, said: str) -> None:
-    """A password with a blank, a quote or a slash is one all the same; what is no secret stays."""
+    """A password with a blank, a quote or a slash is one all the same; what is not secret stays."""
     assert without_secrets({"payload_url": url}) == {"payload_url": said}
 
 

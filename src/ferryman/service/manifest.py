@@ -126,7 +126,7 @@ def objects_of(rows: Iterable[ManifestRow]) -> list[Object]:
     ]
 
 
-class _Lines:
+class _ManifestLines:
     """The lines of a text, decoded one by one: whole, it may take four times its bytes."""
 
     def __init__(self, text: bytes, newline: str) -> None:
@@ -149,7 +149,7 @@ class _Lines:
 
 
 def _of_json(text: bytes) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    lines = _Lines(text, "\n")
+    lines = _ManifestLines(text, "\n")
     for line in lines:
         number = lines.number
         lines.begin()
@@ -165,7 +165,7 @@ def _of_json(text: bytes) -> Iterator[tuple[int, Mapping[str, Any]]]:
 
 
 def _of_csv(text: bytes) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    lines = _Lines(text, "")
+    lines = _ManifestLines(text, "")
     reader = csv.reader(iter(lines), strict=True)
     header: list[str] = []
     try:

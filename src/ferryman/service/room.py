@@ -16,7 +16,7 @@ class Room:
     """Of a job that is being downloaded.
 
     Its servers said how large it is, or did not, or lied; a container unpacks to what it likes. Up to what Provisioning
-    has granted it writes in any case, beyond that as long as the disk is no fuller than Provisioning allows. So no job
+    has granted it writes in any case, beyond that as long as the disk is not fuller than Provisioning allows. So no job
     can take the room of all others.
 
     Args:
