@@ -97,6 +97,8 @@ class Shell:
                 said += came
                 if line.endswith("&"):
                     until(lambda: any(map(is_held, self.folder.glob("**/.ferryman/*/lock"))))
+                elif line.startswith("kill "):  # who types the next line is slower than a process ends
+                    until(lambda: not any(map(is_held, self.folder.glob("**/.ferryman/*/lock"))))
                 for wanted in shown:
                     assert is_shown(wanted, came), f"{line}: no line {wanted!r} in:\n" + "\n".join(came)
         assert said, f"{page.name} has nothing to type"

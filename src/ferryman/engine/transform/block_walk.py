@@ -62,6 +62,7 @@ class BlockWalk:
         self._deliveries: list[Content] = []
         self._untaken: list[Untaken] = []
         self._published: dict[tuple[OutboxBuffer, ...], str] = {}
+        self._large = min(_LARGE_BYTES, limits.MAX_CONTENT_BYTES)
 
     @classmethod
     def of(cls, walk: Walk, stager: Stager, live: Live) -> Self | None:
@@ -176,7 +177,7 @@ class BlockWalk:
         except Exception:
             return False
         raw = doc.raw
-        if len(fields) > _LARGE_BYTES or (raw is not None and (type(raw) is not bytes or len(raw) > _LARGE_BYTES)):
+        if len(fields) > self._large or (raw is not None and (type(raw) is not bytes or len(raw) > self._large)):
             return False
         self._deliveries.append((point.buffer, fields, raw))
         return True
