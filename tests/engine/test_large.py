@@ -257,14 +257,17 @@ def test_a_file_of_more_than_2_gib_is_rewritten(place: Path) -> None:
             "status": ["INDEXED" if i == 0 else "ERROR" for i in range(35)],
             "attempt": [1] * 35,
             "due": list(range(35)),
+            "since": pa.nulls(35, pa.int64()),
+            "transient": [0] * 35,
+            "message": pa.nulls(35, pa.string()),
         }
     )
     events = write_part(place / "ledger", said, epoch=1)
-    after = rewrite(Rewrite(str(place), part.path, (events.path,)))
+    after, _ = rewrite(Rewrite(str(place), part.path, (events.path,), epoch=1))
     assert after is not None
     assert after.rows == 34
     assert after.stats == {
-        "nullCount": {"due": 0},
+        "nullCount": {"due": 0, "key_hash": 34},
         "minValues": {"due": 1, "origin": "d1"},
         "maxValues": {"due": 34, "origin": "d9"},
     }
