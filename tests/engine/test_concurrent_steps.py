@@ -94,7 +94,7 @@ async def _all_here() -> None:
 def test_coroutines_share_one_event_loop(net: Network) -> None:
     """Also over several tasks of a process: a client may keep its connections."""
     build(net, meet)
-    assert net.run(wave_bytes=30).exit == 0
+    assert net.run(wave_bytes=100).exit == 0
     assert [line["id"] for line in net.out("out").lines()] == IDS
     assert len({line["fields"]["loop"] for line in net.out("out").lines()}) == 1
 
