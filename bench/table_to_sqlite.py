@@ -15,7 +15,7 @@ from ferryman.destinations import Sql
 from ferryman.sources import DataFrame
 
 TARGET = 0.9
-MOST = 200_000
+MOST = 1_000_000
 """More take longer, each as long as each other."""
 _DIGEST = "0" * 32
 """For version and delivery hash, which the loop need not make."""

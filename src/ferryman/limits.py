@@ -271,7 +271,7 @@ MAX_CONTENT_BYTES: Final = 2000 * MIB
 """Fields, or raw bytes, of one delivery: a page of a data file is compressed whole, and lz4 takes 2016 MiB at most."""
 
 COMPACT_FILES: Final = 32
-"""Small files a table may gather before they are merged into one."""
+"""Tiny files a table may gather before they are merged into one."""
 
 OUTDATED_SHARE: Final = 0.5
 """Rows of ``documents`` that newer ones may have superseded, as a share of all, before they are dropped: each row is
@@ -290,7 +290,7 @@ QUERY_MEMORY: Final = "128MB"
 QUERY_THREADS: Final = 2
 """DuckDB holds some 60 MB a thread that it cannot spill: on a machine of 64 cores ``QUERY_MEMORY`` would not do."""
 
-COUNTED_EVENTS: Final = 500_000
+COUNTED_EVENTS: Final = 1_000_000
 """Of more events a run keeps what ``status`` says: so many are counted in two seconds when somebody asks."""
 
 COUNTING_SHARE: Final = 20

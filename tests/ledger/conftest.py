@@ -6,6 +6,7 @@ import pytest
 
 from ferryman import limits
 from ferryman.limits import KIB
+from ferryman.state import small_files
 from tests.support.places import place, trial
 from tests.support.tiers import sampled
 
@@ -14,10 +15,11 @@ __all__ = ["place", "trial"]
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Files close at 32 KiB of content, row groups at 8 KiB, and four small files are merged."""
+    """Files close at 32 KiB of content, row groups at 8 KiB, and four small files of any size are merged."""
     monkeypatch.setattr(limits, "PART_BYTES", 32 * KIB)
     monkeypatch.setattr(limits, "GROUP_BYTES", 8 * KIB)
     monkeypatch.setattr(limits, "COMPACT_FILES", 4)
+    monkeypatch.setattr(small_files, "OFTEN", 1)
 
 
 @pytest.fixture(params=sampled([limits.COMMAND_DELIVERIES, 1], 2), ids=["in one wave", "in many waves"])

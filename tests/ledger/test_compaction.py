@@ -16,7 +16,7 @@ from ferryman.engine.step_retries import step_debt
 from ferryman.limits import KIB
 from ferryman.observe.progress import Silent
 from ferryman.records.schemas import DOCUMENTS
-from ferryman.state import compaction
+from ferryman.state import compaction, small_files
 from ferryman.state.maintenance import maintain
 from ferryman.state.state import State
 from ferryman.storage import query
@@ -157,6 +157,43 @@ def test_a_table_without_outdated_rows_is_looked_at_once(state: State, small: No
     maintain(state)
     assert state.documents.version == version
     assert len(rows(state.root, "documents")) == 240
+
+
+def test_new_documents_are_not_outdated(trial: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many a first run brings: nobody looks through them before they have changed."""
+    for turn in range(3):
+        trial.put(*(f"d{turn}-{i}" for i in range(10)))
+        trial.run(checked=False)
+    monkeypatch.setattr(limits, "COMPACT_FILES", 1)
+    with trial.take() as state:
+        assert len(rows(state.root, "documents")) == 30
+        assert not compaction.has_outdated(state)
+    monkeypatch.undo()
+    trial.put(*(f"d{turn}-{i}" for turn in range(3) for i in range(10)), text="changed")
+    trial.run(checked=False)
+    monkeypatch.setattr(limits, "COMPACT_FILES", 1)
+    with trial.take() as state:
+        assert len(rows(state.root, "documents")) == 60
+        assert compaction.has_outdated(state)
+    trial.run()
+    found = rows(trial.root, "documents")
+    assert len(found) == len({r["document"] for r in found}) == 30
+
+
+def test_small_files_are_left_for_longer_than_tiny_ones(
+    state: State, small: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A row that lies among many others is copied once there are a few times as many files."""
+    monkeypatch.setattr(small_files, "OFTEN", 3)
+    for wave in range(1, 12):
+        add(state, [row(f"d{wave}-{i}", wave, given="x" * 100) for i in range(20)])
+        assert not list(small_files.small_batches(state.documents, list(state.documents.files.values())))
+    add(state, [row(f"d12-{i}", 12, given="x" * 100) for i in range(20)])
+    [batch, *_] = small_files.small_batches(state.documents, list(state.documents.files.values()))
+    assert len(batch) > 1
+    for wave in range(13, 17):
+        add(state, [row(f"d{wave}", wave)])
+    assert sum(map(len, small_files.small_batches(state.documents, list(state.documents.files.values())))) == 16
 
 
 def test_what_a_person_forced_is_still_due_in_a_merged_file(state: State, small: None) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterable
-from typing import Any, Final
+from collections.abc import Iterable, Sequence
+from typing import Any, Final, cast
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -17,6 +18,9 @@ ORDINAL_COMMAND: Final = 0
 ORDINAL_STEPS: Final = 1
 ORDINAL_SENT: Final = 2
 """Events of one wave in their order: operator commands, what the steps made of it, what sending it came to."""
+
+_MOST_BYTES: Final = (1 << 31) - 1
+"""Of all values of a binary array, which has offsets of 32 bits."""
 
 EVENT_OF_ROW: Final = (
     "source",
@@ -45,9 +49,26 @@ def table_of(schema: pa.Schema, rows: int, **columns: Any) -> pa.Table:
             arrays.append(value)
         elif isinstance(value, (str, int, dt.datetime)):
             arrays.append(pa.repeat(pa.scalar(value, field.type), rows))
+        elif field.type == pa.binary():
+            arrays.append(binary_array(value))
         else:
             arrays.append(pa.array(value, field.type))
     return pa.Table.from_arrays(arrays, schema=schema)
+
+
+def binary_array(values: Sequence[bytes | None]) -> pa.Array:
+    """What ``pa.array`` makes of them, in a tenth of the time where all are there and have some hundred bytes."""
+    if None not in values:
+        contents = cast("Sequence[bytes]", values)
+        ends = np.cumsum(np.fromiter(map(len, contents), np.int64, len(values)))
+        if len(values) and ends[-1] <= _MOST_BYTES:
+            offsets = np.zeros(len(values) + 1, np.int32)
+            offsets[1:] = ends
+            buffers = [None, pa.py_buffer(offsets), pa.py_buffer(b"".join(contents))]
+            return pa.Array.from_buffers(pa.binary(), len(values), buffers)
+    elif values.count(None) == len(values):
+        return pa.nulls(len(values), pa.binary())
+    return pa.array(values, pa.binary())
 
 
 def events(rows: list[dict[str, Any]], **constant: Any) -> pa.Table:

@@ -14,25 +14,29 @@ from ferryman.storage.tables import Table
 
 _SMALL: Final = 4
 """A file is small if its content is less than this part of ``PART_BYTES``."""
-_CLASS: Final = 8
-"""And in another class of size than one that has so many times its content."""
+_TINY: Final = 8
+"""And tiny if it has less than this part of what is small."""
+OFTEN: Final = 8
+"""So many times as many small files are left as they are as tiny ones. A large first run makes them, and a query opens
+hundreds in a moment: to copy its rows would cost more."""
 
 
 def small_batches(table: Table, files: Sequence[DataFile]) -> Iterator[list[DataFile]]:
     """Of the small ones among these files of a table: neighbours of which each list is to become one file.
 
-    A file is merged with others of its class of size, and only where they have become many: so a row is copied a few
-    times, however many waves it stays.
+    A file is merged with others of its class of size, tiny or not, and only where they have become many: so a row is
+    copied twice or so, however many waves it stays.
     """
     if len(files) < limits.COMPACT_FILES:
         return
     small = limits.PART_BYTES // _SMALL
-    classes: dict[bool, list[tuple[int, DataFile]]] = {True: [], False: []}
+    tiny: list[tuple[int, DataFile]] = []
+    others: list[tuple[int, DataFile]] = []
     for file in files:
         if (size := content_size(table.path(file.path))) < small:
-            classes[size < small // _CLASS].append((size, file))
-    for each in classes.values():
-        if len(each) >= limits.COMPACT_FILES:
+            (tiny if size < small // _TINY else others).append((size, file))
+    for each, most in ((tiny, limits.COMPACT_FILES), (others, OFTEN * limits.COMPACT_FILES)):
+        if len(each) >= most:
             yield from (batch for batch in fitting(each) if len(batch) > 1)
 
 

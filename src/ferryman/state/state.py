@@ -37,7 +37,7 @@ SEQUENCE: Final = "ferryman.sequence"
 SETTLED: Final = "ferryman.settled"
 """Application id: number of the last settled wave (on each table)."""
 KEPT: Final = "ferryman.kept"
-"""Application id: how many documents there were when outdated rows were last looked for (on ``documents``)."""
+"""Application id: how many documents there are, at least: so many rows of ``documents`` are not outdated."""
 
 _LOADS: Final = 20
 """How often a reader loads the tables beside a driver that commits faster than they load."""

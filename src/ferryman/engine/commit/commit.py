@@ -22,6 +22,7 @@ def commit_wave(
     *,
     outbox: Sequence[tuple[str, Part]] = (),
     documents: Sequence[Part] = (),
+    new: int = 0,
     ledger: Sequence[Part] = (),
     replaced: Sequence[tuple[str, DataFile | None]] = (),
     positions: Mapping[str, int] = NOWHERE,
@@ -37,6 +38,7 @@ def commit_wave(
 
     Args:
         outbox: (destination, file) in the order of their rows.
+        new: rows of ``documents`` that are the first ones of theirs, at least.
         replaced: (path of a live outbox file, the file in its place or None): an operator command on waiting rows.
         keyed: files that settle gives to keyed nodes, see ``settle.updates.files_of``.
         positions: transactions that say how far logs were read; see ``state.log_positions``.
@@ -61,7 +63,7 @@ def commit_wave(
         adds=adds,
         removes=[path for path, _ in replaced],
         transactions={WAVE: number, SEQUENCE: sequence, **positions},
-        info={"wave": number, "documents": list(documents), "ledger": list(ledger), "keyed": dict(keyed)},
+        info={"wave": number, "documents": list(documents), "new": new, "ledger": list(ledger), "keyed": dict(keyed)},
     )
 
 
@@ -72,6 +74,7 @@ def commit_staged(state: State, number: int, staged: Sequence[Staged], positions
         number,
         outbox=[part for s in staged for part in s.outbox],
         documents=[part for s in staged for part in s.documents],
+        new=sum(s.new for s in staged),
         ledger=[part for s in staged for part in s.ledger],
         positions=positions,
     )

@@ -121,6 +121,8 @@ def _compare(
     live = (flags & LIVE) != 0
     found.known += int(live.sum())
     found.any_known |= bool(len(ids))
+    order = np.argsort(listed["h"])  # those of one id together; and to look up what ascends takes a sixth of the time
+    listed = {name: column[order] for name, column in listed.items()}
     hashes = listed["h"]
     at = np.minimum(np.searchsorted(ids, hashes), max(0, len(ids) - 1))
     there = ids[at] == hashes if len(ids) else np.zeros(len(hashes), bool)
@@ -143,12 +145,9 @@ def _compare(
 
 
 def _twice(hashes: _Array) -> _Array:
-    """Which of them are there more than once?"""
-    order = np.argsort(hashes, kind="stable")
-    ordered = hashes[order]
-    equal = np.append(ordered[1:] == ordered[:-1], False)[: len(hashes)]
-    found = np.zeros(len(hashes), bool)
-    found[order] = equal | np.append(False, equal[:-1])[: len(hashes)]
+    """Which of them, in ascending order, are there more than once?"""
+    equal = np.append(hashes[1:] == hashes[:-1], False)[: len(hashes)]
+    found: _Array = equal | np.append(False, equal[:-1])[: len(hashes)]
     return found
 
 

@@ -38,7 +38,7 @@ from ferryman.records.schemas import OUTBOX_KEPT
 from ferryman.records.statuses import Status
 from ferryman.state.journal import Journal
 from ferryman.state.outbox import OutboxWriter, row_groups
-from ferryman.state.state import SETTLED, State
+from ferryman.state.state import KEPT, SETTLED, State
 from ferryman.storage.files import fsync_folder, listed, local, path_of
 from ferryman.storage.handles import DataFile
 from ferryman.storage.parquet import Part, read_part, write_part
@@ -96,10 +96,11 @@ def settle(state: State, wave: int, run: RunTasks, plan: Plan | None = None) -> 
         _commit_ledger(state, wave, fold, run)
     info = state.ledger.log.find("ledger", wave)
     if state.documents.transactions[SETTLED] < wave:
-        staged = state.outbox.log.find("wave", wave)["documents"]
-        adds = [state.documents.data_file(Part(*p)) for p in staged]
+        committed = state.outbox.log.find("wave", wave)
+        adds = [state.documents.data_file(Part(*p)) for p in committed["documents"]]
+        numbers = {SETTLED: wave, KEPT: state.documents.transactions[KEPT] + committed.get("new", 0)}
         fsync_folder(state.documents.folder)
-        state.documents.commit("documents", adds=adds, transactions={SETTLED: wave})  # 5
+        state.documents.commit("documents", adds=adds, transactions=numbers)  # 5
     if state.outbox.transactions[SETTLED] < wave:
         publish_updates(state, wave, info["keyed"])
         touched = {path: parts for path, parts in info["files"].items() if path in state.outbox.files}

@@ -23,6 +23,7 @@ class DocumentStage:
 
     Attributes:
         files: one for each ``flush`` with rows.
+        new: rows of documents of which there was none before, at least.
     """
 
     def __init__(self, root: StatePath, source: str, wave: int, epoch: int) -> None:
@@ -34,6 +35,7 @@ class DocumentStage:
         self._rows: list[dict[str, Any]] = []
         self._tables: list[pa.Table] = []
         self.files: list[Part] = []
+        self.new = 0
 
     def add_new(self, i: int, published: str) -> None:
         """Row ``i`` of the block is seen for the first time, and nothing failed: most rows are, so they are gathered as
@@ -85,6 +87,7 @@ class DocumentStage:
         """What was added of the block's documents, as Arrow columns."""
         if self._new:
             rows = self._new
+            self.new += len(rows)
             self._gather(
                 len(rows),
                 document=picked(block.ids, rows),

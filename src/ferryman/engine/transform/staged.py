@@ -33,6 +33,8 @@ class Staged(NamedTuple):
     nodes: list[NodeReport]
     unseen: bool
     """Known documents of the source could not be looked at."""
+    new: int = 0
+    """Rows of documents of which there was none before, at least."""
     blocked: Blocked | None = None
     """Of a log: the first entry that cannot be processed now; what lies behind it does not count."""
     entries: int = 0

@@ -124,7 +124,7 @@ class Stager(StagedFacts):
         self._events.close()
         crash.point("transform.staged")
         files = (self._outbox.files, self._documents.files, self._events.files)
-        staged = Staged(*files, self._counts, nodes, self._unseen)
+        staged = Staged(*files, self._counts, nodes, self._unseen, self._documents.new)
         if (log := self._entries) is not None:
             held = frozenset(log.held)
             staged = staged._replace(blocked=log.blocked, entries=log.read, reached=log.reached, held=held)
