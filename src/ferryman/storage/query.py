@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
@@ -101,10 +102,27 @@ def stream(db: duckdb.DuckDBPyConnection, query: str, schema: pa.Schema) -> Iter
 
     A text that comes where the schema has an unsigned number is hashed, see ``spread.hashed``.
     """
-    for batch in db.sql(query).to_arrow_reader(_BATCH):
+    for batch in _read_ahead(db.sql(query).to_arrow_reader(_BATCH)):
         if batch.num_rows:
             columns = [_as(batch.column(i), field.type) for i, field in enumerate(schema)]
             yield pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _read_ahead(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The same. Of several the next one is made in a thread while the caller is busy with the one before."""
+    batch = next(batches, None)
+    if batch is None or batch.num_rows < _LEAST_AHEAD:
+        yield from (batch, *batches) if batch is not None else ()
+        return
+    with ThreadPoolExecutor(1, thread_name_prefix="ferryman-query") as pool:
+        while batch is not None:
+            following = pool.submit(next, batches, None)
+            yield batch
+            batch = following.result()
+
+
+_LEAST_AHEAD: Final = 16_384
+"""Rows of a first batch from which there may be so many more that a thread is worth its start."""
 
 
 def read_rows(

@@ -1,0 +1,52 @@
+"""Rows of a query come a batch at a time; the next batch is made meanwhile."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from ferryman.storage.query import connect, stream
+
+SCHEMA = pa.schema([("n", pa.int64())])
+MANY = 300_000
+
+
+def ahead() -> bool:
+    return any(thread.name.startswith("ferryman-query") for thread in threading.enumerate())
+
+
+@pytest.mark.parametrize("rows", [0, 1, 20_000, MANY], ids=["none", "one", "one batch", "several batches"])
+def test_all_rows_come_in_their_order(tmp_path: Path, rows: int) -> None:
+    """However many batches they make."""
+    with connect(tmp_path) as db:
+        found = [n for batch in stream(db, f"SELECT range FROM range({rows})", SCHEMA) for n in batch["n"].to_pylist()]
+        assert found == list(range(rows))
+        assert db.execute("SELECT 1").fetchall() == [(1,)]
+
+
+def test_few_rows_start_no_thread(tmp_path: Path) -> None:
+    with connect(tmp_path) as db:
+        rows = stream(db, "SELECT range FROM range(100)", SCHEMA)
+        assert next(rows).num_rows == 100
+        assert not ahead()
+
+
+def test_what_is_left_unread_is_given_up(tmp_path: Path) -> None:
+    """Nobody reads on, and the connection answers again."""
+    with connect(tmp_path) as db:
+        rows = stream(db, f"SELECT range FROM range({MANY})", SCHEMA)
+        next(rows)
+        assert ahead()
+        del rows
+        assert not ahead()
+        assert db.execute("SELECT 1").fetchall() == [(1,)]
+
+
+def test_an_error_in_a_later_batch_is_the_readers(tmp_path: Path) -> None:
+    bad = f"CASE WHEN range = {MANY - 1} THEN error('here') ELSE range END"
+    with connect(tmp_path) as db, pytest.raises(OSError, match="here"):
+        list(stream(db, f"SELECT {bad} FROM range({MANY})", SCHEMA))
+    assert not ahead()
