@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import os
 from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
@@ -40,8 +42,21 @@ class Files:
         found = []
         for file in self.actions:
             partition = {k.removeprefix("partition."): v for k, v in file.items() if k.startswith("partition.")}
-            found += [{**row, **partition} for row in pq.ParquetFile(self.folder / file["path"]).read().to_pylist()]
+            found += [{**row, **partition} for row in _rows_of(self.folder / file["path"])]
         return found
+
+
+def _rows_of(path: Path) -> list[dict[str, Any]]:
+    """Rows of a data file. They are read once, for a file that is there does not change: where it was replaced or
+    damaged, its time, its size or its number is another."""
+    found = path.stat()
+    return _read(path, found.st_ino, found.st_mtime_ns, found.st_size)
+
+
+@functools.lru_cache(maxsize=256)
+def _read(path: Path, *_: int) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = pq.ParquetFile(path).read().to_pylist()
+    return rows
 
 
 def rows(root: Path, table: str) -> list[dict[str, Any]]:
@@ -228,21 +243,34 @@ def _count_of(event: dict[str, Any]) -> str:
 
 def _check_files(root: Path, tables: dict[str, Files]) -> None:
     """4: every file has its place. (What a commit has removed may be there until the next start.)"""
-    for table in tables.values():
-        there = {str(p.relative_to(table.folder)) for p in table.folder.rglob("*.parquet")}
-        there = {path for path in there if not path.startswith("_delta_log")}
+    files, folders = _everything_in(root)
+    for name, table in tables.items():
+        there = {path.removeprefix(f"{name}/") for path in files if path.startswith(f"{name}/")}
+        there = {path for path in there if path.endswith(".parquet") and not path.startswith("_delta_log")}
         allowed = table.paths if there <= table.paths else table.paths | _removed(table.folder / "_delta_log")
         assert table.paths <= there <= allowed, f"{table.folder}: files that nothing names"
-    at_work = (root, root / "commands", root / "journal")  # what is half written there may be somebody's, for an hour
+    at_work = ("", "commands", "journal")  # what is half written there may be somebody's, for an hour
     stray = [
-        str(p)
-        for p in root.rglob("*")
-        if (p.name.startswith(".tmp") and p.parent not in at_work) or ("#" in p.name and p.parent.name == "_delta_log")
+        path
+        for path in (*files, *folders)
+        for parent, name in [os.path.split(path)]
+        if (name.startswith(".tmp") and parent not in at_work)
+        or ("#" in name and os.path.basename(parent) == "_delta_log")
     ]
     assert not stray, stray
-    staged = [str(p) for p in (root / "staging").rglob("*") if p.is_file()]
+    staged = [path for path in files if path.startswith("staging/")]
     assert not staged, staged
-    assert len(list((root / "journal" / "closed").iterdir())) <= 1
+    assert len(os.listdir(root / "journal" / "closed")) <= 1
+
+
+def _everything_in(root: Path) -> tuple[list[str], list[str]]:
+    """All files, and all folders, by their paths below this one."""
+    files, folders = [], []
+    for folder, below, names in os.walk(root):
+        prefix = "" if (relative := os.path.relpath(folder, root)) == "." else f"{relative}/"
+        folders += [prefix + name for name in below]
+        files += [prefix + name for name in names]
+    return files, folders
 
 
 def _removed(log: Path) -> set[str]:
