@@ -120,9 +120,9 @@ def test_a_brake_of_its_own(trial: Trial) -> None:
 
 def test_a_success_of_another_task_is_a_success(trial: Trial) -> None:
     """A task has met only odd documents: they are the documents' own, for the step is well elsewhere."""
-    odd, good = [f"a{i:02}" for i in range(60)], [f"b{i:02}" for i in range(60)]
-    trial.build(buggy(*good))
+    odd, good = [f"a{i:02}" for i in range(15)], [f"b{i:02}" for i in range(15)]
+    trial.build(buggy(*good), called={"brake": 5})
     trial.put(*odd, *good)
     summary = trial.run(wait=100, wave_bytes=1)
     assert summary.exit == 3
-    assert trial.counts() == {"delivered": 60, "failed": 60}
+    assert trial.counts() == {"delivered": 15, "failed": 15}
