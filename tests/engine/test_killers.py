@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import faulthandler
 import os
 import signal
@@ -234,7 +235,9 @@ def test_a_call_that_hangs_in_c_loses_its_process(net: Network, monkeypatch: pyt
 
     def stuck(doc: Document) -> Document:
         if doc.id == "d02":
-            sum(range(10**12))  # a loop in C that looks for no signals
+            c, lock = ctypes.PyDLL(None), ctypes.create_string_buffer(128)
+            for _ in range(2):  # the second one waits for the first, in C, and no signal ends that
+                c.pthread_mutex_lock(lock)
         return doc
 
     net.plan.step("stuck", stuck, timeout=1, after="docs").destination("out", net.out("out"), attempts=2)
