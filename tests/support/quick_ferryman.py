@@ -26,6 +26,7 @@ LOADED = (
     "ferryman.operations.run",
     "ferryman.plan.load",
     "ferryman.sources",
+    "pyarrow.dataset",
     "rich.progress",
     "sqlalchemy.dialects.sqlite",
     "typer._adapters",

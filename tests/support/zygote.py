@@ -70,6 +70,7 @@ class Zygote:
 
 def serve(name: str, output: str, jobs: IO[bytes]) -> None:
     child = importlib.import_module(name)
+    importlib.import_module("pyarrow.dataset")  # else each child that reads a table loads it, and pandas with it
     gc.freeze()  # else each child copies what it looks for garbage in
     stopped: list[int] = []
     try:
