@@ -18,6 +18,14 @@ from tests.crash.shapes.families import (
 from tests.crash.shapes.retries import build_retries, build_version, expected_retries, expected_version
 from tests.crash.shapes.routes import build_join, build_rejoin, expected_join, expected_rejoin
 from tests.crash.shapes.shape import MIXED, Shape
+from tests.crash.shapes.together import (
+    build_blocks,
+    build_columns,
+    build_flights,
+    expected_blocks,
+    expected_columns,
+    expected_flights,
+)
 from tests.crash.shapes.trouble import (
     build_deadly,
     build_hung,
@@ -49,6 +57,9 @@ SHAPES: dict[str, Shape] = {
         2, build_others, dict, verbs=("force", "run"), passes=("command.",), expected_by=expected_others, wave_bytes=2
     ),
     "streamed": Shape(2, build_streamed, expected_streamed),
+    "blocks": Shape(2, build_blocks, expected_blocks, left=3, wave_bytes=42),
+    "columns": Shape(2, build_columns, expected_columns, wave_bytes=42),
+    "flights": Shape(2, build_flights, expected_flights, left=3, wave_bytes=30),
     "deadly": Shape(1, build_deadly, expected_deadly, left=3, failures=1, wave_bytes=1 << 30),
 }
 
