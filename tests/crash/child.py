@@ -26,7 +26,7 @@ from ferryman.state.state import State, state_root
 from ferryman.storage import objects
 from ferryman.storage.files import below
 from ferryman.testing.inprocess import InProcess
-from tests.crash import endless, scenario, targets
+from tests.crash import drawn, endless, scenario, targets
 from tests.crash.shapes import SHAPES, families, oracle
 from tests.crash.shapes.shape import Shape
 from tests.servers.faulty_s3 import BUCKET, settings
@@ -67,6 +67,8 @@ class Job(msgspec.Struct):
     """It is killed after so many seconds, wherever it is; 0: it is not."""
     unlocked: bool = False
     """Locks do not work; a driver that finds that it was overtaken ends well."""
+    seed: int = 0
+    """Of a plan that is ``drawn``."""
     again: bool = False
     """After the check one more run, in the same process, which must find nothing to recover, and a check of that. Not
     of shapes, which always do so."""
@@ -106,6 +108,9 @@ def dispatch(job: Job) -> None:
         return
     if job.shape == endless.SHAPE:
         of_endless(job)
+        return
+    if job.shape == drawn.SHAPE:
+        of_drawn(job)
         return
     plan = targets.make_plan(root) if job.shape == "server" else scenario.make_plan(root, job.guarantee)
     arm(job)
@@ -180,6 +185,31 @@ def of_endless(job: Job) -> None:
     invariants.check(where, plan, summary)
     unknown = {(d["operation"], d["document"]) for d in account.deliveries(where, status="in_doubt")}
     endless.check(root, job.guarantee, unknown, job.killed)
+
+
+def of_drawn(job: Job) -> None:
+    """One run of a plan by chance; ``run and check``: to the end, after which there is nothing left to do."""
+    root = Path(job.root)
+    of = drawn.Drawn(root, job.seed)
+    plan = of.plan(job.stage)
+    arm(job)
+    plan.freeze()
+    where = state_root(plan, root / "state")
+
+    def go() -> wave.Summary:
+        with State.take(where, plan) as state, driver.plain_errors(state):
+            return Run(state, InProcess(fork=dies_in_a_task(job)), Spoken(), wait=5, wave_bytes=of.wave_bytes).go()
+
+    summary = go()
+    if job.verb != "run":
+        invariants.check(where, plan, summary)
+        status = account.status(where, plan)
+        assert status["balanced"], status
+        assert all(counts["pending"] == 0 for counts in status["destinations"].values()), status
+        of.check(invariants.rows(where, "ledger"), job.turn)
+        again = go()
+        assert again.waves == 0, "there was nothing to do, and it did something"
+        assert not [m for m in again.messages if "recovered" in m], "a clean end leaves nothing to recover"
 
 
 def of_shape(job: Job) -> None:

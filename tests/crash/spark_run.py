@@ -57,6 +57,7 @@ def main(job: child.Job) -> None:
     for spec, seen in job.arm:
         child.crash.arm(spec, seen)
         os.environ[child.crash.ENVIRONMENT] = f"{spec}@{seen}"  # workers are started with it
+    (root / "driver.pid").write_text(str(os.getpid()))
     plan.freeze()
     where = state_root(plan, root / "state")
     if job.shape in SHAPES and (older := SHAPES[job.shape].from_version) is not None:

@@ -8,17 +8,26 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ferryman.crash import DRIVER, EXECUTOR, POINTS
+from ferryman.engine.transform.block import Block
+from ferryman.engine.transform.in_flight.first_batches import FirstBatches
 from tests.crash import scenario
 from tests.crash import test_matrix as matrix
 from tests.crash.shapes import SHAPES, applies
 from tests.crash.shapes.families import IN_STREAM
 from tests.crash.shapes.shape import MIXED
+from tests.crash.shapes.together import IN_CALLS
 from tests.crash.test_matrix import BEFORE, EVERYWHERE
+from tests.support.places import place
+from tests.support.tiers import sampled
+from tests.support.trial import run_plan
 from tests.support.zygote import Zygote
+
+__all__ = ["place"]
 
 CASES = [(p, g, s) for s in SHAPES for g in (MIXED, *scenario.GUARANTEES) for p in POINTS if applies(p, g, s)]
 
@@ -146,3 +155,39 @@ def test_killed_while_a_large_family_is_made(
     assert not (root / IN_STREAM).exists()
     code, said = zygote.run(verb="check" if code == 0 else "run and check", **job)
     assert code == 0, said
+
+
+@pytest.mark.parametrize(
+    ("step", "killed"), sampled([("call", EXECUTOR), ("ask", DRIVER), ("call", DRIVER), ("ask", EXECUTOR)], 2)
+)
+def test_killed_while_calls_are_under_way(
+    zygote: Zygote, folder: Path, prepared: dict[tuple[str, str], Path], step: str, killed: str
+) -> None:
+    """Of a step with ``concurrency=``, in threads or in the event loop: each document arrives as if nobody was killed."""
+    if ("flights", MIXED) not in prepared:
+        prepared["flights", MIXED] = prepare(zygote, folder, "flights", MIXED)
+    root = folder / f"killed-{killed}-in-{step}"
+    shutil.copytree(prepared["flights", MIXED], root)
+    (root / IN_CALLS).write_text(step)
+    job = {"root": str(root), "guarantee": MIXED, "shape": "flights", "killed": DRIVER}
+    code, said = zygote.run(verb="run", fork=killed == EXECUTOR, **job)
+    assert code == (0 if killed == EXECUTOR else -9), said
+    assert not (root / IN_CALLS).exists()
+    code, said = zygote.run(verb="check" if code == 0 else "run and check", **job)
+    assert code == 0, said
+
+
+@pytest.mark.parametrize("shape", ["blocks", "columns"])
+def test_the_shape_has_blocks_of_both_kinds(place: Path, monkeypatch: pytest.MonkeyPatch, shape: str) -> None:
+    """Those that go through as one, and those in which a batch fails."""
+    found = []
+    take_up = FirstBatches.take_up
+
+    def seen(self: FirstBatches, block: Block, contents: Any) -> bool:
+        found.append(take_up(self, block, contents))
+        return found[-1]
+
+    monkeypatch.setattr(FirstBatches, "take_up", seen)
+    plan = SHAPES[shape].plan(place, 1, MIXED)
+    run_plan(plan, place / "state", wave_bytes=SHAPES[shape].wave_bytes)
+    assert set(found) == {True, False}

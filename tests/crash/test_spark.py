@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from ferryman.crash import EXECUTOR, POINTS
+from ferryman.crash import DRIVER, EXECUTOR, POINTS
 from tests.crash import scenario, spark
 from tests.crash.shapes import SHAPES
 from tests.crash.shapes.shape import MIXED
+from tests.crash.shapes.together import IN_CALLS
 from tests.crash.test_branching import CASES as BRANCHING
 from tests.crash.test_branching import prepare
 from tests.crash.test_matrix import BEFORE, CASES
@@ -94,6 +95,9 @@ SHORT_SHAPES = {
     "version": "",
     "deadly": "",
     "outage": "",
+    "blocks": "",
+    "columns": "",
+    "flights": "",
 }
 """Shapes that can be tried on Spark -> the point that is tried there each time."""
 
@@ -124,4 +128,21 @@ def test_killed_there_with_a_plan_that_branches(zygote: Zygote, tmp_path: Path, 
         code, said = spark.run(root, MIXED, shape=shape)
         assert code == 0, said
     code, said = zygote.run(verb="check", killed=POINTS[point], **job)
+    assert code == 0, said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("killed", [DRIVER, EXECUTOR])
+@pytest.mark.parametrize("step", ["ask", "call"])
+def test_killed_while_calls_are_under_way(zygote: Zygote, tmp_path: Path, step: str, killed: str) -> None:
+    """As in test_branching: several calls of one task wait for each other, and then its driver is killed, or its worker."""
+    root = prepare(zygote, tmp_path, "flights", MIXED)
+    (root / IN_CALLS).write_text(step if killed == EXECUTOR else f"{step} {DRIVER}")
+    code, said = spark.run(root, MIXED, shape="flights")
+    assert code == (0 if killed == EXECUTOR else -9), said
+    assert not (root / IN_CALLS).exists()
+    if code == -9:
+        code, said = spark.run(root, MIXED, shape="flights")
+        assert code == 0, said
+    code, said = zygote.run(verb="check", root=str(root), guarantee=MIXED, shape="flights", killed=DRIVER)
     assert code == 0, said

@@ -30,7 +30,7 @@ def check(root: Path, name: str, guarantee: str, unknown: Unknown, ledger: list[
     """Every destination against the oracle. ``killed``: what was killed in the last stage: driver, executor or ""."""
     shape = SHAPES[name]
     of = shape.guarantees(guarantee)
-    unknown = unknown | _ever_unknown(ledger) if shape.hangs else unknown
+    unknown = unknown | ever_unknown(ledger) if shape.hangs else unknown
     doubled_at = set()
     by_chance = shape.expected_by is not None
     for names, all_wanted in (shape.expected_by(ledger) if shape.expected_by else shape.expected()).items():
@@ -48,7 +48,7 @@ def check(root: Path, name: str, guarantee: str, unknown: Unknown, ledger: list[
                 assert killed == "executor", f"{each}: doubled, though nothing was in flight"
                 assert doubled <= BATCH, f"{each}: {doubled} doubled, more than was in flight"
                 doubled_at.add(each)
-            _in_order(there, again=by_chance or shape.from_version is not None)
+            in_order(there, again=by_chance or shape.from_version is not None)
     assert len(doubled_at) <= 1, "one process was killed, and several destinations got doubles"
     assert all(of[n] == "at-most-once" for n, *_ in unknown), "unknown, where nothing can be"
     given_up = BATCH * shape.stages * sum(promise == "at-most-once" for promise in of.values()) if shape.hangs else 0
@@ -57,7 +57,7 @@ def check(root: Path, name: str, guarantee: str, unknown: Unknown, ledger: list[
     _one_branch(ledger)
 
 
-def _ever_unknown(ledger: list[dict[str, Any]]) -> Unknown:
+def ever_unknown(ledger: list[dict[str, Any]]) -> Unknown:
     """Also of versions that are not the last any more."""
     last = {e["delivery_hash"]: e for e in sorted(ledger, key=lambda e: (e["wave"], e["ordinal"]))}
     return {
@@ -67,7 +67,7 @@ def _ever_unknown(ledger: list[dict[str, Any]]) -> Unknown:
     }
 
 
-def _in_order(lines: list[dict[str, Any]], *, again: bool) -> None:
+def in_order(lines: list[dict[str, Any]], *, again: bool) -> None:
     """No older delivery of an id by a route comes after a newer one, and what a family lost goes after what it has.
 
     (What was tried again may come after both; and with ``again`` a version of a document is delivered a second time.)

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
+import signal
+import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -130,27 +134,68 @@ def _expected_new(marks: str, never: set[str]) -> dict[str, Arrived]:
 # -- anywhere: a task walks many documents at once ---------------------------------------------------------------------
 
 
+CALLS = 3
+"""Calls that a step may have under way."""
+IN_CALLS = "in-calls"
+"""While this file is there, so many calls of the step whose name is in it wait for each other, and then kill their
+process; or, if a second word is in it, the one whose id is in ``driver.pid``."""
+
 STORIES = [
     {"a": "one two", "b": "three", "c": "gone"},
     {"a": "one four", "b": "three", "d": "five six seven", "e": "bad", "f": "eight nine", "g": "ten"},
 ]
 
 
+class Meeting:
+    """Kills once so many calls are under way, if it is asked to. For a process that runs one task at a time."""
+
+    def __init__(self, root: Path, name: str) -> None:
+        self._asked = root / IN_CALLS
+        self._driver = root / "driver.pid"
+        self._name = name
+
+    def begin(self, id: str) -> None:
+        _under_way[self._name].append(id)
+
+    def waits(self, id: str) -> bool:
+        """Does the call for this document wait for others? If all are here: the end."""
+        calls = _under_way[self._name]
+        asked = ""
+        with contextlib.suppress(FileNotFoundError):
+            asked = self._asked.read_text()
+        name, _, whom = asked.partition(" ")
+        if name != self._name:
+            calls.remove(id)
+        elif len(calls) == CALLS:
+            with contextlib.suppress(FileNotFoundError):  # another call was first, and this process lives on
+                self._asked.unlink()
+                os.kill(int(self._driver.read_text()) if whom else os.getpid(), signal.SIGKILL)
+        return name == self._name
+
+
+_under_way: dict[str, list[str]] = {"ask": [], "call": []}
+"""Step -> documents of its calls, in this process."""
+
+
 def ask(root: Path, stage: int) -> Callable[[Document], Any]:
-    first = failing(root, f"ask-{stage}", {"d#six": 1})
+    first, meeting = failing(root, f"ask-{stage}", {"d#six": 1}), Meeting(root, "ask")
 
     async def ask(doc: Document) -> Document:
-        await asyncio.sleep(0)
-        marked(doc, "/ask")
-        return first(doc)
+        meeting.begin(doc.id)
+        while meeting.waits(doc.id):
+            await asyncio.sleep(0.001)
+        return first(marked(doc, "/ask"))
 
     return ask
 
 
 def call(root: Path, stage: int) -> Callable[[Document], Document]:
-    first = failing(root, f"call-{stage}", {"f": 1})
+    first, meeting = failing(root, f"call-{stage}", {"f": 1}), Meeting(root, "call")
 
     def call(doc: Document) -> Document:
+        meeting.begin(doc.id)
+        while meeting.waits(doc.id):
+            time.sleep(0.001)
         return first(marked(doc, "/call"))
 
     return call
@@ -165,9 +210,9 @@ def build_flights(root: Path, stage: int, guarantee: Callable[[int], str]) -> Pl
     step = partial(columns, root, "columns", "d#seven", {"d#seven": 1})
     arrow = all_.step("columns", step, arrow=True, batch=4)
     arrow.destination("vectors", Shelf(root, "vectors", {"d": "first"}), guarantee=guarantee(0), **policy)
-    asked = all_.step("ask", ask(root, stage), concurrency=3, rate=1000)
+    asked = all_.step("ask", ask(root, stage), concurrency=CALLS, rate=1000)
     asked.destination("answers", Shelf(root, "answers"), guarantee=guarantee(1), **policy)
-    called = all_.step("call", call(root, stage), concurrency=3, rate=1000)
+    called = all_.step("call", call(root, stage), concurrency=CALLS, rate=1000)
     called.destination("calls", Shelf(root, "calls"), guarantee=guarantee(2), **policy)
     return plan
 
