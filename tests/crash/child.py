@@ -69,6 +69,8 @@ class Job(msgspec.Struct):
     """Locks do not work; a driver that finds that it was overtaken ends well."""
     seed: int = 0
     """Of a plan that is ``drawn``."""
+    kills: int = 0
+    """Of processes, before; of a plan that is ``drawn``."""
     again: bool = False
     """After the check one more run, in the same process, which must find nothing to recover, and a check of that. Not
     of shapes, which always do so."""
@@ -206,7 +208,7 @@ def of_drawn(job: Job) -> None:
         status = account.status(where, plan)
         assert status["balanced"], status
         assert all(counts["pending"] == 0 for counts in status["destinations"].values()), status
-        of.check(invariants.rows(where, "ledger"), job.turn)
+        of.check(invariants.rows(where, "ledger"), job.kills)
         again = go()
         assert again.waves == 0, "there was nothing to do, and it did something"
         assert not [m for m in again.messages if "recovered" in m], "a clean end leaves nothing to recover"

@@ -17,6 +17,8 @@ from tests.support.tiers import sampled
 from tests.support.zygote import Zygote
 
 STORIES = 200
+SHORT = 8
+"""The seed that is tried each time: batches right below the source, then children."""
 SEEN = "killed"
 KILLED = (0, -signal.SIGKILL, -signal.SIGALRM)
 """Exit codes of a run in which somebody may be killed: not the driver, by itself, by its timer."""
@@ -26,7 +28,7 @@ def draw(chance: random.Random, root: Path) -> dict[str, Any]:
     """How the next run is killed, as a job of the child."""
     match chance.choice(("call", "call", "point", "time")):
         case "call":
-            (root / drawn.DIES).write_text(str(calls(root) + chance.randint(1, 12)))
+            (root / drawn.DIES).write_text(str(calls(root) + chance.randint(1, 8)))
             return {"fork": chance.random() < 0.5}
         case "point":
             point = chance.choice([p for p in POINTS if p.startswith(("transform.", "commit.", "wave.", "deliver."))])
@@ -50,7 +52,7 @@ def calls(root: Path) -> int:
     return counted.stat().st_size if counted.exists() else 0
 
 
-@pytest.mark.parametrize("seed", sampled(range(STORIES), STORIES))
+@pytest.mark.parametrize("seed", sampled([SHORT, *(n for n in range(STORIES) if n != SHORT)], STORIES))
 def test_killed_in_calls_for_many_documents(zygote: Zygote, folder: Path, seed: int) -> None:
     """Two runs, each killed once or twice and started again: nothing is lost, nothing doubled beyond the guarantee."""
     chance = random.Random(seed)
@@ -63,7 +65,7 @@ def test_killed_in_calls_for_many_documents(zygote: Zygote, folder: Path, seed: 
             code, said = zygote.run(verb="run", **job, **(how := draw(chance, root)))
             assert code in KILLED, said
             kills += was_killed(root, how, code)
-        code, said = zygote.run(verb="run and check" if stage == 1 else "run", **job, turn=kills)
+        code, said = zygote.run(verb="run and check" if stage == 1 else "run", **job, kills=kills)
         assert code == 0, said
     print(f"story {seed}: {kills} kills")
     shutil.rmtree(root)

@@ -135,7 +135,7 @@ def test_killed_there_with_a_plan_that_branches(zygote: Zygote, tmp_path: Path, 
 @pytest.mark.parametrize("killed", [DRIVER, EXECUTOR])
 @pytest.mark.parametrize("step", ["ask", "call"])
 def test_killed_while_calls_are_under_way(zygote: Zygote, tmp_path: Path, step: str, killed: str) -> None:
-    """As in test_branching: several calls of one task wait for each other, and then its driver is killed, or its worker."""
+    """Calls of one task wait for each other; then the driver is killed, or the worker. As in test_branching."""
     root = prepare(zygote, tmp_path, "flights", MIXED)
     (root / IN_CALLS).write_text(step if killed == EXECUTOR else f"{step} {DRIVER}")
     code, said = spark.run(root, MIXED, shape="flights")
