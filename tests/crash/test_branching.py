@@ -48,7 +48,7 @@ WHERE = {
     "hung": ("deliver.", "settle.closed", "wave.logged"),
     **dict.fromkeys(("blocks", "columns", "flights"), ()),
 }
-"""Shapes whose cases take longer, or differ from others at few points only: those that matter to them, in CI."""
+"""Shapes whose cases take longer, or differ from others in what a task does only: the points of their turns, in CI."""
 
 ALWAYS = {"flights": "transform.staged"}
 """Shapes that are tried at one point each time, whose turn it is or not."""
