@@ -17,6 +17,9 @@ from tests.servers.server import Server
 
 JARS = Path(pyspark.__file__).parent / "jars" / "*"
 
+QUICK = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
+"""Of a JVM that lives for seconds: what the second compiler makes faster, no test does long enough."""
+
 
 class SparkMaster(Server):
     """``spark://127.0.0.1:PORT``; its page tells which workers live."""
@@ -33,7 +36,7 @@ class SparkMaster(Server):
 
     def command(self) -> list[str]:
         told = ["--host", "127.0.0.1", "--port", str(self.port), "--webui-port", str(self.page_port)]
-        return [java(), "-Xmx512m", "-cp", str(JARS), "org.apache.spark.deploy.master.Master", *told]
+        return [java(), *QUICK, "-Xmx512m", "-cp", str(JARS), "org.apache.spark.deploy.master.Master", *told]
 
     def ready(self) -> bool:
         return bool(self.about()["status"] == "ALIVE")
@@ -71,7 +74,7 @@ class SparkWorker(Server):
 
     def command(self) -> list[str]:
         told = ["--host", "127.0.0.1", "--port", str(self.port), "--webui-port", "0", "--cores", "1", "--memory", "1g"]
-        main = [java(), "-Xmx256m", "-cp", str(JARS), "org.apache.spark.deploy.worker.Worker", *told]
+        main = [java(), *QUICK, "-Xmx256m", "-cp", str(JARS), "org.apache.spark.deploy.worker.Worker", *told]
         main += ["--work-dir", str(self.folder), self.master.url]
         if not self._before:
             return main

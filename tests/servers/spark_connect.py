@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tests.servers.java import java
 from tests.servers.server import Server
-from tests.servers.spark_cluster import JARS
+from tests.servers.spark_cluster import JARS, QUICK
 
 
 class SparkConnect(Server):
@@ -31,6 +31,7 @@ class SparkConnect(Server):
         }
         submit = [
             java(),
+            *QUICK,
             "-Xmx1g",
             *OPENED,
             "-cp",
