@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
+from ferryman.storage import query
 from ferryman.storage.query import connect, stream
 
 SCHEMA = pa.schema([("n", pa.int64())])
@@ -25,6 +27,22 @@ def test_all_rows_come_in_their_order(tmp_path: Path, rows: int) -> None:
         found = [n for batch in stream(db, f"SELECT range FROM range({rows})", SCHEMA) for n in batch["n"].to_pylist()]
         assert found == list(range(rows))
         assert db.execute("SELECT 1").fetchall() == [(1,)]
+
+
+@pytest.mark.parametrize("rows", [1, query._LEAST_AHEAD], ids=["small batches", "large batches"])
+def test_few_rows_are_in_memory(rows: int) -> None:
+    """One batch ahead of the reader at most, however small they are."""
+    made: list[int] = []
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        for number in range(9):
+            made.append(number)
+            yield pa.RecordBatch.from_pydict({"n": [number] * rows}, schema=SCHEMA)
+
+    for read, batch in enumerate(query._read_ahead(batches())):
+        assert batch["n"][0].as_py() == read
+        assert len(made) <= read + 2
+    assert len(made) == 9
 
 
 def test_few_rows_start_no_thread(tmp_path: Path) -> None:

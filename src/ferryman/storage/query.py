@@ -113,7 +113,9 @@ def _read_ahead(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """The same. Of several the next one is made in a thread while the caller is busy with the one before."""
     batch = next(batches, None)
     if batch is None or batch.num_rows < _LEAST_AHEAD:
-        yield from (batch, *batches) if batch is not None else ()
+        if batch is not None:
+            yield batch
+        yield from batches
         return
     with ThreadPoolExecutor(1, thread_name_prefix="ferryman-query") as pool:
         while batch is not None:
@@ -122,7 +124,7 @@ def _read_ahead(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             batch = following.result()
 
 
-_LEAST_AHEAD: Final = 16_384
+_LEAST_AHEAD: Final = 8_192
 """Rows of a first batch from which there may be so many more that a thread is worth its start."""
 
 
