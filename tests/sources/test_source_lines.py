@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from rows import documents, refusals, rows, told
 
@@ -145,6 +145,7 @@ def test_lines_come_back(texts: list[str], encoding: str) -> None:
     import io
 
     data = "".join(f"{text}\n" for text in texts).encode(encoding)
+    assume(encoding != "utf-16" or not data.startswith(codecs.BOM_UTF32_LE))  # a mark, and a NUL: UTF-32 says the same
     stream: Any = io.BufferedReader(io.BytesIO(data))  # type: ignore[arg-type]
     if encoding == "utf-8" and data.startswith(codecs.BOM_UTF8):
         data = data[3:]
