@@ -61,8 +61,6 @@ class View:
             for table in (state.documents, state.ledger):
                 if table.transactions[SETTLED] < wave:
                     staged[table.name] = [p[0] for p in info[table.name]]
-        self._small: dict[str, pa.Table] = {}
-        """Rows of tables that are in memory."""
         self._documents = self._register(state.documents, DOCUMENTS, staged["documents"])
         self._ledger = self._register(state.ledger, LEDGER, staged["ledger"])
         self._register_outbox(state.outbox)
@@ -263,10 +261,7 @@ class View:
         )
 
     def _tables(self) -> Tables:
-        if (ledger := self._small.get("ledger")) is not None:
-            names = set(ledger["destination"].unique().to_pylist())
-        else:
-            names = {d for (d,) in self._db.execute("SELECT DISTINCT destination FROM ledger").fetchall()}
+        names = {d for (d,) in self._db.execute("SELECT DISTINCT destination FROM ledger").fetchall()}
         state = self._state
         names |= {file.partition["destination"] for file in state.outbox.files.values()}
         rows = max(sum(file.rows for file in table.files.values()) for table in (state.ledger, state.documents))
@@ -274,11 +269,7 @@ class View:
 
     def _asked_again(self) -> list[tuple[str, int]]:
         """(source, documents that a step wants to be read again later)."""
-        if (documents := self._small.get("documents")) is not None:
-            some = documents["again"].null_count < len(documents)
-        else:
-            some = bool(self._db.execute("SELECT 1 FROM documents WHERE again IS NOT NULL LIMIT 1").fetchall())
-        if not some:
+        if not self._db.execute("SELECT 1 FROM documents WHERE again IS NOT NULL LIMIT 1").fetchall():
             return []
         return self._db.execute("""
             SELECT source, count(*) FROM (
@@ -289,8 +280,7 @@ class View:
 
     def _register(self, table: Table, schema: pa.Schema, staged: list[str]) -> list[Path]:
         paths = [*table.paths(), *table.paths(staged)]
-        if (rows := register(self._db, table.name, paths, schema)) is not None:
-            self._small[table.name] = rows
+        register(self._db, table.name, paths, schema)
         return paths
 
     def _register_outbox(self, outbox: Table) -> None:
