@@ -21,7 +21,7 @@ from ferryman.records.family import had_sql
 from ferryman.records.statuses import TERMINAL, Status
 from ferryman.state.latest import DOCUMENT, HASHES, Columns, columns_of, every, last_of
 from ferryman.storage.query import quoted_list, stream
-from ferryman.storage.spread import Marks, Spread, part_of, partitions_for
+from ferryman.storage.spread import Marks, Spread, look_up, part_of, partitions_for
 
 _STATUSES: Final = list(Status)
 _ENDED: Final = [_STATUSES.index(each) for each in TERMINAL]
@@ -289,12 +289,11 @@ class _Counting:
 
 
 def _found(hashes: Any, wanted: Any) -> tuple[Any, Any]:
-    """Where each wanted one is among hashes that ascend, and whether it is there at all."""
-    order = np.argsort(wanted)  # to look up what ascends takes a sixth of the time
-    at = np.empty(len(wanted), np.int64)
-    at[order] = np.searchsorted(hashes, wanted[order])
-    at = np.minimum(at, max(0, len(hashes) - 1))
-    return at, hashes[at] == wanted if len(hashes) else np.zeros(len(wanted), bool)
+    """The same as ``look_up``, of hashes in any order."""
+    order = np.argsort(wanted)
+    at, there = np.empty(len(wanted), np.int64), np.empty(len(wanted), bool)
+    at[order], there[order] = look_up(hashes, wanted[order])
+    return at, there
 
 
 def _tally(codes: Any) -> dict[int, int]:

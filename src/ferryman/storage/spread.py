@@ -38,6 +38,13 @@ def part_of(hashes: np.ndarray[Any, Any], parts: int) -> np.ndarray[Any, Any]:
     return (hashes >> np.uint64(64 - (parts.bit_length() - 1))).astype(np.int64)
 
 
+def look_up(hashes: np.ndarray[Any, Any], wanted: np.ndarray[Any, Any]) -> tuple[Any, Any]:
+    """Where each wanted one is among hashes that ascend, and whether it is there at all. To look up what ascends, too,
+    takes a sixth of the time."""
+    at = np.minimum(np.searchsorted(hashes, wanted), max(0, len(hashes) - 1))
+    return at, hashes[at] == wanted if len(hashes) else np.zeros(len(wanted), bool)
+
+
 class Marks:
     """Which hashes have been marked; of some others, too, it says that they are."""
 
