@@ -144,17 +144,7 @@ def test_killed_while_a_large_family_is_made(
     zygote: Zygote, folder: Path, prepared: dict[tuple[str, str], Path], killed: str
 ) -> None:
     """Some of its children are staged, others not made yet: none is lost, none comes twice."""
-    if ("streamed", MIXED) not in prepared:
-        prepared["streamed", MIXED] = prepare(zygote, folder, "streamed", MIXED)
-    root = folder / f"killed-{killed}-streamed"
-    shutil.copytree(prepared["streamed", MIXED], root)
-    (root / IN_STREAM).touch()
-    job = {"root": str(root), "guarantee": MIXED, "shape": "streamed", "killed": DRIVER}
-    code, said = zygote.run(verb="run", fork=killed == EXECUTOR, **job)
-    assert code == (0 if killed == EXECUTOR else -9), said
-    assert not (root / IN_STREAM).exists()
-    code, said = zygote.run(verb="check" if code == 0 else "run and check", **job)
-    assert code == 0, said
+    killed_in_a_step(zygote, folder, prepared, "streamed", killed, IN_STREAM)
 
 
 @pytest.mark.parametrize(
@@ -164,15 +154,28 @@ def test_killed_while_calls_are_under_way(
     zygote: Zygote, folder: Path, prepared: dict[tuple[str, str], Path], step: str, killed: str
 ) -> None:
     """In threads or in the event loop: each document arrives as if nobody was killed."""
-    if ("flights", MIXED) not in prepared:
-        prepared["flights", MIXED] = prepare(zygote, folder, "flights", MIXED)
-    root = folder / f"killed-{killed}-in-{step}"
-    shutil.copytree(prepared["flights", MIXED], root)
-    (root / IN_CALLS).write_text(step)
-    job = {"root": str(root), "guarantee": MIXED, "shape": "flights", "killed": DRIVER}
+    killed_in_a_step(zygote, folder, prepared, "flights", killed, IN_CALLS, step)
+
+
+def killed_in_a_step(
+    zygote: Zygote,
+    folder: Path,
+    prepared: dict[tuple[str, str], Path],
+    shape: str,
+    killed: str,
+    asked: str,
+    text: str = "",
+) -> None:
+    """One run in which a step kills its process, for a file of this name and text is there; and one to the end."""
+    if (shape, MIXED) not in prepared:
+        prepared[shape, MIXED] = prepare(zygote, folder, shape, MIXED)
+    root = folder / f"killed-{killed}-{shape}-{text}"
+    shutil.copytree(prepared[shape, MIXED], root)
+    (root / asked).write_text(text)
+    job = {"root": str(root), "guarantee": MIXED, "shape": shape, "killed": DRIVER}
     code, said = zygote.run(verb="run", fork=killed == EXECUTOR, **job)
     assert code == (0 if killed == EXECUTOR else -9), said
-    assert not (root / IN_CALLS).exists()
+    assert not (root / asked).exists()
     code, said = zygote.run(verb="check" if code == 0 else "run and check", **job)
     assert code == 0, said
 

@@ -91,15 +91,13 @@ NEW = [
 ]
 """In the second stage two waves have nothing but new documents: in one of them all goes well."""
 ALONE, NEVER, LATER = "n08", "n09", "n10"
+THREE = ("first", "second", "third")
 
 
 def build_blocks(root: Path, stage: int, guarantee: Callable[[int], str]) -> Plan:
     plan = Plan("blocks", version=1)
     embed = batched(root, "embed", alone=ALONE, never=NEVER, times={LATER: 1})
-    both = source(plan, "docs", NEW[stage]).step("embed", embed, batch=3).route("both", Duplicate())
-    for n, name in enumerate(("first", "second", "third")):
-        shelf = Shelf(root, name, {"n02": "first"})
-        both.destination(name, shelf, guarantee=guarantee(n), batch=BATCH, backoff=0)
+    _three_of(source(plan, "docs", NEW[stage]).step("embed", embed, batch=3), root, guarantee)
     return plan
 
 
@@ -111,10 +109,7 @@ def build_columns(root: Path, stage: int, guarantee: Callable[[int], str]) -> Pl
     """The same with an Arrow step, which has no answer of its own for a document."""
     plan = Plan("columns", version=1)
     step = partial(columns, root, "embed", ALONE, {ALONE: 1})
-    both = source(plan, "docs", NEW[stage]).step("embed", step, arrow=True, batch=3).route("both", Duplicate())
-    for n, name in enumerate(("first", "second", "third")):
-        shelf = Shelf(root, name, {"n02": "first"})
-        both.destination(name, shelf, guarantee=guarantee(n), batch=BATCH, backoff=0)
+    _three_of(source(plan, "docs", NEW[stage]).step("embed", step, arrow=True, batch=3), root, guarantee)
     return plan
 
 
@@ -122,13 +117,18 @@ def expected_columns() -> dict[str, Arrived]:
     return _expected_new("/embed", never=set())
 
 
+def _three_of(step: Any, root: Path, guarantee: Callable[[int], str]) -> None:
+    """All that comes through, to each of three destinations; the first try of one document fails."""
+    both = step.route("both", Duplicate())
+    for n, name in enumerate(THREE):
+        shelf = Shelf(root, name, {"n02": "first"})
+        both.destination(name, shelf, guarantee=guarantee(n), batch=BATCH, backoff=0)
+
+
 def _expected_new(marks: str, never: set[str]) -> dict[str, Arrived]:
     first = with_mark(NEW[0], marks)
     changed = {i: t for i, t in NEW[1].items() if NEW[0].get(i) != t and i not in never}
-    return {
-        name: upserts(first, with_mark(changed, marks), route=name) + deletes(["y"], route=name)
-        for name in ("first", "second", "third")
-    }
+    return {name: upserts(first, with_mark(changed, marks), route=name) + deletes(["y"], route=name) for name in THREE}
 
 
 # -- anywhere: a task walks many documents at once ---------------------------------------------------------------------
