@@ -83,10 +83,10 @@ def test_the_probe_sees_an_import_of_pyspark() -> None:
 
 
 def test_no_module_is_long() -> None:
-    """At most 400 lines: a longer one is about two things."""
+    """At most 900 lines; split by subject, never to fit a number."""
     spec = find_spec("ferryman")
     assert spec is not None
     assert spec.origin is not None
     lines = {path: len(path.read_text("utf-8").splitlines()) for path in Path(spec.origin).parent.rglob("*.py")}
     assert len(lines) > 200
-    assert {path: n for path, n in lines.items() if n > 400} == {}
+    assert {path: n for path, n in lines.items() if n > 900} == {}

@@ -25,6 +25,6 @@ def test_the_schedule_names_files_that_exist() -> None:
 
 
 def test_no_file_is_long() -> None:
-    """At most 400 lines: a longer one is about two things."""
+    """At most 900 lines; split by subject, never to fit a number."""
     lines = {path: len(path.read_text("utf-8").splitlines()) for path in TESTS.rglob("*.py")}
-    assert {path: n for path, n in lines.items() if n > 400} == {}
+    assert {path: n for path, n in lines.items() if n > 900} == {}
