@@ -7,7 +7,19 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
-from scripts.docs import bad_input, bad_rows, extracted, guarantees, moves, plans, ports, protocol, queue, signatures
+from scripts.docs import (
+    bad_input,
+    bad_rows,
+    extracted,
+    guarantees,
+    moves,
+    plans,
+    ports,
+    protocol,
+    queue,
+    signatures,
+    tried,
+)
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -38,6 +50,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "bad input": bad_input.tables,
     "bad rows": bad_rows.tables,
     "guarantees": guarantees.tables,
+    "tried": tried.table,
     "example plan": plans.building,
     "plan as a tree": plans.tree,
     "plan as a flowchart": plans.mermaid,

@@ -8,7 +8,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from scripts.docs import guarantees
+from scripts.docs import guarantees, tried
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "reference" / "guarantees.md").read_text("utf-8")
@@ -87,3 +87,25 @@ def test_markers_are_found() -> None:
         ("TestY", ("a.d",), {"spark"}),
         ("TestY::test_z", ("a.e",), {"spark"}),
     ]
+
+
+def test_a_row_of_what_was_tried_names_tests_that_are_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A test that was renamed is not counted as none."""
+    rows = tmp_path / "tried.toml"
+    rows.write_text(
+        '[[tried]]\nwhat = "a kill"\nwhere = "here"\ntests = ["tests/docs/test_guarantees.py::test_gone"]\n'
+    )
+    monkeypatch.setattr(tried, "ROWS", rows)
+
+    with pytest.raises(ValueError, match=r"finds no test .*test_gone"):
+        tried.table()
+
+
+def test_cases_are_counted_by_what_runs_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slow cases are of `make prove` only."""
+    rows = tmp_path / "tried.toml"
+    rows.write_text('[[tried]]\nwhat = "kills"\nwhere = "disk"\ntests = ["tests/crash/test_matrix.py"]\n')
+    monkeypatch.setattr(tried, "ROWS", rows)
+
+    short, every = tried.table().splitlines()[-1].split(" | ")[2:4]
+    assert 0 < int(short.replace(",", "")) < int(every.replace(",", ""))

@@ -1,0 +1,68 @@
+"""The table of docs/reference/guarantees.md that counts what is tried: kills, stops, power cuts, misbehaviour.
+
+Rows are data, docs/reference/tried.toml: what is done, to what, and the test files that do it. The numbers of cases
+come from pytest, which collects those files: they are what `make test` and `make prove` run.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tomllib
+from collections import Counter
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[2]
+ROWS = ROOT / "docs" / "reference" / "tried.toml"
+
+
+class Row(NamedTuple):
+    """One row of the table."""
+
+    what: str
+    where: str
+    tests: tuple[str, ...]
+    """Test files, or tests as pytest calls them, without parameters."""
+
+
+def rows() -> list[Row]:
+    """All rows, in the order of the file."""
+    found = tomllib.loads(ROWS.read_text("utf-8"))["tried"]
+    return [Row(row["what"], row["where"], tuple(row["tests"])) for row in found]
+
+
+def table() -> str:
+    """A row each: what is done, where, how many cases `make test` and `make prove` run, and by which tests.
+
+    Raises:
+        ValueError: a row names a test that pytest does not find.
+    """
+    wanted = rows()
+    every, short = (_cases(tuple(test for row in wanted for test in row.tests), marks) for marks in ("", "not slow"))
+    lines = ["| what is done | where | `make test` | `make prove` | tests |", "|---|---|---|---|---|"]
+    for row in wanted:
+        if missing := [test for test in row.tests if not _count(every, test)]:
+            raise ValueError(f"{ROWS}: pytest finds no test {', '.join(missing)}: correct the row {row.what!r}")
+        counts = " | ".join(f"{sum(_count(cases, test) for test in row.tests):,}" for cases in (short, every))
+        lines.append(f"| {row.what} | {row.where} | {counts} | {', '.join(f'`{test}`' for test in row.tests)} |")
+    return "\n".join(lines)
+
+
+def _count(cases: Counter[str], test: str) -> int:
+    return sum(n for name, n in cases.items() if name == test or name.startswith(f"{test}::"))
+
+
+@cache
+def _cases(tests: tuple[str, ...], marks: str) -> Counter[str]:
+    """Test without parameters -> how many cases of it are run where the markers are ``marks``."""
+    files = sorted({test.partition("::")[0] for test in tests})
+    # A run of pytest within one: its own workers and options are not this one's.
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    command = [sys.executable, "-m", "pytest", "--collect-only", "--quiet", "-m", marks, *files]
+    answer = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    if answer.returncode not in (0, 5):  # 5: the markers leave none
+        raise ValueError(f"pytest cannot collect the tests of {ROWS}:\n{answer.stdout}{answer.stderr}")
+    return Counter(line.partition("[")[0] for line in answer.stdout.splitlines() if line.startswith("tests/"))
