@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 import ferryman
@@ -19,6 +20,8 @@ from ferryman.operations import fsck
 from ferryman.operations.retry import retry
 from ferryman.plan import Plan
 from ferryman.queues import Queue as DurableQueue
+from ferryman.records.contributions import contributions_of
+from ferryman.records.key_values import KeyFile, KeyValues
 from ferryman.sources import Files, Queue
 from ferryman.state.state import State, state_root
 from ferryman.storage import cache, files, mirror
@@ -296,6 +299,46 @@ def test_a_keyed_state(states: str, tmp_path: Path) -> None:
 
 def total(key: str, values: list[int]) -> int:
     return sum(values)
+
+
+def test_a_keyed_state_of_documents_that_change(states: str, tmp_path: Path) -> None:
+    """What keys were given before is looked up in the store: they have each document once, as it is."""
+    plan = Plan("letters", version=1)
+    counted = plan.source("files", Files(str(tmp_path / "corpus"), max_deleted=1.0)).step("upper", upper)
+    counted.keyed("letters", letters, key=first_letter).destination("out", Sql(f"sqlite:///{tmp_path}/out.db"))
+    write(tmp_path, one="a", two="a", three="b", four="c")
+    assert run_plan(plan, states, checked=False).exit == 0
+    mirror.forget_all()
+    write(tmp_path, one="changed", two="a, changed")
+    (tmp_path / "corpus" / "three.txt").unlink()
+    assert run_plan(plan, states, checked=False).exit == 0
+    found = {key: plan.state("letters", states).get(key) for key in "abc"}
+    assert found == {"a": ["two.txt"], "b": None, "c": ["four.txt", "one.txt"]}
+    assert account.status(state_root(plan, states), plan)["balanced"]
+    assert fsck.check(state_root(plan, states)) == []
+
+
+def test_a_file_of_a_keyed_state_that_is_gone(states: str, tmp_path: Path) -> None:
+    """It is named by its URL, whoever misses it."""
+    gone = f"{states}/00000000-{'0' * 8}-{'0' * 8}-1.parquet"
+    wanted = pa.table({"source": ["files"], "document": ["one.txt"]})
+    with pytest.raises(StateDamaged, match=f"{gone}: the file is missing"):
+        contributions_of([gone], wanted, tmp_path)
+    with pytest.raises(StateDamaged, match=f"{gone}: the file is missing"):
+        KeyValues([KeyFile(gone, 0, 9)]).of(pa.array(["a"]), 0, 9)
+
+
+def letters(
+    key: str, state: list[str] | None, documents: list[ferryman.Document]
+) -> tuple[list[str] | None, ferryman.Document]:
+    """The ids of the documents of a key."""
+    there = {*(state or []), *(doc.id for doc in documents)}
+    there -= {doc.id for doc in documents if doc.operation == "delete"}
+    return sorted(there) or None, ferryman.Document(key, ids=sorted(there))
+
+
+def first_letter(doc: ferryman.Document) -> str:
+    return doc.text()[0]
 
 
 def test_the_lease_is_given_up(states: str, tmp_path: Path) -> None:

@@ -9,6 +9,8 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
+from ferryman.storage.files import path_of
+from ferryman.storage.parquet import data_files
 from ferryman.storage.query import connect, quoted_list, verify
 
 
@@ -33,7 +35,7 @@ def contributions_of(files: Sequence[str], documents: pa.Table, folder: Path) ->
     """Of these documents, by ``source`` and ``document``: what keys have of them.
 
     Args:
-        files: of the table.
+        files: of the table: paths, or URLs of objects.
         folder: for what does not fit into memory.
 
     Raises:
@@ -42,12 +44,13 @@ def contributions_of(files: Sequence[str], documents: pa.Table, folder: Path) ->
     found: dict[Whose, list[Contribution]] = defaultdict(list)
     if not files or not documents.num_rows:
         return found
-    verify(map(Path, files))
+    paths = data_files(map(path_of, files))
+    verify(paths)
     with connect(folder) as db:
         db.register("wanted", documents)
         rows = db.execute(f"""
             SELECT source, document, key, revision, fields FROM (
-                SELECT * FROM read_parquet({quoted_list(files)}) SEMI JOIN wanted USING (source, document)
+                SELECT * FROM read_parquet({quoted_list(map(str, paths))}) SEMI JOIN wanted USING (source, document)
                 QUALIFY row_number() OVER (PARTITION BY source, document, key ORDER BY wave DESC) = 1
             ) WHERE fields IS NOT NULL ORDER BY key
         """)

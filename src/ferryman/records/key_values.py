@@ -81,7 +81,7 @@ class KeyValues:
                 try:
                     yield from self._groups(each.path, first, last)
                 except (OSError, pa.ArrowException) as e:
-                    raise damaged(Path(each.path), e) from e
+                    raise damaged(each.path, e) from e
 
     def _groups(self, path: str, first: int, last: int) -> Iterator[pa.Table]:
         if path not in self._open:

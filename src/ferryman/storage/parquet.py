@@ -25,7 +25,7 @@ from ferryman import limits
 from ferryman.errors import StateDamaged
 from ferryman.limits import MIB
 from ferryman.storage.disk import TEMPORARY
-from ferryman.storage.files import StatePath, give, here, workplace
+from ferryman.storage.files import StatePath, give, here, local_all, workplace
 
 if TYPE_CHECKING:
     import pyarrow.dataset as ds
@@ -139,6 +139,18 @@ def read_part(path: Path, columns: list[str] | None = None) -> pa.Table:
         raise damaged(path, e) from e
 
 
+def data_files(paths: Iterable[StatePath]) -> list[Path]:
+    """Return data files as files of this machine: themselves, or copies of objects.
+
+    Raises:
+        StateDamaged: an object is missing; names it.
+    """
+    try:
+        return local_all(paths)
+    except FileNotFoundError as e:
+        raise StateDamaged(str(e.filename), "the file is missing") from e
+
+
 def scan(paths: Iterable[Path], schema: pa.Schema) -> ds.Dataset:
     """Data files as one dataset for queries, page checksums verified while they are read.
 
@@ -216,8 +228,8 @@ def _crc(file: FileIO) -> tuple[int, int]:
     return crc, size
 
 
-def damaged(path: Path, error: Exception) -> StateDamaged:
-    """The error for a data file that cannot be read."""
+def damaged(path: Path | str, error: Exception) -> StateDamaged:
+    """The error for a data file, or an object by its URL, that cannot be read."""
     if isinstance(error, FileNotFoundError):
         return StateDamaged(str(path), "the file is missing")
     return StateDamaged(str(path), f"cannot be read as Parquet ({str(error).splitlines()[0]})")

@@ -17,7 +17,8 @@ from ferryman.engine.runner.base import PickledPlan
 from ferryman.plan import KeyedNode
 from ferryman.records.keyed import BUCKETS
 from ferryman.state.outbox import row_groups
-from ferryman.storage.files import local, path_of, share, to_write, workplace
+from ferryman.storage.files import path_of, share, to_write, workplace
+from ferryman.storage.parquet import data_files
 
 
 class SortedRun(NamedTuple):
@@ -62,9 +63,8 @@ class Grouping:
         node = next(n for n in plan.nodes if n.name == self.node)
         assert isinstance(node, KeyedNode)
         keying = Keying(node, plan, self.contributions, workplace(path_of(self.folder)))
-        tables = [
-            keying.keyed(rows, file.first, file.held) for rows in row_groups(local(path_of(self.outbox) / file.path))
-        ]
+        [path] = data_files([path_of(self.outbox) / file.path])
+        tables = [keying.keyed(rows, file.first, file.held) for rows in row_groups(path)]
         found = [run for run in self._runs(pa.concat_tables(tables)) if run.rows]
         crash.point("update.grouped")
         return found
