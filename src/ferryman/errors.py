@@ -22,6 +22,7 @@
     │   ├── StateLost      another driver took it over while we held it
     │   └── QueueReplaced  the queue was deleted, and perhaps made again under its name
     └── EngineError        Spark or Ferryman itself failed: exit 1
+        ├── ReaderHeld     another process holds a reader of a queue
         └── WorkerDied     the process of a task ended in the middle of it
 
 Every message says what happened, to what, and what to do. All of them survive pickling.
@@ -197,6 +198,20 @@ class QueueReplaced(StateFolderError):
 
 class EngineError(FerrymanError):
     """Spark failed, or Ferryman did."""
+
+
+class ReaderHeld(EngineError):
+    """A reader of a queue is held by another process, which does not give it up."""
+
+    def __init__(self, path: str, reader: str, who: str) -> None:
+        super().__init__(path, reader, who)
+        self.path, self.reader, self.who = path, reader, who
+
+    def __str__(self) -> str:
+        return (
+            f"{self.path}: the reader {self.reader} is held by {self.who}. Wait until it is done with it. One that was "
+            "stopped holds it until it goes on or is killed."
+        )
 
 
 class WorkerDied(EngineError):

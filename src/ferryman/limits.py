@@ -339,6 +339,10 @@ QUEUE_BACK_ROWS: Final = 64
 QUEUE_TURN_S: Final = 5.0
 """An append waits so long for its turn, and then goes on without: whoever has it may have been stopped."""
 
+QUEUE_READER_S: Final = 30.0
+"""Whoever moves a reader of a queue waits so long for another process that is at it, and then says who that is: reading
+many messages takes seconds."""
+
 QUEUE_POLL_S: Final = 0.01
 QUEUE_POLL_MAX_S: Final = 0.05
 """How often a tailer that waits looks whether something came: a look takes 0.1 ms."""

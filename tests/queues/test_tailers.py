@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import pickle
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ferryman.errors import QueueReplaced, UsageError
+from ferryman import limits
+from ferryman.errors import QueueReplaced, ReaderHeld, UsageError
 from ferryman.queues import Message, Queue, Tailer
 
 ROOT = Path(__file__).parents[2]
@@ -231,3 +236,51 @@ def test_it_reads_ahead_only_so_much(root: Path, monkeypatch: pytest.MonkeyPatch
     assert all_of(tailer) == [*range(1, 41)]
     assert all_of(tailer.backward()) == [*range(40, 0, -1)]
     assert len(tailer._ahead) <= 8
+
+
+@contextlib.contextmanager
+def stopped_with(lock: Path) -> Iterator[int]:
+    """A process that was stopped while it held this lock; its id."""
+    code = (
+        "import os, signal, sys; from pathlib import Path; from ferryman.storage.lock import turn\n"
+        "with turn(Path(sys.argv[1]), 0, signed=True) as ours:\n"
+        "    print(ours, flush=True); os.kill(os.getpid(), signal.SIGSTOP)\n"
+    )
+    command = [sys.executable, "-c", code, str(lock)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as held:
+        assert held.stdout is not None
+        assert held.stdout.readline() == "True\n"
+        yield held.pid
+        held.kill()
+
+
+@pytest.mark.rule("queue.held-reader")
+def test_a_reader_that_a_stopped_process_holds(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody waits for it for ever: the error says who holds it. Trimming says so too."""
+    monkeypatch.setattr(limits, "QUEUE_READER_S", 0)
+    monkeypatch.setattr(limits, "QUEUE_TURN_S", 0)
+    tailer = queue.tailer("auditor")
+    with stopped_with(queue.folder / "tailers" / ".lock-auditor") as pid:
+        moves: list[Callable[[], object]] = [
+            tailer.read,
+            tailer.to_end,
+            lambda: queue.tailer("auditor"),
+            lambda: queue.register("auditor", 3),
+            lambda: queue.forget("auditor"),
+        ]
+        for move in moves:
+            with pytest.raises(ReaderHeld, match=rf"the reader auditor is held by process {pid} on .* since ") as held:
+                move()
+            assert "was stopped" in str(pickle.loads(pickle.dumps(held.value)))
+        with pytest.raises(UsageError, match=rf"the reader auditor is busy: process {pid} on "):
+            queue.trim("0s")
+    assert index_of(tailer.read()) == 1
+
+
+def test_a_reader_that_another_thread_holds(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "QUEUE_READER_S", 0)
+    tailer = queue.tailer("auditor")
+    with tailer._store.positions.held("auditor"), ThreadPoolExecutor(1) as other:
+        with pytest.raises(ReaderHeld, match="by another thread of this process"):
+            other.submit(tailer.read).result()
+    assert index_of(tailer.read()) == 1

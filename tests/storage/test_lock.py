@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import errno
 import multiprocessing.process
 import os
 import signal
@@ -16,7 +17,8 @@ from pathlib import Path
 import pytest
 
 from ferryman.errors import StateHeld
-from ferryman.storage.lock import Lock
+from ferryman.storage import lock
+from ferryman.storage.lock import Lock, turn
 
 Holder = multiprocessing.process.BaseProcess
 
@@ -119,3 +121,40 @@ def test_a_program_that_was_started_meanwhile_does_not_keep_it(place: Path) -> N
         Lock.take(place / "lock").release()
     finally:
         os.kill(child, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("fails", ["ftruncate", "pwrite"])
+def test_a_disk_that_is_full_leaves_no_lock(place: Path, monkeypatch: pytest.MonkeyPatch, fails: str) -> None:
+    """A lock that cannot be signed is given up: the same process takes it once there is room."""
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, fails, full)
+        with pytest.raises(OSError, match="No space left"):
+            Lock.take(place / "lock")
+    Lock.take(place / "lock").release()
+
+
+def test_a_turn_that_is_not_ours_has_a_holder(place: Path, holder: Holder) -> None:
+    """Whoever waits in vain is told who has it; a turn whose owner did not sign has just another process."""
+    with turn(place / "lock", 0) as ours:
+        assert not ours
+    assert lock.holder(place / "lock").startswith(f"process {holder.pid} on {socket.gethostname()} since ")
+    with turn(place / "mine", 0, signed=True) as ours:
+        assert ours
+        assert lock.holder(place / "mine").startswith(f"process {os.getpid()} on ")
+    with turn(place / "unsigned", 0):
+        assert lock.holder(place / "unsigned") == "another process"
+
+
+def test_a_turn_on_a_full_disk(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is had without a signature: what makes room needs it."""
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "pwrite", full)
+    with turn(place / "lock", 0, signed=True) as ours:
+        assert ours

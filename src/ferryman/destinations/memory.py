@@ -18,13 +18,17 @@ from typing import Any, BinaryIO, ClassVar, Final
 from urllib.parse import quote
 
 from ferryman.destinations.base import Delivery, Destination, DestinationContext, Effect, Facts, Guarantee, Outcome
-from ferryman.errors import Misconfigured
+from ferryman.errors import EngineError, Misconfigured, Unavailable
+from ferryman.storage.lock import lock_within
 
 _FRAME: Final = struct.Struct("<QI")
 """Before each chunk's pickle: its length and CRC-32, so that a torn one is known."""
 
 _GENERATION_BYTES: Final = 16
 """A spool begins with random bytes: who has read it knows from them whether it was cleared since."""
+
+_BUSY_S: Final = 30.0
+"""Another process is waited for so long: it writes a chunk, unless it was stopped."""
 
 
 class Memory(Destination):
@@ -59,7 +63,8 @@ class Memory(Destination):
         for path in Path(_own_folder()).iterdir():
             if name is None or path.name == _file_name(name):
                 with open(path, "r+b") as file:
-                    fcntl.flock(file, fcntl.LOCK_EX)
+                    if not lock_within(file.fileno(), fcntl.LOCK_EX, _BUSY_S):
+                        raise EngineError(f"Memory: another process has held {path} for {_BUSY_S:g} s. Was it stopped?")
                     file.truncate(0)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -112,7 +117,8 @@ class _Spool:
                 "Memory works on one machine only.",
             ) from None
         with open(fd, "r+b") as self._file:
-            fcntl.flock(fd, fcntl.LOCK_EX)
+            if not lock_within(fd, fcntl.LOCK_EX, _BUSY_S):
+                raise Unavailable(f"Memory: another process has held {self._path} for {_BUSY_S:g} s. Was it stopped?")
             yield self
 
     def read_new(self) -> Iterator[list[Delivery]]:

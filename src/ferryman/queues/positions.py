@@ -10,10 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from ferryman import crash
+from ferryman import crash, limits
+from ferryman.errors import ReaderHeld
 from ferryman.storage import files
 from ferryman.storage.files import StatePath, fsync_folder
-from ferryman.storage.lock import turn
+from ferryman.storage.lock import holder, turn
 from ferryman.storage.seals import sealed, unsealed
 
 _NOTES: Final = 63
@@ -95,9 +96,21 @@ class Positions:
 
     @contextlib.contextmanager
     def held(self, name: str) -> Iterator[None]:
-        """Meanwhile nobody else moves this reader; or ``note`` tells, in an object store, where there are no locks."""
-        with self._turns[name], turn(self._folder / f".lock-{name}"):
-            yield
+        """Meanwhile nobody else moves this reader; or ``note`` tells, in an object store, where there are no locks.
+
+        Raises:
+            ReaderHeld: somebody else has it all the time, perhaps a process that was stopped; says who.
+        """
+        path, wait_s = self._folder / f".lock-{name}", limits.QUEUE_READER_S
+        if not (ours := self._turns[name]).acquire(timeout=wait_s):
+            raise ReaderHeld(str(path.parent.parent), name, "another thread of this process")
+        try:
+            with turn(path, wait_s, signed=True) as alone:
+                if not alone:
+                    raise ReaderHeld(str(path.parent.parent), name, self.holder(name))
+                yield
+        finally:
+            ours.release()
 
     @contextlib.contextmanager
     def all_held(self, wait_s: float) -> Iterator[str | None]:
@@ -105,10 +118,15 @@ class Positions:
         object store they can be moved."""
         with contextlib.ExitStack() as held:
             for name in self.names():
-                if not held.enter_context(turn(self._folder / f".lock-{name}", wait_s)):
+                if not held.enter_context(turn(self._folder / f".lock-{name}", wait_s, signed=True)):
                     yield name
                     return
             yield None
+
+    def holder(self, name: str) -> str:
+        """Names the process that holds this reader, or held it last."""
+        path = self._folder / f".lock-{name}"
+        return holder(path) if isinstance(path, Path) else ""
 
     def _said(self, name: str) -> dict[str, Any] | None:
         path = self._folder / name

@@ -59,7 +59,8 @@ def trim(store: QueueStore, keep_s: float, *, force: bool = False, exact: bool =
         if not force:  # a reader that goes back meanwhile is sure of what it goes back to
             busy = held.enter_context(store.positions.all_held(limits.QUEUE_TURN_S if exact else 0))
             if busy is not None and exact:
-                raise UsageError(f"{store.folder}: the reader {busy} is busy. Nothing was trimmed; try again later.")
+                who = f"{store.positions.holder(busy)} holds it"
+                raise UsageError(f"{store.folder}: the reader {busy} is busy: {who}. Nothing was trimmed; try later.")
             if busy is not None:
                 return 0
         held.enter_context(turn(store.merging, limits.QUEUE_TURN_S if exact else 0))

@@ -22,6 +22,9 @@ from ferryman.storage.lease import ObjectLease
 _CLEARING_S: Final = 5.0
 """A reader waits so long for a driver that removes files: unlinking is quick, unless that driver is stopped."""
 
+_TURN_S: Final = 30.0
+"""Nobody waits longer for a turn, unless he says so: whoever has it may have been stopped."""
+
 
 class Lock:
     """Held from ``take`` until ``release`` or the end of the process, however it ends."""
@@ -39,14 +42,12 @@ class Lock:
         """
         fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            held = _holder(fd)
+            if not _locked(fd, fcntl.LOCK_EX):
+                raise StateHeld(str(path.parent), *_holder(fd))
+            _sign(fd)
+        except BaseException:  # a full disk, for example: nobody would give it up
             os.close(fd)
-            raise StateHeld(str(path.parent), *held) from None
-        since = dt.datetime.now().astimezone().isoformat(timespec="seconds")
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, msgspec.json.encode({"host": socket.gethostname(), "pid": os.getpid(), "since": since}), 0)
+            raise
         return cls(path, fd)
 
     def release(self) -> None:
@@ -70,22 +71,34 @@ def take_lock(path: StatePath, *, take_over: bool = False) -> Lock | ObjectLease
 
 
 @contextlib.contextmanager
-def turn(path: StatePath, wait_s: float | None = None) -> Iterator[bool]:
+def turn(path: StatePath, wait_s: float = _TURN_S, *, signed: bool = False) -> Iterator[bool]:
     """Hold a lock file, which dies with its process; False: somebody else had it for all this time.
 
     An object store has no such lock, and nobody is kept out: there, what rests on it needs another proof.
 
     Args:
-        wait_s: None: as long as it takes.
+        wait_s: at most so long. A process that was stopped while it held the lock does not give it up.
+        signed: write down who holds it, for ``holder``.
     """
     if not isinstance(path, Path):
         yield True
         return
     fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     try:
-        yield _waited_for(fd, fcntl.LOCK_EX, wait_s)
+        ours = lock_within(fd, fcntl.LOCK_EX, wait_s)
+        if ours and signed:
+            with contextlib.suppress(OSError):  # on a full disk one must be able to make room
+                _sign(fd)
+        yield ours
     finally:
         os.close(fd)
+
+
+def holder(path: Path) -> str:
+    """Names the process that holds a signed lock file: "process 17 on host a since …"."""
+    with path.open("rb") as file:
+        host, pid, since = _holder(file.fileno())
+    return f"process {pid} on {host} since {since}" if pid else "another process"
 
 
 class Readers:
@@ -114,7 +127,7 @@ class Readers:
             fd = os.open(self._path, os.O_RDONLY)
         try:
             if fd is not None:
-                _waited_for(fd, fcntl.LOCK_SH, _CLEARING_S)
+                lock_within(fd, fcntl.LOCK_SH, _CLEARING_S)
             yield
         finally:
             if fd is not None:
@@ -137,10 +150,8 @@ class Readers:
         return files.time_of(self._path)
 
 
-def _waited_for(fd: int, kind: int, wait_s: float | None) -> bool:
-    if wait_s is None:
-        fcntl.flock(fd, kind)
-        return True
+def lock_within(fd: int, kind: int, wait_s: float) -> bool:
+    """Take ``flock`` of this kind; False: somebody else had it for all this time."""
     until = time.monotonic() + wait_s
     while not _locked(fd, kind):
         if time.monotonic() >= until:
@@ -155,6 +166,13 @@ def _locked(fd: int, kind: int) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+def _sign(fd: int) -> None:
+    """Write down that this process holds it."""
+    since = dt.datetime.now().astimezone().isoformat(timespec="seconds")
+    os.ftruncate(fd, 0)
+    os.pwrite(fd, msgspec.json.encode({"host": socket.gethostname(), "pid": os.getpid(), "since": since}), 0)
 
 
 def _holder(fd: int) -> tuple[str, int, str]:

@@ -44,7 +44,11 @@ def _held(folder: Path) -> Path | None:
         lock = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
         return None
-    fcntl.flock(lock, fcntl.LOCK_EX)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:  # that process is about to remove it
+        os.close(lock)
+        return None
     return folder if folder.exists() else None
 
 
