@@ -38,7 +38,6 @@ def empty(path: Path) -> None:
 
 DAMAGES = {"flipped": flip, "truncated": truncate, "emptied": empty, "deleted": Path.unlink}
 NO_DAMAGE = {
-    ("hint", "deleted"): "only says where to begin: found without it",
     ("journal", "deleted"): "as if the worker had been killed before it noted: sent again, or unknown",
     ("command", "deleted"): "as if it had never been given",
     ("data", "flipped"): "found by who reads it: fsck, or a run that needs it",
@@ -84,7 +83,7 @@ def test_damage_is_refused_by_name(damaged: Trial, kind: str, how: str) -> None:
     assert findings == ([] if how == "deleted" and not expected(kind, how) else [str(path)])
 
 
-@pytest.mark.parametrize("kind", ["hint", "journal", "command"])
+@pytest.mark.parametrize("kind", ["journal", "command"])
 def test_what_may_be_missing_does_no_harm(damaged: Trial, kind: str) -> None:
     """The run goes on; what was not noted at all is sent again."""
     find = KINDS.get(kind) or KINDS[f"ledger {kind}"]

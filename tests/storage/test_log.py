@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from ferryman.errors import StateDamaged
+from ferryman.errors import FerrymanError, StateDamaged, StateLost
 from ferryman.storage.log import TableLog
 from ferryman.storage.tables import Table
 from tests.storage.conftest import APPLICATION, SCHEMA, add, make_table
@@ -83,7 +84,7 @@ def test_a_checkpoint_trims_the_log_and_its_marks(filled: Table) -> None:
     """Only the checkpoint's own commit stays; the rows are all there."""
     filled.checkpoint()
     assert filled.log.versions() == [4]
-    assert sorted(p.name for p in filled.log.marks.iterdir()) == [f"{4:020d}", "checkpoint"]
+    assert sorted(p.name for p in filled.log.marks.iterdir()) == [f"{4:020d}", f"checkpoint-{4:020d}"]
     again = Table(filled.folder, SCHEMA, [])
     again.load([APPLICATION])
     assert again.files.keys() == filled.files.keys()
@@ -172,34 +173,27 @@ def test_mending_twice_changes_nothing_more(filled: Table) -> None:
     assert snapshot(filled.folder) == before
 
 
-def test_an_unmarked_checkpoint_is_removed(filled: Table) -> None:
-    """Killed between making a checkpoint and marking it: it was only a copy of the log."""
-    DeltaTable(str(filled.folder)).create_checkpoint()
-    checkpoint_of(filled).write_bytes(b"torn by a power cut")
-    filled.log.verify()
-    assert filled.log.mend() is None
-    assert not list(filled.log.folder.glob("*checkpoint*"))
-    again = Table(filled.folder, SCHEMA, [])
+def test_an_unmarked_checkpoint_means_nothing(either: Table) -> None:
+    """Killed between making a checkpoint and marking it: it is only a copy of the log, even if something has torn it.
+    The next checkpoint does not look at it, and removes it."""
+    marked = set(either.log.folder.glob("*.checkpoint.parquet"))
+    either.log.make_checkpoint(either.version)
+    [unmarked] = set(either.log.folder.glob("*.checkpoint.parquet")) - marked
+    unmarked.write_bytes(b"torn")
+    either.log.verify()
+    assert either.log.mend() is None
+    again = Table(either.folder, SCHEMA, [])
     again.load()
-    assert again.files.keys() == filled.files.keys()
-
-
-def test_an_unmarked_checkpoint_after_a_marked_one_is_removed(folded: Table) -> None:
-    """The marked one stays, and the log from it on."""
-    marked = checkpoint_of(folded)
-    DeltaTable(str(folded.folder)).create_checkpoint()
-    folded.log.verify()
-    folded.log.mend()
-    assert checkpoint_of(folded) == marked
-    again = Table(folded.folder, SCHEMA, [])
-    again.load()
-    assert again.files.keys() == folded.files.keys()
-    folded.log.verify()
+    assert again.files.keys() == either.files.keys()
+    add(either, 10)
+    either.checkpoint()
+    assert checkpoint_of(either).name == f"{either.version:020d}.checkpoint.parquet"
+    either.log.verify()
 
 
 def test_a_log_that_was_not_trimmed_after_its_checkpoint_is_whole(filled: Table) -> None:
     """Killed between marking a checkpoint and trimming: both are there; the next checkpoint trims both."""
-    DeltaTable(str(filled.folder)).create_checkpoint()
+    filled.log.make_checkpoint(filled.version)
     filled.log.mark_checkpoint(filled.version)
     filled.log.verify()
     filled.log.mend()
@@ -210,16 +204,16 @@ def test_a_log_that_was_not_trimmed_after_its_checkpoint_is_whole(filled: Table)
 
 
 def test_half_written_files_are_removed(filled: Table) -> None:
-    """What delta-rs or we had not finished when we were killed does not pile up."""
-    half = [
-        filled.log.folder / f"{5:020d}.json#1",
-        filled.log.folder / "_last_checkpoint#1",
-        filled.log.marks / ".tmp-1",
-    ]
+    """What was not finished when a driver was killed does not pile up; what is young may be of one who is at work."""
+    half = [filled.log.folder / ".tmp-1", filled.log.marks / ".tmp-1"]
     for path in half:
         path.write_bytes(b"half")
+    written = half[0].stat().st_mtime
     filled.log.verify()
     filled.log.mend()
+    filled.log.remove_half_written(before=written - 1)
+    assert all(p.exists() for p in half)
+    filled.log.remove_half_written(before=written + 60)
     assert not any(p.exists() for p in half)
 
 
@@ -287,23 +281,16 @@ def test_a_damaged_checkpoint_is_refused_by_name(folded: Table, damage: Callable
 @pytest.mark.parametrize("damage", [flip, Path.unlink, lambda p: p.write_bytes(b"")])
 def test_a_damaged_mark_of_the_checkpoint_is_refused_by_name(folded: Table, damage: Callable[[Path], object]) -> None:
     """Flipped, missing or empty."""
-    mark = folded.log.marks / "checkpoint"
+    [mark] = folded.log.marks.glob("checkpoint-*")
     damage(mark)
     assert refused(folded).path == str(mark)
 
 
-def test_a_flipped_hint_is_refused_by_name(folded: Table) -> None:
-    """``_last_checkpoint`` says where to begin: another version there would hide commits."""
-    hint = folded.log.folder / "_last_checkpoint"
-    for at in (0, 0.3, 0.6, 1):
-        flip(hint, at)
-        assert refused(folded).path == str(hint)
-        flip(hint, at)
-
-
-def test_a_missing_hint_is_no_damage(folded: Table) -> None:
-    """Without ``_last_checkpoint`` the checkpoint is found by listing: the same rows."""
-    (folded.log.folder / "_last_checkpoint").unlink()
+@pytest.mark.parametrize("hint", [b"", b'{"version":2,"size":3}', b'{"version":99,"size":3}'])
+def test_a_hint_is_not_looked_at(folded: Table, hint: bytes) -> None:
+    """``_last_checkpoint`` tells other programs where to begin. Marks tell us; the next checkpoint removes it."""
+    path = folded.log.folder / "_last_checkpoint"
+    path.write_bytes(hint)
     folded.log.verify()
     folded.log.mend()
     again = Table(folded.folder, SCHEMA, [])
@@ -312,7 +299,123 @@ def test_a_missing_hint_is_no_damage(folded: Table) -> None:
     again.fence(APPLICATION, 2)
     add(again, 5)
     again.checkpoint()
-    again.log.verify()
+    assert not path.exists()
+    assert DeltaTable(str(folded.folder)).version() == again.version
+
+
+def test_the_one_mark_of_an_older_release_is_read(folded: Table) -> None:
+    """It had one mark for all checkpoints; it goes with the next checkpoint, which has its own."""
+    [mark] = folded.log.marks.glob("checkpoint-*")
+    mark.rename(folded.log.marks / "checkpoint")
+    folded.log.verify()
+    again = Table(folded.folder, SCHEMA, [])
+    again.load([APPLICATION])
+    assert again.files.keys() == folded.files.keys()
+    again.fence(APPLICATION, 2)
+    again.checkpoint()
+    assert [path.name for path in folded.log.marks.glob("checkpoint*")] == [f"checkpoint-{again.version:020d}"]
+    folded.log.verify()
+
+
+# --- two drivers, where a lock was lost -----------------------------------------------------------------
+
+
+def overtaken(table: Table, epoch: int = 2) -> Table:
+    """Another driver takes the table over."""
+    newer = Table(table.folder, SCHEMA, [])
+    newer.log.mend()
+    newer.load([APPLICATION])
+    newer.fence(APPLICATION, epoch)
+    return newer
+
+
+def test_a_log_that_is_there_is_adopted(filled: Table) -> None:
+    """A driver that slept before it made the log leaves it as another one has made it since, also where that has
+    trimmed the first entry."""
+    before = snapshot(filled.folder)
+    filled.create()
+    assert snapshot(filled.folder) == before
+    filled.checkpoint()
+    filled.log.write(0, b"the first entry of a driver that slept")
+    filled.create()
+    filled.log.verify()
+    again = Table(filled.folder, SCHEMA, [])
+    again.load()
+    assert again.files.keys() == filled.files.keys()
+
+
+def test_an_entry_that_counts_is_never_removed(filled: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A driver sleeps between linking its entry and looking whether the log was trimmed. Another one has counted the
+    entry meanwhile, and is killed before it marks a checkpoint."""
+    write = TableLog.write
+
+    def and_sleep(log: TableLog, version: int, data: bytes) -> bool:
+        with monkeypatch.context() as awake:
+            awake.setattr(TableLog, "write", write)
+            ours = write(log, version, data)
+            newer = overtaken(filled)
+            newer.log.make_checkpoint(newer.version)
+        return ours
+
+    monkeypatch.setattr(TableLog, "write", and_sleep)
+    add(filled, 10)
+    with pytest.raises(StateLost):
+        add(filled, 11)
+    filled.log.verify()
+
+
+def test_a_number_that_was_trimmed_is_not_taken(filled: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A driver sleeps before it links its entry; another one has used the number meanwhile, and trimmed it. What the
+    first has left means nothing, whether there is a mark of the number or not."""
+    write = TableLog.write
+
+    def sleep_and(log: TableLog, version: int, data: bytes) -> bool:
+        with monkeypatch.context() as awake:
+            awake.setattr(TableLog, "write", write)
+            newer = overtaken(filled)
+            add(newer, 10)
+            newer.checkpoint()
+            kept.update(newer.files)
+            return write(log, version, data)
+
+    kept: dict[str, object] = {}
+    monkeypatch.setattr(TableLog, "write", sleep_and)
+    with pytest.raises(StateLost):
+        add(filled, 11)
+    (filled.log.marks / f"{filled.version + 1:020d}").write_bytes(b"of the entry that was trimmed")
+    filled.log.verify()
+    again = Table(filled.folder, SCHEMA, [])
+    again.load()
+    assert again.files.keys() == kept.keys()
+
+
+@pytest.mark.parametrize("step", ["make_checkpoint", "mark_checkpoint", "trim"])
+@pytest.mark.parametrize("further", ["epoch", "checkpoint"])
+def test_a_driver_that_slept_before_a_step_of_a_checkpoint(
+    filled: Table, monkeypatch: pytest.MonkeyPatch, step: str, further: str
+) -> None:
+    """Another one has taken over, and perhaps made a checkpoint of its own. The first one's takes nothing away."""
+    real = getattr(TableLog, step)
+
+    def sleep_and(log: TableLog, version: int) -> None:
+        with monkeypatch.context() as awake:
+            awake.setattr(TableLog, step, real)
+            newer = overtaken(filled)
+            add(newer, 10)
+            if further == "checkpoint":
+                newer.checkpoint()
+            kept.update(newer.files)
+        real(log, version)
+
+    kept: dict[str, object] = {}
+    monkeypatch.setattr(TableLog, step, sleep_and)
+    with pytest.raises(FerrymanError) if further == "checkpoint" else contextlib.nullcontext():
+        filled.checkpoint()
+    filled.log.verify()
+    again = Table(filled.folder, SCHEMA, [])
+    again.log.mend()
+    again.load()
+    assert again.files.keys() == kept.keys()
 
 
 def test_an_empty_or_missing_log_is_refused_by_name(filled: Table) -> None:

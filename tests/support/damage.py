@@ -110,8 +110,7 @@ LOGS: dict[str, Callable[[State], Path]] = {
     **{f"{t} last log entry": lambda s, t=t: entry(s, t, -1) for t in TABLES},  # type: ignore[misc]
     **{f"{t} mark": lambda s, t=t: mark(s, t, 1) for t in TABLES},  # type: ignore[misc]
     **{f"{t} checkpoint": lambda s, t=t: one(s.root / t / "_delta_log", "*.checkpoint.parquet") for t in TABLES},  # type: ignore[misc]
-    **{f"{t} mark of the checkpoint": lambda s, t=t: s.root / t / "_marks" / "checkpoint" for t in TABLES},  # type: ignore[misc]
-    **{f"{t} hint": lambda s, t=t: s.root / t / "_delta_log" / "_last_checkpoint" for t in TABLES},  # type: ignore[misc]
+    **{f"{t} mark of the checkpoint": lambda s, t=t: one(s.root / t / "_marks", "checkpoint-*") for t in TABLES},  # type: ignore[misc]
 }
 NOTES: dict[str, Callable[[State], Path]] = {
     "journal": lambda s: one(s.root / "journal" / "3", "*.result"),

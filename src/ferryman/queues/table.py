@@ -22,8 +22,8 @@ from ferryman.errors import EngineError, StateDamaged
 from ferryman.queues import entries
 from ferryman.queues.entries import LAST, LogEntry, MessageFile
 from ferryman.storage import files
-from ferryman.storage.files import StatePath, fsync_file, fsync_folder, replace, stamp
-from ferryman.storage.scratch import scratch_folder
+from ferryman.storage.checkpoints import folded
+from ferryman.storage.files import StatePath, fsync_folder, replace, stamp
 from ferryman.storage.seals import checksum, sealed, unseal
 
 _ENTRY = re.compile(r"(\d{20})\.json\Z")
@@ -151,8 +151,8 @@ class MessageTable:
         3. remove older entries and checkpoints
         """
         version = self.version
-        path = self.log / f"{version:020d}.checkpoint.parquet"
-        content = self._make_checkpoint(path.name)  # 1
+        path, content = self._checkpoint(version), self._fold()
+        replace(path, content)  # 1
         crash.point("fold.made")
         replace(self.marks / f"{version:020d}", sealed(checksum(content)))  # 2
         crash.point("fold.marked")
@@ -164,29 +164,21 @@ class MessageTable:
         self.checkpointed = version
         crash.point("fold.trimmed")
 
-    def _make_checkpoint(self, name: str) -> bytes:
-        """Of our version, durable; its content. delta-rs makes it where it can read the log: in an object store, from a
-        copy of that.
+    def _fold(self) -> bytes:
+        """The content of a checkpoint of our version: of the marked one and the entries after it.
 
         Raises:
             FileNotFoundError: the log was trimmed meanwhile.
         """
-        if isinstance(self.folder, Path):
-            _checkpoint(self.folder, self.version)
-            fsync_file(self.log / name)
-            fsync_folder(self.log)
-            return files.read(self.log / name)
-        with scratch_folder() as temporary:
-            copy = Path(temporary, self.log.name)
-            copy.mkdir()
-            for each in files.names(self.log):
-                number = _number(each)
-                if number is not None and number <= self.version:
-                    (copy / each).write_bytes(files.read(self.log / each))
-            _checkpoint(Path(temporary), self.version)
-            content = (copy / name).read_bytes()
-            replace(self.log / name, content)
-            return content
+        marked = {int(name) for name in files.names(self.marks) if name.isdigit()}
+        names = files.names(self.log)
+        checkpoints = {int(found[1]) for name in names if (found := _CHECKPOINT.match(name))}
+        base = max((each for each in checkpoints & marked if each < self.version), default=-1)
+        entries = [self.path(int(f[1])) for name in names if (f := _ENTRY.match(name)) and int(f[1]) <= self.version]
+        return folded([*entries, *([self._checkpoint(base)] if base >= 0 else [])], self.version)
+
+    def _checkpoint(self, version: int) -> StatePath:
+        return self.log / f"{version:020d}.checkpoint.parquet"
 
     def _open(self) -> None:
         """Read the newest marked checkpoint and the entries after it."""
@@ -217,7 +209,7 @@ class MessageTable:
         """The file without which there is no beginning."""
         marks = [int(name) for name in files.names(self.marks) if name.isdigit()]
         if marks:
-            return self.log / f"{max(marks):020d}.checkpoint.parquet"
+            return self._checkpoint(max(marks))
         return self.marks / f"{max(folded):020d}" if folded else self.path(0)
 
     def _trimmed(self, version: int) -> bool:
@@ -225,7 +217,7 @@ class MessageTable:
         return any(name.isdigit() and int(name) > version for name in files.names(self.marks))
 
     def _folded(self, version: int) -> LogEntry:
-        path = self.log / f"{version:020d}.checkpoint.parquet"
+        path = self._checkpoint(version)
         content = files.read(path)
         if unseal(self.marks / f"{version:020d}") != checksum(content):
             raise StateDamaged(str(path), "its checksum does not match its content")
@@ -256,18 +248,8 @@ class MessageTable:
         hint = self.log / _HINT
         with contextlib.suppress(FileNotFoundError, msgspec.DecodeError, KeyError, TypeError):
             named = msgspec.json.decode(files.read(hint))["version"]
-            if not files.exists(self.log / f"{named:020d}.checkpoint.parquet"):
+            if not files.exists(self._checkpoint(named)):
                 files.remove(hint)
-
-
-def _checkpoint(folder: Path, version: int) -> None:
-    from deltalake import DeltaTable
-    from deltalake.exceptions import DeltaError
-
-    try:
-        DeltaTable(str(folder), version=version).create_checkpoint()
-    except (DeltaError, OSError) as e:
-        raise EngineError(f"{folder}: the checkpoint failed: {e}") from e
 
 
 def _number(name: str) -> int | None:

@@ -148,7 +148,6 @@ def create_missing(keyed: dict[str, KeyedTables], plan: Plan, remembered: Struct
     had = keyed_of(remembered)
     for name, tables in keyed.items():
         for table in tables.all if name not in had else ():
-            if not table.made:  # half made by a crash, nothing can be in it yet
-                files.remove_folder(table.folder)
+            if not table.made:
                 table.create()
                 crash.point("create.keyed")

@@ -71,6 +71,8 @@ def sweep(state: State) -> int:
         half_written_before = state.readers.now() - limits.TEMPORARY_S
         for folder in (state.root, state.commands, state.journal.folder):
             remove_temporary(folder, half_written_before)
+        for table in state.tables:
+            table.log.remove_half_written(half_written_before)
     return gone
 
 

@@ -12,7 +12,7 @@ import duckdb
 import msgspec
 
 from ferryman import crash, limits
-from ferryman.errors import EngineError, PlanChanged, StateDamaged, StateForeign, StateLost
+from ferryman.errors import EngineError, PlanChanged, StateDamaged, StateForeign, StateHeld, StateLost
 from ferryman.plan import Differences, NodeRecord, Plan, changes, structure
 from ferryman.plan.structure import Structure
 from ferryman.records import schemas
@@ -78,6 +78,8 @@ class State:
         self.notes: list[str] = []
         """What opening found and repaired, a line each."""
         self._lock: Lock | ObjectLease | None = None
+        self._epoch_before = 0
+        """The last driver's, as we found it: of a driver that has not announced itself."""
         self._unnamed: dict[str, Any] | None = None
         """What state.json will say."""
 
@@ -132,15 +134,20 @@ class State:
         4. repair what a crash left unmarked
         5. announce the next epoch on every table: from now on an older driver cannot commit
 
+        Until 5 nothing is removed, nor written over: where a lock does not hold, another driver may be through all five
+        while this one sleeps before any step, and then use what is there.
+
         Raises:
             StateHeld, StateDamaged, StateForeign: see errors; nothing was touched.
-            StateLost: another driver took it over meanwhile (only where locks do not hold).
+            StateLost: another driver took it over meanwhile (only where locks do not hold), whatever error this one
+                met because of that.
             UsageError: the file system has no locks, hard links or sync of folders.
             EngineError: the disk is full.
         """
         state = cls(root, plan)
-        state.refuse_foreign_folder()
         try:
+            state._epoch_before = state.outbox.number_now(state.application)
+            state.refuse_foreign_folder()
             files.make_folder(root)
             files.probe(root if isinstance(root, Path) else root / "staging" / "probe")
             state._lock = take_lock(root / "lock", take_over=take_over)  # 1
@@ -161,8 +168,8 @@ class State:
             state.release()
             if files.disk_full(e):
                 raise EngineError(f"{root}: the disk is full. Nothing is lost: make room and run again.") from e
-            if isinstance(e, Exception) and state.epoch:
-                state.check_ours(e)  # somebody may have overtaken it while it announced itself
+            if isinstance(e, Exception) and not isinstance(e, StateHeld | StateLost):
+                state.check_ours(e)
             raise
         return state
 
@@ -354,7 +361,6 @@ class State:
         self.journal.create()
         for table in self._core:
             if not table.made:
-                files.remove_folder(table.folder)  # half made by a crash, nothing can be in it yet
                 table.create()
             crash.point("create.table")
         create_missing(self.keyed, self.plan, {})
@@ -372,9 +378,10 @@ class State:
 
     def announce(self, *, after: int = 0) -> None:
         """Commit the next epoch on every table, one above ``after`` at least."""
-        self.epoch = 1 + max(after, *(t.transactions[self.application] for t in self.tables))
+        epoch = 1 + max(after, *(t.transactions[self.application] for t in self.tables))
         for table in self.tables:
-            table.fence(self.application, self.epoch)
+            table.fence(self.application, epoch)
+            self.epoch = epoch  # ours, for it stands on the first
             crash.point("epoch.table")
         self.spill.mkdir(exist_ok=True)
         self.readers.create()
@@ -396,5 +403,6 @@ class State:
         Raises:
             StateLost: it has; from ``error``.
         """
-        if (epoch := self.outbox.number_now(self.application)) > self.epoch:
-            raise taken_over(self.root, epoch, self.epoch) from error
+        ours = self.epoch or self._epoch_before
+        if (epoch := self.outbox.number_now(self.application)) > ours:
+            raise taken_over(self.root, epoch, ours) from error

@@ -1,13 +1,19 @@
 """A Delta log that is durable and verified.
 
-An entry is written under a temporary name and linked to its own, which only one of two drivers can do. Then file and
-folder are fsynced, and the entry is *marked*: a small sealed file beside the log holds its checksum. What this buys:
+An entry is written and fsynced under a temporary name and linked to its own, which only one of two drivers can do. Then
+the folder is fsynced, and the entry is *marked*: a small sealed file beside the log holds its checksum. What this buys:
 
 * a marked entry that is missing or differs is damage: refused by name;
 * a last entry without a mark was cut off between commit and mark. If it is whole it is marked now; if it is torn (a
-  power cut) it never took effect: it is set aside;
-* an entry that somebody else wrote (``OPTIMIZE``, ``DELETE``) is refused by name;
-* an unmarked checkpoint is only a copy of the log: it is removed.
+  power cut, by a file system that does not keep what it has synced) it never took effect: it is set aside;
+* an entry that somebody else wrote (``OPTIMIZE``, ``DELETE``) is refused by name.
+
+A checkpoint is written whole, and then marked under its own version: the log begins at the newest one that is marked,
+and nothing below that is looked at.
+
+Two drivers may work on a log where a lock was lost: either may sleep before any of its steps, and wake when the other
+one has gone on for long. So a step never relies on an old look. Entries, checkpoints and marks are only ever added,
+under names that say their versions; only what is older than a marked checkpoint is removed.
 """
 
 from __future__ import annotations
@@ -23,17 +29,18 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ferryman.errors import StateDamaged
-from ferryman.storage.disk import TEMPORARY, discarding, temporary_name
-from ferryman.storage.files import fsync_file, fsync_folder, make_folder, replace
+from ferryman.errors import StateDamaged, StateLost
+from ferryman.storage.checkpoints import folded
+from ferryman.storage.files import fsync_folder, make_folder, remove_temporary, replace, staged
 from ferryman.storage.seals import checksum, sealed, unseal
 
 _COMMIT = re.compile(r"(\d{20})\.json\Z")
 _CHECKPOINT = re.compile(r"(\d{20})\.checkpoint\.parquet\Z")
-_HALF = re.compile(r".*#\d+\Z")
-"""What delta-rs calls a file that it has not finished."""
-HINT: Final = "_last_checkpoint"
-_CHECKPOINT_MARK = "checkpoint"
+_CHECKPOINT_MARK = re.compile(r"checkpoint-(\d{20})\Z")
+ONE_MARK: Final = "checkpoint"
+"""The one mark of a checkpoint that older releases had on a disk, and that a log in an object store has."""
+_HINT: Final = "_last_checkpoint"
+"""Names the newest checkpoint for other programs, which find it without, too. Older releases wrote it."""
 _OURS: Final = "ferryman"
 _OTHERS: Final = "others"
 
@@ -54,28 +61,42 @@ class TableLog:
     def refresh(self) -> None:
         """See what is there now: files need nothing for that."""
 
+    def create(self, entry: bytes) -> None:
+        """Make the log with this entry, durably; one that is there stays as it is.
+
+        Nothing is removed, and nothing is written over: whoever makes a log has no epoch yet, and what is there may be
+        in use by a driver that was faster.
+        """
+        make_folder(self.folder)
+        fsync_folder(self.root)
+        self.refresh()
+        if not self.versions() and not (self.write(0, entry) and self.publish(0)):
+            self.refresh()
+        if self.versions() == [0]:
+            self.sync()
+            self.mark(0)
+
     def publish(self, version: int) -> bool:
-        """The entry that was written takes effect: as a file it has; False: another driver's is there."""
-        return True
+        """The entry that was written takes effect; False: another driver is further.
+
+        As a file it has, unless its number was free because an entry had been there, and was trimmed: before that a
+        checkpoint is marked. Either way it stays where it is. Below a checkpoint it means nothing; and if another
+        driver has counted it, it is needed.
+        """
+        marked = self.marked_checkpoint()
+        return marked is None or marked < version
 
     def path(self, version: int) -> Path:
         """The log file of a version."""
         return self.folder / f"{version:020d}.json"
 
     def write(self, version: int, data: bytes) -> bool:
-        """Make an entry, all or nothing, not yet durable; False: somebody else's is there."""
-        temporary = temporary_name(self.path(version))
-        with discarding(temporary):
-            temporary.write_bytes(data)
-            try:
-                os.link(temporary, self.path(version))
-            except FileExistsError:
-                return False
-        return True
+        """Make an entry whole; its name is not yet durable. False: somebody else's is there."""
+        with staged(self.path(version), data) as name_it:
+            return name_it()
 
-    def sync(self, version: int) -> None:
-        """Make a commit durable."""
-        fsync_file(self.path(version))
+    def sync(self) -> None:
+        """Make the names of entries durable."""
         fsync_folder(self.folder)
 
     def mark(self, version: int) -> None:
@@ -141,7 +162,7 @@ class TableLog:
         base = -1 if mark is None else int(mark["version"])
         found: dict[str, int] = {}
         if mark is not None:
-            path = self.folder / f"{base:020d}.checkpoint.parquet"
+            path = self.checkpoint_path(base)
             with _readable(path):
                 rows = pq.read_table(path, columns=["txn"])["txn"].to_pylist()
             found = {row["appId"]: row["version"] for row in rows if row is not None}
@@ -183,10 +204,12 @@ class TableLog:
             if version not in there:
                 yield self._missing(version, base)
         for version in sorted(there):
+            if version <= base:  # a driver that slept has left it, or is about to trim it
+                continue
             if version in marked:
                 if (problem := self._compared(version)) is not None:
                     yield problem
-            elif version > base:
+            else:
                 try:
                     if version != last or self._author(version) == _OTHERS:
                         yield self._unmarked(version)
@@ -200,14 +223,12 @@ class TableLog:
 
     def mend(self) -> str | None:
         """Finish or set aside what a crash left; says what was set aside. After ``verify``, under the lock."""
-        self._remove_half_written()
-        self._mend_checkpoint()
         versions = self.versions()
         if not versions or versions[-1] in self._marked():
             return None
         last = versions[-1]
         if self._author(last) is not None:
-            self.sync(last)
+            self.sync()
             self.mark(last)
             return None
         make_folder(self.marks)
@@ -216,26 +237,65 @@ class TableLog:
         fsync_folder(self.folder)
         return f"{self.path(last)}: torn by a crash before it took effect, set aside as {aside}"
 
+    def remove_half_written(self, before: float) -> None:
+        """See ``storage.files.remove_temporary``."""
+        for folder in (self.folder, self.marks):
+            remove_temporary(folder, before)
+
+    def make_checkpoint(self, version: int) -> None:
+        """Fold the log up to this version into one file, durably. Until it is marked it means nothing."""
+        replace(self.checkpoint_path(version), self._folded(version))
+
     def mark_checkpoint(self, version: int) -> None:
-        """Note that the checkpoint of this version is whole; commits up to it may then be removed."""
-        checkpoint = self.folder / f"{version:020d}.checkpoint.parquet"
-        fsync_file(checkpoint)
-        fsync_file(self.folder / HINT)
-        fsync_folder(self.folder)
-        sums = {"version": version, "checkpoint": _checksum(checkpoint), "hint": _checksum(self.folder / HINT)}
+        """Note that the checkpoint of this version is there; what is older may then be removed. Where a newer one is
+        marked, that stays the one that counts."""
         make_folder(self.marks)
-        replace(self.marks / _CHECKPOINT_MARK, sealed(sums))
+        replace(self._mark_of_checkpoint(version), self._sealed_checkpoint(version))
 
     def trim(self, version: int) -> None:
-        """Remove commits and checkpoints before a marked checkpoint, and the marks of what is gone."""
-        for path in self.folder.iterdir():
-            commit, checkpoint = _COMMIT.match(path.name), _CHECKPOINT.match(path.name)
-            if (commit and int(commit[1]) < version) or (checkpoint and int(checkpoint[1]) < version):
-                path.unlink(missing_ok=True)
+        """Remove commits and checkpoints before a marked checkpoint, and the marks of what is gone.
+
+        Raises:
+            StateLost: it is not there: another driver has trimmed it, up to a newer one. Nothing was removed.
+        """
+        if not self._has_checkpoint(version):
+            raise StateLost(f"{self.checkpoint_path(version)}: another driver has made a newer checkpoint.")
+        for name in os.listdir(self.folder):
+            found = _COMMIT.match(name) or _CHECKPOINT.match(name)
+            if name == _HINT or (found and int(found[1]) < version):
+                (self.folder / name).unlink(missing_ok=True)
         there = set(self.versions())
         for marked in self._marked() - there:
             if marked < version:
                 self._mark(marked).unlink(missing_ok=True)
+        for path in self._marks_of_checkpoints():
+            if path != self._mark_of_checkpoint(version) and self._version_of_mark(path) < version:
+                path.unlink(missing_ok=True)
+
+    def _has_checkpoint(self, version: int) -> bool:
+        return self.checkpoint_path(version).exists()
+
+    def _folded(self, version: int) -> bytes:
+        """The content of a checkpoint: of the marked one and the entries from there on."""
+        mark = self._checkpoint_mark()
+        base = -1 if mark is None else int(mark["version"])
+        entries = [self.path(each) for each in self.versions() if base <= each <= version]
+        return folded([*entries, *([] if mark is None else [self.checkpoint_path(base)])], version)
+
+    def _sealed_checkpoint(self, version: int) -> bytes:
+        return sealed({"version": version, "checkpoint": _checksum(self.checkpoint_path(version))})
+
+    def _mark_of_checkpoint(self, version: int) -> Path:
+        """Each checkpoint has its own: one that all share could be replaced by a driver that slept."""
+        return self.marks / f"checkpoint-{version:020d}"
+
+    def _marks_of_checkpoints(self) -> list[Path]:
+        names = os.listdir(self.marks) if self.marks.is_dir() else []
+        return [self.marks / name for name in names if name == ONE_MARK or _CHECKPOINT_MARK.match(name)]
+
+    def _version_of_mark(self, path: Path) -> int:
+        found = _CHECKPOINT_MARK.match(path.name)
+        return int(found[1]) if found else -1  # the one that all shared is older than any that has its own
 
     def _mark(self, version: int) -> Path:
         return self.marks / f"{version:020d}"
@@ -275,45 +335,24 @@ class TableLog:
         return StateDamaged(str(self._mark(version)), "the mark is missing")
 
     def _missing(self, version: int, base: int) -> StateDamaged:
-        later = any(int(m[1]) > version for p in self.folder.iterdir() if (m := _CHECKPOINT.match(p.name)))
-        if base < 0 and later:  # the log was trimmed, and that is done only after the checkpoint is marked
-            return StateDamaged(str(self.marks / _CHECKPOINT_MARK), "the mark of the checkpoint is missing")
+        newest = max((int(m[1]) for name in os.listdir(self.folder) if (m := _CHECKPOINT.match(name))), default=-1)
+        if base < 0 and newest > version:  # the log was trimmed, and that is done only after the checkpoint is marked
+            return StateDamaged(str(self._mark_of_checkpoint(newest)), "the mark of the checkpoint is missing")
         return StateDamaged(str(self.path(version)), "the log file is missing")
 
-    def _remove_half_written(self) -> None:
-        for folder in (self.folder, self.marks):
-            for path in folder.iterdir() if folder.is_dir() else ():
-                if _HALF.match(path.name) or path.name.startswith(TEMPORARY):
-                    path.unlink(missing_ok=True)
-
     def _checkpoint_mark(self) -> dict[str, Any] | None:
-        path = self.marks / _CHECKPOINT_MARK
-        if not path.exists():
-            return None
-        mark: Any = unseal(path)
-        return dict(mark)
+        """The mark of the newest checkpoint that is marked."""
+        for path in sorted(self._marks_of_checkpoints(), key=self._version_of_mark)[-1:]:
+            mark: Any = unseal(path)
+            return dict(mark)
+        return None
 
     def _problems_of_checkpoint(self, mark: dict[str, Any]) -> Iterator[StateDamaged]:
-        checkpoint = self.folder / f"{mark['version']:020d}.checkpoint.parquet"
+        checkpoint = self.checkpoint_path(int(mark["version"]))
         if not checkpoint.exists():
             yield StateDamaged(str(checkpoint), "the checkpoint is missing")
         elif _checksum(checkpoint) != mark["checkpoint"]:
             yield StateDamaged(str(checkpoint), "its checksum does not match its content")
-        hint = self.folder / HINT
-        if hint.exists() and _checksum(hint) != mark["hint"] and not self._unmarked_checkpoints(mark["version"]):
-            yield StateDamaged(str(hint), "its checksum does not match its content")
-
-    def _unmarked_checkpoints(self, marked: int) -> list[Path]:
-        return [p for p in self.folder.iterdir() if (m := _CHECKPOINT.match(p.name)) and int(m[1]) > marked]
-
-    def _mend_checkpoint(self) -> None:
-        mark = self._checkpoint_mark()
-        version = -1 if mark is None else int(mark["version"])
-        unmarked = self._unmarked_checkpoints(version)
-        if unmarked or (mark is None and (self.folder / HINT).exists()):
-            (self.folder / HINT).unlink(missing_ok=True)
-            for path in unmarked:
-                path.unlink()
 
 
 def version_of(name: str) -> int:

@@ -20,7 +20,8 @@ from typing import Final
 
 from ferryman.errors import StateDamaged, StateLost
 from ferryman.storage.files import StatePath, replace
-from ferryman.storage.log import HINT, TableLog
+from ferryman.storage.log import ONE_MARK as _CHECKPOINT
+from ferryman.storage.log import TableLog
 from ferryman.storage.objects import ObjectPath, StoredObject
 from ferryman.storage.scratch import scratch_folder
 from ferryman.storage.seals import checksum, sealed
@@ -76,16 +77,12 @@ class MirroredLog(TableLog):
         """Make an entry that was written to the copy take effect; False: another driver is further.
 
         1. create it in the store
-        2. nobody has made a checkpoint since we looked. A driver that was stopped for long may find the number free
-           because another one's entry was there, and was trimmed: a checkpoint is marked before it trims
+        2. look at the checkpoints that were marked since we looked, see ``TableLog.publish``
         """
         path = self.path(version)
         with self._turn:
             try:
                 tag = self._store_create(path)  # 1
-                if tag is not None and self._checkpoint_now() != self._checkpoint:  # 2
-                    self._delete([path.name])
-                    tag = None
             except BaseException:
                 path.unlink()
                 raise
@@ -94,7 +91,9 @@ class MirroredLog(TableLog):
                 self._tags.pop(path.name, None)  # the other's is fetched again when it is asked for
                 return False
             self._tags[path.name] = tag
-            return True
+            if self._checkpoint_now() != self._checkpoint:  # 2
+                self.refresh()
+            return super().publish(version)
 
     def mark(self, version: int) -> None:
         super().mark(version)
@@ -106,28 +105,42 @@ class MirroredLog(TableLog):
         with self._removing():
             return super().mend()
 
+    def make_checkpoint(self, version: int) -> None:
+        path, content = self.checkpoint_path(version), self._folded(version)
+        with self._turn:
+            self._tags[path.name] = self._put(path.name, content)
+            replace(path, content)
+
     def mark_checkpoint(self, version: int) -> None:
-        """The hint, which names the newest checkpoint, stays out of the store: two drivers could mix theirs up there,
-        and a log is read without it too.
+        """Note it in the one mark of all checkpoints, which is replaced only as the version that was seen.
 
         Raises:
-            StateLost: another driver has marked one meanwhile.
+            StateLost: another driver has marked a newer one meanwhile.
         """
-        path = self.folder / f"{version:020d}.checkpoint.parquet"
-        self._tags[path.name] = self._put(path.name, path.read_bytes())
-        super().mark_checkpoint(version)
-        (self.folder / HINT).unlink()
-        mark, data = f"{self._home.key}/{_MARKS}/checkpoint", (self.marks / "checkpoint").read_bytes()
-        store, seen = self._home.store, self._checkpoint
-        self._checkpoint = store.create(mark, data) if seen is None else store.put(mark, data, seen)
-        if self._checkpoint is None:
-            raise StateLost(f"{self._home}: another driver has made a checkpoint while this one held the state.")
+        key, data = f"{self._home.key}/{_MARKS}/{_CHECKPOINT}", self._sealed_checkpoint(version)
+        store = self._home.store
+        with self._turn:
+            while (self.marked_checkpoint() or -1) < version:
+                seen = self._checkpoint
+                tag = store.create(key, data) if seen is None else store.put(key, data, seen)
+                if tag is not None:
+                    self._checkpoint = tag
+                    replace(self.marks / _CHECKPOINT, data)
+                    return
+                self.refresh()  # an older driver may have slept before it marked its own
+        raise StateLost(f"{self._home}: another driver has made a checkpoint while this one held the state.")
 
     def trim(self, version: int) -> None:
         with self._removing():
             super().trim(version)
         gone = [number for number in self._marks if number < version]
         self._delete([f"{_MARKS}/{self._marks.pop(number)}" for number in gone])
+
+    def _has_checkpoint(self, version: int) -> bool:
+        return self._home.store.head(f"{self._home.key}/{self.checkpoint_path(version).name}") is not None
+
+    def _mark_of_checkpoint(self, version: int) -> Path:
+        return self.marks / _CHECKPOINT
 
     def problems(self) -> Iterator[StateDamaged]:
         self.refresh()
@@ -163,11 +176,11 @@ class MirroredLog(TableLog):
             if (mark := self.marks / f"{version:020d}").exists() and mark.read_bytes() == content:
                 continue
             mark.write_bytes(content)
-        checkpoint = found.get("checkpoint")
+        checkpoint = found.get(_CHECKPOINT)
         if checkpoint is None:
-            (self.marks / "checkpoint").unlink(missing_ok=True)
+            (self.marks / _CHECKPOINT).unlink(missing_ok=True)
         elif checkpoint != self._checkpoint:
-            (self.marks / "checkpoint").write_bytes(self._get(f"{_MARKS}/checkpoint") or b"")
+            (self.marks / _CHECKPOINT).write_bytes(self._get(f"{_MARKS}/{_CHECKPOINT}") or b"")
         self._checkpoint = checkpoint
 
     def _below(self) -> list[StoredObject]:
@@ -183,7 +196,7 @@ class MirroredLog(TableLog):
         return self._home.store.create(f"{self._home.key}/{path.name}", path.read_bytes())
 
     def _checkpoint_now(self) -> str | None:
-        found = self._home.store.head(f"{self._home.key}/{_MARKS}/checkpoint")
+        found = self._home.store.head(f"{self._home.key}/{_MARKS}/{_CHECKPOINT}")
         return None if found is None else found.tag
 
     def _delete(self, names: list[str]) -> None:

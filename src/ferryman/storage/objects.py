@@ -28,6 +28,8 @@ from ferryman.storage.disk import TEMPORARY
 _URL = re.compile(r"(s3a?|gs|abfss?|az)://([^/]+)(?:/(.*))?\Z")
 _NONCE: Final = "ferryman-nonce"
 """Metadata of an object that only one may create: tells its maker from others, after an answer that was lost."""
+_PROBES: Final = 3
+"""So often a store is asked whether it refuses: a driver may empty the folder where it is asked in between."""
 RETRY_S: Final = 60.0
 """How long a request is repeated that a store answers with an error of its own, or does not answer."""
 
@@ -285,16 +287,20 @@ def probe(folder: ObjectPath) -> None:
     Raises:
         UsageError: it has not; names what is missing.
     """
-    store, key = folder.store, (folder / f"{TEMPORARY}{uuid.uuid4().hex}").key
-    try:
-        refused = store.create(key, b"1") and not store.create(key, b"2") and store.put(key, b"3", '"0"') is None
-    finally:
-        store.delete([key])
-    if not refused:
+    if not any(_refuses(folder) for _ in range(_PROBES)):
         raise UsageError(
             f"{folder}: this object store overwrites what only one may create (it ignores If-None-Match or If-Match). "
             "Ferryman needs both: use a newer release of it, or another store. Nothing was sent."
         )
+
+
+def _refuses(folder: ObjectPath) -> bool:
+    """Does the store refuse what only one may create, and what is not the version that was meant?"""
+    store, key = folder.store, (folder / f"{TEMPORARY}{uuid.uuid4().hex}").key
+    try:
+        return bool(store.create(key, b"1")) and not store.create(key, b"2") and store.put(key, b"3", '"0"') is None
+    finally:
+        store.delete([key])
 
 
 _opener: Callable[[str], ObjectStore] = RemoteStore

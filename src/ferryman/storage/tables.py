@@ -8,7 +8,6 @@ this very handle, and writes the version after it.
 from __future__ import annotations
 
 import contextlib
-import re
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
@@ -20,8 +19,9 @@ import pyarrow as pa
 from ferryman import crash, limits
 from ferryman.errors import EngineError, StateDamaged, StateLost
 from ferryman.storage import files as stored
+from ferryman.storage.checkpoints import one_line
 from ferryman.storage.disk import TEMPORARY
-from ferryman.storage.files import StatePath, changed_before, fsync_folder, make_folder
+from ferryman.storage.files import StatePath, changed_before
 from ferryman.storage.handles import DataFile, OpenTable, newest, newest_to_read
 from ferryman.storage.log_entries import LogUnreadable, encode_entry, first_entry
 from ferryman.storage.mirror import log_of
@@ -68,15 +68,7 @@ class Table:
 
     def create(self) -> None:
         """Make it if it is not there, durably."""
-        make_folder(self.folder)
-        self.log.refresh()
-        if not self.log.versions():
-            self.log.folder.mkdir(exist_ok=True)
-            self.log.write(0, first_entry(schema_text(self.schema), self.partition_by, _CONFIGURATION))
-            self.log.publish(0)
-        fsync_folder(self.folder)
-        self.log.sync(0)
-        self.log.mark(0)
+        self.log.create(first_entry(schema_text(self.schema), self.partition_by, _CONFIGURATION))
 
     def load(self, applications: Iterable[str] = ()) -> None:
         """Read version, live files and the numbers of these application transactions from disk.
@@ -133,9 +125,9 @@ class Table:
         1. bring the handle to the newest version, check on it that version and epoch are ours, and that the files to
            add are there
         2. write the entry of the next version, unless there is one
-        3. nobody has trimmed the log since we looked: a driver that was stopped for long may find the number free
-           because another one's entry was there
-        4. sync log file and folder
+        3. nobody has trimmed the log beyond it since we looked: a driver that was stopped for long may find the number
+           free because another one's entry was there
+        4. sync the log's folder
         5. mark
 
         Args:
@@ -182,15 +174,12 @@ class Table:
         try:
             ours = self.log.write(self.version + 1, entry)  # 2
         except OSError as e:
-            raise EngineError(f"{self.folder}: the commit failed: {_one_line(e)}") from e
-        if ours and handle.trimmed:  # 3
-            self.log.path(self.version + 1).unlink(missing_ok=True)
-            ours = False
-        if not ours or not self.log.publish(self.version + 1):
+            raise EngineError(f"{self.folder}: the commit failed: {one_line(e)}") from e
+        if not ours or not self.log.publish(self.version + 1):  # 3
             raise StateLost(f"{self.folder}: another driver committed while this one held the state: this one stops.")
         self.version += 1
         crash.point(f"{kind}.logged")
-        self.log.sync(self.version)  # 4
+        self.log.sync()  # 4
         crash.point(f"{kind}.synced")
         self.log.mark(self.version)  # 5
         crash.point(f"{kind}.marked")
@@ -217,7 +206,10 @@ class Table:
         handle = self._to_commit()
         if handle.version != self.version:
             raise StateLost(f"{self.folder}: another driver committed while this one held the state: this one stops.")
-        make_checkpoint(self.log.root, self.version)
+        try:
+            self.log.make_checkpoint(self.version)
+        except EngineError as e:
+            raise EngineError(f"{self.folder}: {e}") from e
         crash.point("checkpoint.made")
         self.log.mark_checkpoint(self.version)
         crash.point("checkpoint.marked")
@@ -295,7 +287,7 @@ class Table:
         try:
             yield
         except LogUnreadable as e:
-            raise StateDamaged(str(self.folder / "_delta_log"), f"the log cannot be read ({_one_line(e)})") from e
+            raise StateDamaged(str(self.folder / "_delta_log"), f"the log cannot be read ({one_line(e)})") from e
 
 
 def _long_ago(since: float) -> bool:
@@ -326,23 +318,3 @@ def schema_text(schema: pa.Schema) -> str:
     from deltalake import Schema  # loaded where it is needed: that takes longer than most questions
 
     return str(Schema.from_arrow(schema).to_json())
-
-
-def make_checkpoint(folder: Path, version: int) -> None:
-    """Have delta-rs fold the log of a table into one file.
-
-    Raises:
-        EngineError: it could not.
-    """
-    from deltalake import DeltaTable
-    from deltalake.exceptions import DeltaError
-
-    try:
-        DeltaTable(str(folder), version=version).create_checkpoint()
-    except (DeltaError, OSError) as e:
-        raise EngineError(f"{folder}: the checkpoint failed: {_one_line(e)}") from e
-
-
-def _one_line(error: Exception) -> str:
-    """What delta-rs says, without its colours and line breaks."""
-    return " ".join(re.sub(r"\x1b\[\d+m", "", str(error)).split())
