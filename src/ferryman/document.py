@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Iterable, Iterator, MutableMapping
 from contextvars import ContextVar
 from copy import deepcopy
 from datetime import timedelta
 from hashlib import blake2b
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Final, Literal, NamedTuple, Protocol
 from urllib.parse import quote
 
 import msgspec
 
 from ferryman import durations, limits
-from ferryman.errors import BadDocument, PermanentError, Unsupported, UsageError
+from ferryman.errors import BadDocument, PermanentError, Unsupported, UsageError, describe, plain_text
 
 Operation = Literal["upsert", "delete"]
 
@@ -147,7 +147,7 @@ class Document(MutableMapping[str, Any]):
         after_s = _seconds(after)
         if after_s is None:
             raise PermanentError(f"{self.id}: again(after={after!r}): give seconds, or text as in after='1h'.")
-        self._again = Again(max(limits.AGAIN_LEAST_S, after_s), str(why))
+        self._again = Again(max(limits.AGAIN_LEAST_S, after_s), plain_text(why))
 
     @property
     def asked_again(self) -> Again | None:
@@ -173,8 +173,15 @@ class Document(MutableMapping[str, Any]):
         return key
 
     def copy(self) -> Document:
-        """The same document as another object: its fields, and what is in them, can be changed apart."""
-        copied = {n: v if type(v) in _UNCHANGEABLE else _copied(v) for n, v in self._fields.items()}  # no call for most
+        """The same document as another object: its fields, and what is in them, can be changed apart.
+
+        Raises:
+            PermanentError: a field holds what cannot be copied (a lock, a generator); names it.
+        """
+        try:
+            copied = {n: v if type(v) in _UNCHANGEABLE else _copied(v) for n, v in self._fields.items()}  # most are
+        except Exception as e:
+            raise _uncopyable(self._fields, e) from None
         copy = Document.of(self.id, copied, self.raw)
         copy.parent_id = self.parent_id
         copy.origin_id = self.origin_id
@@ -273,6 +280,21 @@ def _copied(value: Any) -> Any:
     return value if kind in _UNCHANGEABLE else deepcopy(value)
 
 
+def _uncopyable(fields: dict[str, Any], error: Exception) -> PermanentError:
+    """Which field cannot be copied, and why."""
+    for name, value in fields.items():
+        try:
+            _copied(value)
+        except Exception as e:
+            why = _TOO_DEEP if isinstance(e, RecursionError) else f"holds a {type(value).__name__}"
+            return PermanentError(
+                f"field {_shown(name)} {why}, of which no copy can be made ({describe(e)}). Copies are made for steps "
+                "with batch= and for routers that send a document several ways: take the field out before, or make "
+                "the object in the step that uses it."
+            )
+    return PermanentError(f"its fields cannot be copied ({describe(error)})")
+
+
 _UNCHANGEABLE = frozenset({str, int, float, bool, bytes, type(None)})
 
 
@@ -280,20 +302,129 @@ def encode_fields(fields: dict[str, Any]) -> bytes:
     """Fields as JSON bytes with sorted keys, so that equal fields are equal bytes.
 
     Raises:
-        BadDocument: a value that JSON cannot hold; names the field.
+        BadDocument: a value that JSON cannot hold, NaN and the infinite numbers among them, or one that is nested too
+            deep; names the field.
     """
     try:
-        return _encode(fields)
-    except (TypeError, ValueError, RecursionError, OverflowError) as e:
-        for name, value in fields.items():
-            try:
-                _encode({name: value})
-            except Exception:
-                raise BadDocument(
-                    f"field {name!r} holds a {type(value).__name__} that JSON cannot hold ({e}). "
-                    "Set it to text, a number, a list or a dict in a step."
-                ) from None
-        raise BadDocument(f"the fields are not JSON: {e}") from None
+        encoded = _encode(fields)
+    except MemoryError:
+        raise
+    except Exception as e:  # also what the objects raise that msgspec asks
+        raise _unencodable(fields, e) from None
+    for value in fields.values():
+        kind = type(value)
+        if kind not in _UNCHANGEABLE or (kind is float and value - value != 0):
+            if _is_suspect(encoded, fields) and (why := _bad_field(fields)):
+                raise BadDocument(why)
+            break
+    return encoded
+
+
+def encode_value(value: Any, what: str) -> bytes:
+    """A value that is to stand in fields, as JSON bytes with sorted keys.
+
+    Args:
+        what: names it in messages.
+
+    Raises:
+        BadDocument: as ``encode_fields``.
+    """
+    try:
+        encoded = _encode(value)
+    except MemoryError:
+        raise
+    except RecursionError:
+        raise BadDocument(f"{what} {_TOO_DEEP}") from None
+    except Exception as e:
+        raise BadDocument(f"{what} is a {type(value).__name__} that JSON cannot hold ({plain_text(e)})") from None
+    if why := unfit(value, limits.NESTED - 1):
+        raise BadDocument(f"{what} {why}")
+    return encoded
+
+
+def decode_json(text: bytes | str) -> Any:
+    """A JSON value that came from outside.
+
+    Raises:
+        ValueError: it is not JSON, or nested more than ``limits.NESTED`` deep.
+    """
+    try:
+        value = msgspec.json.decode(text)
+    except RecursionError:
+        raise ValueError(f"it {_TOO_DEEP}") from None
+    if why := unfit(value):
+        raise ValueError(f"it {why}")
+    return value
+
+
+def unfit(value: Any, levels: int = limits.NESTED) -> str:
+    """Why a value that can be encoded is not one that fields may hold, in words that follow its name; "" if it is.
+
+    NaN and the infinite numbers would become null without a word; and what is nested deep ends whatever looks at each
+    level: copies, pickling, other programs' parsers.
+
+    Args:
+        levels: of lists and dicts that it may have.
+    """
+    kind = type(value)
+    if kind is float:
+        return "" if value - value == 0 else f"holds {value}, which is not a number in JSON"
+    if kind in _UNCHANGEABLE:
+        return ""
+    if isinstance(value, dict):
+        inner: Iterable[Any] = value.values()
+    elif isinstance(value, list | tuple | set | frozenset):
+        inner = value
+    else:
+        plain = msgspec.to_builtins(value, str_keys=True)  # dates, dataclasses and whatever else msgspec knows
+        return "" if type(plain) is kind else unfit(plain, levels)
+    if not levels:
+        return _TOO_DEEP
+    for each in inner:
+        kind = type(each)
+        if (kind not in _UNCHANGEABLE or (kind is float and each - each != 0)) and (why := unfit(each, levels - 1)):
+            return why
+    return ""
+
+
+def _is_suspect(encoded: bytes, fields: dict[str, Any]) -> bool:
+    """Can there be NaN in it, which became null, or can it be nested too deep? Quick to say no."""
+    nulls = sum(value is None for value in fields.values())
+    return encoded.count(b"null") != nulls or encoded.count(b"[") + encoded.count(b"{") > limits.NESTED
+
+
+def _bad_field(fields: dict[str, Any]) -> str:
+    """What is wrong with the first field that is not what JSON is to hold; "" if there is none."""
+    for name, value in fields.items():
+        if why := unfit(value, limits.NESTED - 1):
+            return f"field {_shown(name)} {why}. Set it to something else in a step, such as text or None."
+    return ""
+
+
+def _unencodable(fields: dict[str, Any], error: Exception) -> BadDocument:
+    """Which field cannot be encoded, and why."""
+    for name, value in fields.items():
+        try:
+            _encode({name: value})
+        except RecursionError:
+            return BadDocument(f"field {_shown(name)} {_TOO_DEEP}. Set it to something flatter in a step.")
+        except Exception:
+            return BadDocument(
+                f"field {_shown(name)} holds a {type(value).__name__} that JSON cannot hold "
+                f"({plain_text(error)}). Set it to text, a number, a list or a dict in a step."
+            )
+    return BadDocument(f"the fields are not JSON: {plain_text(error)}")
+
+
+def _shown(name: object) -> str:
+    """A field's name in a message; a step may take anything for one."""
+    try:
+        return plain_text(repr(name))
+    except Exception:
+        return f"(a {type(name).__name__})"
+
+
+_TOO_DEEP: Final = f"is nested more than {limits.NESTED} deep"
 
 
 def check_size(fields: bytes, raw: bytes | None) -> None:

@@ -270,6 +270,10 @@ GROUP_BYTES: Final = 16 * MIB
 MAX_CONTENT_BYTES: Final = 2000 * MIB
 """Fields, or raw bytes, of one delivery: a page of a data file is compressed whole, and lz4 takes 2016 MiB at most."""
 
+NESTED: Final = 200
+"""Levels of lists and dicts that the fields of a document may have, themselves the first: copying them takes two frames
+a level, and Python gives up at 1000, of which those who call need some. Other programs' parsers give up earlier."""
+
 COMPACT_FILES: Final = 32
 """Tiny files a table may gather before they are merged into one."""
 
@@ -318,7 +322,8 @@ QUEUE_MESSAGE_BYTES: Final = 256 * MIB
 """Largest message, as large as a document of ``Files``: it lives whole in memory, a few times over."""
 
 QUEUE_NESTED: Final = 100
-"""Levels of a message: Python reads back some hundreds, fewer where it is called from deep down."""
+"""Levels of a message: Python reads back some hundreds, fewer where it is called from deep down. Fewer than fields may
+have: an error message has them some levels down."""
 
 QUEUE_FILES: Final = 32
 """Neighbouring files of one level that become one: each message is copied some four times in ten million."""

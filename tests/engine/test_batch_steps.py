@@ -66,6 +66,68 @@ def test_it_is_called_with_so_many_documents_at_most_in_their_order(net: Network
     assert calls.sizes()[5:] == [8, 3]
 
 
+def shortest_first(docs: list[Document]) -> list[Document]:
+    given = [*docs]
+    docs.sort(key=lambda doc: len(doc.raw or b""))
+    return [noted(doc) for doc in given]
+
+
+def one_by_one(docs: list[Document]) -> list[Document]:
+    done = []
+    while docs:
+        done.append(noted(docs.pop(0)))
+    return done
+
+
+def emptied(docs: list[Document]) -> list[Document]:
+    done = [noted(doc) for doc in docs]
+    docs.clear()
+    return done
+
+
+async def awaited(docs: list[Document]) -> list[Document]:
+    return one_by_one(docs)
+
+
+def noted(doc: Document) -> Document:
+    doc["said"] = doc.text()
+    return doc
+
+
+def unchanged(doc: Document) -> Document:
+    return doc
+
+
+@pytest.mark.rule("step.batch-list")
+@pytest.mark.parametrize("above", [False, True], ids=["below the source", "below a step"])
+@pytest.mark.parametrize(
+    ("fn", "options"),
+    [
+        (shortest_first, {}),
+        (one_by_one, {}),
+        (emptied, {}),
+        (one_by_one, {"concurrency": 2}),
+        (awaited, {}),
+    ],
+    ids=["sorted", "popped", "cleared", "popped in threads", "popped in the event loop"],
+)
+def test_the_list_is_the_steps_own(
+    net: Network, fn: Callable[..., Any], options: dict[str, Any], *, above: bool
+) -> None:
+    """Whatever is done to it, each document has its own fields, and goes on under its own id."""
+    node = net.source().step("above", unchanged) if above else net.source()
+    batched = node.step("embed", fn, batch=4, **options)
+    batched.step("named", lambda doc: doc.fields.update(id=doc.id) or doc).destination("out", net.out("out"))
+    ids = [f"d{n}" for n in range(10)]
+    for n, id in enumerate(ids):
+        net.put(id, text="x" * (20 - n) + id)
+    assert net.run(runner=InProcess(slots=1)).exit == 0
+    lines = net.out("out").lines()
+    assert [(line["id"], line["fields"]["id"], line["fields"]["said"].lstrip("x")) for line in lines] == [
+        (id, id, id) for id in ids
+    ]
+
+
 def pair(doc: Document) -> Iterator[Document]:
     yield from (doc.child(n) for n in range(2))
 

@@ -74,7 +74,8 @@ def _going_on(out: Iterator[Any], left_s: float, why: str) -> Iterator[Any]:
 
 def batches(step: StepNode) -> Callable[[list[Document]], list[Any] | Coroutine[Any, Any, list[Any]]]:
     """The step's function, to be called for several documents. It gives an answer for each, in their order, which is an
-    exception object where it went wrong for that one alone. Of an ``async def`` it gives a coroutine.
+    exception object where it went wrong for that one alone. Of an ``async def`` it gives a coroutine. The step gets a
+    list of its own: it may sort it, or take documents out of it as it goes.
 
     Raises:
         PermanentError: it returned something else, or another number of answers.
@@ -84,10 +85,10 @@ def batches(step: StepNode) -> Callable[[list[Document]], list[Any] | Coroutine[
         return _each_alone(fn)
 
     def called(docs: list[Document]) -> list[Any]:
-        return _answers(fn(docs), len(docs))
+        return _answers(fn([*docs]), len(docs))
 
     async def awaited(docs: list[Document]) -> list[Any]:
-        return _answers(await fn(docs), len(docs))
+        return _answers(await fn([*docs]), len(docs))
 
     return awaited if is_async(step.fn) else called
 

@@ -80,9 +80,13 @@ class Walk(Onwards):
             here = [f for f in owed if (f.member, f.node, f.route) == (member, station.name, way.route)]
             if here:
                 owed = [f for f in owed if f not in here]
+                try:
+                    apart = doc.copy() if owed else doc
+                except BaseException as e:
+                    self._meet_again([*here, *owed], doc, self._fault(station, unless_interrupt(e)))
+                    return
                 self.reached += here
                 wanted = {o.end: o for f in here for o in f.owed if o.open}
-                apart = doc.copy() if owed else doc
                 onwards = Way(way.route, here[0].branches, wanted)
                 self._go(apart, station.next if station is self.source else station, onwards)
                 if not owed:
@@ -106,16 +110,25 @@ class Walk(Onwards):
                 doc = itself
             elif station.router is not None:
                 if station.router.copies:
-                    for name, branch in station.branches.items():
-                        by = way.copied(name)
-                        if below := [f for f in owed if f.route == by.route or f.route.startswith(f"{by.route}/")]:
-                            self._replay(doc.copy(), branch, by, below)
+                    self._replay_copies(doc, station, way, owed)
                     return
                 taken = _branch_taken(owed[0].branches, station)
                 way = way.chosen(station.name, taken.name)
                 station = taken
                 continue
             station = station.next
+
+    def _replay_copies(self, doc: Document, station: CompiledNode, way: Way, owed: list[FailedMember]) -> None:
+        """Down each branch of a copying router below which this member failed."""
+        for name, branch in station.branches.items():
+            by = way.copied(name)
+            if below := [f for f in owed if f.route == by.route or f.route.startswith(f"{by.route}/")]:
+                try:
+                    copy = doc.copy()
+                except BaseException as e:
+                    self._meet_again(below, doc, self._fault(station, unless_interrupt(e)))
+                else:
+                    self._replay(copy, branch, by, below)
 
     def _on_the_way(
         self, out: Sequence[Document] | Many, station: CompiledNode, owed: list[FailedMember]

@@ -198,7 +198,10 @@ class StepQueue:
             each.fail(NodeAway())
 
     def _begin(self, waiting: list[AwaitedAnswer]) -> None:
-        call = Call(waiting, [each.doc.copy() for each in waiting] if len(waiting) > 1 else [])
+        waiting, copies = self._copied(waiting)
+        if not waiting:
+            return
+        call = Call(waiting, copies if len(waiting) > 1 else [])
         limit_s = self.step.limit_s
         self._limiter.begun()
         self.under_way.add(call)
@@ -214,6 +217,20 @@ class StepQueue:
             if limit_s is not None:
                 call.until = time.monotonic() + limit_s
             self._threads.run(lambda: context.run(self._there, call))
+
+    def _copied(self, waiting: list[AwaitedAnswer]) -> tuple[list[AwaitedAnswer], list[Document]]:
+        """Those that can be copied, and their copies, for a call that may have to be made again in halves; the others
+        fail, however few there are with them. A step that is called for one alone needs no copies."""
+        if self.step.rows == 1:
+            return waiting, []
+        fit, copies = [], []
+        for each in waiting:
+            try:
+                copies.append(each.doc.copy())
+                fit.append(each)
+            except BaseException as e:
+                each.fail(unless_interrupt(e))
+        return fit, copies
 
     def _here(self, call: Call) -> None:
         try:

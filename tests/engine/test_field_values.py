@@ -1,0 +1,223 @@
+"""Fields that hold what no document can: an error of that document which names the field, whoever made it and however
+the step is called."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ferryman import account
+from ferryman.document import Document, decode_json, encode_fields, encode_value
+from ferryman.errors import BadDocument
+from ferryman.plan import Handle
+from ferryman.routers import Duplicate
+from ferryman.sources import JsonLines, Memory, Source
+from tests.support.network import Network
+
+NAN = float("nan")
+
+
+def nested(levels: int) -> Any:
+    value: Any = 1
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
+def ends(net: Network, id: str) -> list[dict[str, Any]]:
+    """What the ledger says of a document's own deliveries."""
+    events = account.history(net.root, id, net.plan)
+    return [event for event in events if event["destination"] and event["document"] == id]
+
+
+@pytest.fixture
+def net(place: Path) -> Network:
+    return Network(place)
+
+
+@pytest.mark.rule("doc.numbers")
+@pytest.mark.parametrize("value", [NAN, float("inf"), float("-inf"), [1.0, NAN], {"a": [None, {"b": NAN}]}, (NAN,)])
+def test_what_is_no_number_is_refused_by_its_field(value: Any) -> None:
+    """At any depth, also beside nulls and texts that say null."""
+    with pytest.raises(BadDocument, match=r"field 'mean' holds (nan|-?inf), which is not a number in JSON"):
+        encode_fields({"text": "null", "nothing": None, "mean": value, "n": 1.5})
+    assert (
+        encode_fields({"text": "null", "mean": None, "n": [1.5, None]}) == b'{"mean":null,"n":[1.5,null],"text":"null"}'
+    )
+
+
+@pytest.mark.rule("doc.nested")
+def test_levels_of_fields() -> None:
+    """Two hundred, with the fields themselves; brackets in texts are no levels. So it is of JSON from outside."""
+    assert decode_json(encode_fields({"a": nested(199), "text": "[{" * 300})) == {"a": nested(199), "text": "[{" * 300}
+    for levels in (200, 500, 5000):
+        with pytest.raises(BadDocument, match="field 'a' is nested more than 200 deep"):
+            encode_fields({"b": 1, "a": nested(levels)})
+        with pytest.raises(ValueError, match="it is nested more than 200 deep"):
+            decode_json("[" * (levels + 1) + "]" * (levels + 1))
+    with pytest.raises(BadDocument, match="the state is nested more than 200 deep"):
+        encode_value(nested(200), "the state")
+
+
+@pytest.mark.rule("doc.copied")
+def test_a_copy_that_cannot_be_made_names_the_field() -> None:
+    doc = Document("a", title="A", handle=threading.Lock())
+    with pytest.raises(Exception, match="field 'handle' holds a lock, of which no copy can be made"):
+        doc.copy()
+    doc["handle"] = nested(2000)
+    with pytest.raises(Exception, match="field 'handle' is nested more than 200 deep, of which no copy can be made"):
+        doc.copy()
+
+
+def several(docs: list[Document]) -> list[Document]:
+    return [closed(doc) for doc in docs]
+
+
+def fails_together(docs: list[Document]) -> list[Document]:
+    if len(docs) > 1:
+        raise ValueError("not together")
+    return several(docs)
+
+
+async def awaited(docs: list[Document]) -> list[Document]:
+    return several(docs)
+
+
+def closed(doc: Document) -> Document:
+    doc.fields.pop("handle", None)
+    return doc
+
+
+def opened(doc: Document) -> Document:
+    if doc.id == "d1":
+        doc["handle"] = threading.Lock()
+    if doc.id == "d2":
+        doc["handle"] = (n for n in range(3))
+    if doc.id == "d3":
+        doc["handle"] = nested(600)
+    return doc
+
+
+def batched(fn: Callable[..., Any], **options: Any) -> Callable[[Network, Handle], None]:
+    return lambda net, node: _ends(net, node.step("closed", fn, **{"batch": 2, **options}))
+
+
+def forked(net: Network, node: Handle) -> None:
+    fork = node.route("fork", Duplicate())
+    for name in ("left", "right"):
+        fork.step(name, closed).destination(f"{name}_out", net.out("out"))
+
+
+def _ends(net: Network, node: Handle) -> None:
+    node.destination("out", net.out("out"))
+
+
+@pytest.mark.rule("doc.copied")
+@pytest.mark.parametrize(
+    "build",
+    [
+        batched(several),
+        batched(several, batch=3),
+        batched(fails_together),
+        batched(several, concurrency=2),
+        batched(awaited),
+        forked,
+    ],
+    ids=["batch", "an odd batch", "halves", "threads", "event loop", "copying router"],
+)
+def test_what_cannot_be_copied_is_its_documents_error(net: Network, build: Callable[[Network, Handle], None]) -> None:
+    """Wherever a call takes copies, also for the only document that is left."""
+    build(net, net.source().step("opened", opened))
+    net.put(*(f"d{n}" for n in range(6)))
+    assert net.run(wait=0).exit == 3
+    assert {line["id"] for line in net.out("out").lines()} == {"d0", "d4", "d5"}
+    for id, what in (("d1", "holds a lock"), ("d2", "holds a generator"), ("d3", "is nested more than 200 deep")):
+        errors = ends(net, id)
+        assert errors, id
+        for event in errors:
+            assert event["status"] == "ERROR_DOC"
+            assert f"field 'handle' {what}, of which no copy can be made" in event["message"]
+
+
+def spoiled(doc: Document) -> Any:
+    """Each of these is of one document, made in each way that a step can make one."""
+    bad = {"d1": NAN, "d2": [float("inf")], "d3": nested(300), "d4": "\udcff", "d5": {"\udcff": 1}}.get(doc.id)
+    if bad is not None:
+        doc["bad"] = bad
+    return [doc, doc.child("c", bad=bad)] if doc.id == "d2" else doc
+
+
+def spoiled_together(docs: list[Document]) -> list[Any]:
+    return [spoiled(doc) for doc in docs]
+
+
+async def spoiled_later(doc: Document) -> Any:
+    return spoiled(doc)
+
+
+@pytest.mark.rule("doc.numbers", "doc.nested")
+@pytest.mark.parametrize(
+    ("fn", "options"),
+    [(spoiled, {}), (spoiled_together, {"batch": 3}), (spoiled, {"concurrency": 2}), (spoiled_later, {})],
+    ids=["plain", "batch", "threads", "event loop"],
+)
+def test_a_value_that_json_has_not_is_its_documents_error(
+    net: Network, fn: Callable[..., Any], options: dict[str, Any]
+) -> None:
+    net.source().step("spoiled", fn, **options).destination("out", net.out("out"))
+    net.put(*(f"d{n}" for n in range(8)))
+    assert net.run(wait=0).exit == 3
+    assert {line["id"] for line in net.out("out").lines()} == {"d0", "d6", "d7"}
+    for n in range(1, 6):
+        [*_, event] = ends(net, f"d{n}")
+        assert event["status"] == "ERROR_DOC"
+        assert "field 'bad' " in event["message"]
+
+
+@pytest.mark.rule("doc.numbers", "doc.nested")
+def test_a_source_of_a_program_names_the_field(place: Path) -> None:
+    """The list of a program, and a source of its own: what they give is refused by the document's id."""
+    given = [{"id": "a", "n": 1}, {"id": "b", "n": NAN}, {"id": "c", "n": nested(300)}, {"id": "d", "n": "\udcff"}]
+    for name, source in (("memory", Memory(given)), ("own", Own(given))):
+        net = Network(place / name)
+        net.plan.source("docs", source).destination("out", net.out("out"))
+        assert net.run(wait=0).exit == 3
+        assert [line["id"] for line in net.out("out").lines()] == ["a"]
+        for id in "bcd":
+            [event] = ends(net, id)
+            assert event["status"] == "ERROR_DOC"
+            assert "field 'n' " in event["message"]
+
+
+class Own(Source):
+    """Lists documents."""
+
+    def __init__(self, given: list[dict[str, Any]]) -> None:
+        super().__init__()
+        self._given = given
+
+    def partitions(self) -> list[Any]:
+        return [0]
+
+    def listing(self, partition: Any) -> Iterator[Document]:
+        yield from (Document.of(each["id"], {"n": each["n"]}) for each in self._given)
+
+
+@pytest.mark.rule("doc.nested")
+@pytest.mark.parametrize("levels", [300, 600, 20_000])
+def test_a_line_that_is_nested_deep_is_refused(place: Path, levels: int) -> None:
+    """Its neighbours are delivered, whatever comes after the source."""
+    (place / "in").mkdir()
+    deep = "[" * levels + "]" * levels
+    (place / "in" / "a.jsonl").write_text(f'{{"t": 1}}\n{{"t": {deep}}}\n{{"t": 3}}\n')
+    net = Network(place)
+    lines = net.plan.source("docs", JsonLines(place / "in"))
+    lines.step("first", several, batch=2).step("second", several, batch=2).destination("out", net.out("out"))
+    assert net.run(wait=0).exit == 3
+    assert [line["fields"]["t"] for line in net.out("out").lines()] == [1, 3]
+    [event] = ends(net, "a.jsonl#line=2")
+    assert "nested" in event["message"] or "recursion depth" in event["message"]
