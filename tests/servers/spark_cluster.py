@@ -58,12 +58,20 @@ class SparkWorker(Server):
         before: shell commands in a mount namespace of its own (only root may), such as ``mount -t tmpfs none /data``:
             what they change nobody else sees. Without any it sees what we see.
         python: of its processes.
+        host: its address: Spark runs no twin of a task on the host of the first.
     """
 
     name = "spark-worker"
 
-    def __init__(self, master: SparkMaster, before: Sequence[str] = (), python: str = sys.executable) -> None:
+    def __init__(
+        self,
+        master: SparkMaster,
+        before: Sequence[str] = (),
+        python: str = sys.executable,
+        host: str = "127.0.0.1",
+    ) -> None:
         super().__init__()
+        self._host = host
         self.master = master
         self._before = before
         self._python = python
@@ -73,7 +81,7 @@ class SparkWorker(Server):
         return JARS.parent
 
     def command(self) -> list[str]:
-        told = ["--host", "127.0.0.1", "--port", str(self.port), "--webui-port", "0", "--cores", "1", "--memory", "1g"]
+        told = ["--host", self._host, "--port", str(self.port), "--webui-port", "0", "--cores", "1", "--memory", "1g"]
         main = [java(), *QUICK, "-Xmx256m", "-cp", str(JARS), "org.apache.spark.deploy.worker.Worker", *told]
         main += ["--work-dir", str(self.folder), self.master.url]
         if not self._before:
@@ -81,7 +89,8 @@ class SparkWorker(Server):
         return ["unshare", "--mount", "sh", "-ec", "; ".join([*self._before, f"exec {shlex.join(main)}"])]
 
     def environment(self) -> dict[str, str]:
-        return {"PYSPARK_PYTHON": self._python, "SPARK_HOME": str(JARS.parents[1]), "SPARK_SCALA_VERSION": "2.13"}
+        spark = {"SPARK_HOME": str(JARS.parents[1]), "SPARK_SCALA_VERSION": "2.13", "SPARK_LOCAL_IP": self._host}
+        return {"PYSPARK_PYTHON": self._python, **spark}
 
     def ready(self) -> bool:
         workers = self.master.about()["workers"]
@@ -89,4 +98,4 @@ class SparkWorker(Server):
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"http://{self._host}:{self.port}"

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from ferryman.errors import StateHeld
-from ferryman.storage import lease, objects
+from ferryman.storage import lease, objects, processes
 from ferryman.storage.lease import ObjectLease
 from ferryman.storage.objects import ObjectPath
 from tests.servers.faulty_s3 import BUCKET, FaultyS3
@@ -54,7 +54,7 @@ def path(faulty: FaultyS3, monkeypatch: pytest.MonkeyPatch, request: pytest.Fixt
 @pytest.fixture
 def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each look at what machine this is gives another one; leases are short."""
-    monkeypatch.setattr(lease, "_machine", lambda: os.urandom(8).hex())
+    monkeypatch.setattr(processes, "machine", lambda: os.urandom(8).hex())
     monkeypatch.setattr(lease, "_LOOK_S", 0.02)
 
 

@@ -19,9 +19,7 @@ looks whether its pass is open, *then* sends; a driver closes, *then* reads the 
 from __future__ import annotations
 
 import contextlib
-import os
 import re
-import socket
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
@@ -32,6 +30,7 @@ from ferryman.records.key_results import UpdateResult
 from ferryman.records.row_results import Result, Rows
 from ferryman.storage import files, seals
 from ferryman.storage.files import StatePath
+from ferryman.storage.processes import Process
 
 _NAME = re.compile(r"(\d+)\.(\d+)-(\d+)\.(claim|sent|result)\Z")
 
@@ -70,7 +69,7 @@ class Journal:
         Args:
             eligible: the rows that are meant, where that is not the whole range.
         """
-        owner = {"host": socket.gethostname(), "pid": os.getpid(), "eligible": eligible}
+        owner = {"process": Process.this(), "eligible": eligible}
         return files.publish(self._path(pass_, rows, "claim"), seals.sealed(owner))
 
     def publish(self, pass_: int, result: Result) -> bool:
@@ -113,15 +112,8 @@ class Journal:
     def owner_alive(self, pass_: int, rows: Rows) -> bool:
         """Is the process that claimed these rows still there, as far as we can see?"""
         owner: Any = seals.unseal(self._path(pass_, rows, "claim"))
-        if owner["host"] != socket.gethostname():
-            return True
-        try:
-            os.kill(owner["pid"], 0)
-        except ProcessLookupError:
-            return False
-        except PermissionError:
-            pass
-        return bool(owner["pid"] != os.getpid())
+        process = msgspec.convert(owner["process"], Process)
+        return not process.gone and process != Process.this()
 
     def claimed_rows(self, pass_: int, rows: Rows) -> list[int] | None:
         """The rows that a claim means; None: all of its range."""

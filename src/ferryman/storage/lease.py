@@ -9,23 +9,18 @@ what keeps an overtaken one from committing is the epoch.
 from __future__ import annotations
 
 import datetime as dt
-import os
 import socket
 import threading
 import time
 import uuid
-from pathlib import Path
 from typing import Final, Self
 
 import msgspec
 
 from ferryman.errors import EngineError, StateHeld
 from ferryman.storage.objects import ObjectPath
+from ferryman.storage.processes import EXPIRES_S, RENEWED_S, Process
 
-RENEWED_S: Final = 10.0
-"""How often the holder renews it."""
-EXPIRES_S: Final = 60.0
-"""A lease that is not renewed for so long is nobody's: six renewals were missed."""
 _LOOK_S: Final = 2.0
 
 
@@ -50,7 +45,7 @@ class Holder(msgspec.Struct, frozen=True):
     @property
     def gone(self) -> bool:
         """Is its process gone for certain? False also where that cannot be seen from here."""
-        return self.machine == _machine() and _start_of(self.pid) != self.start
+        return Process(self.machine, self.pid, self.start).gone
 
 
 class ObjectLease:
@@ -74,7 +69,8 @@ class ObjectLease:
         Raises:
             StateHeld: another process has it; says which.
         """
-        mine = Holder(uuid.uuid4().hex, socket.gethostname(), _machine(), os.getpid(), _start_of(os.getpid()), _now())
+        me = Process.this()
+        mine = Holder(uuid.uuid4().hex, socket.gethostname(), me.machine, me.pid, me.start, _now())
         data = msgspec.json.encode(mine)
         seen: tuple[str, float] | None = None
         while True:
@@ -135,17 +131,3 @@ def _decoded(data: bytes) -> Holder | None:
 
 def _now() -> str:
     return dt.datetime.now().astimezone().isoformat(timespec="seconds")
-
-
-def _machine() -> str:
-    """This machine until it is started again, and this container: elsewhere process numbers mean other processes."""
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return f"{boot} {os.readlink('/proc/self/ns/pid')}"
-
-
-def _start_of(pid: int) -> str:
-    """When a process of this machine started; "": there is none."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
-    except (FileNotFoundError, ProcessLookupError, IndexError):
-        return ""
