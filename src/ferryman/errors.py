@@ -228,13 +228,18 @@ def message_of(error: BaseException) -> str:
     return plain_text(error) if isinstance(error, FerrymanError) else describe(error)
 
 
+class Interrupted(KeyboardInterrupt):
+    """A signal asks this process to stop, or what is under way is given up: it says nothing of what was being called.
+    A ``KeyboardInterrupt`` that other people's code raises is an error of theirs."""
+
+
 def unless_interrupt(error: BaseException) -> BaseException:
     """What other people's code raised: an error, ``sys.exit()``, or a Rust extension's panic (not an Exception).
 
     Raises:
-        KeyboardInterrupt, GeneratorExit: the error itself, for it is about this process, not about what was called.
+        Interrupted: the error itself, for it is about this process, not about what was called.
     """
-    if isinstance(error, (KeyboardInterrupt, GeneratorExit)):
+    if isinstance(error, Interrupted):
         raise error
     return error
 

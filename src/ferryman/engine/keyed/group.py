@@ -14,6 +14,7 @@ from ferryman import crash
 from ferryman.engine.keyed.keying import Keying
 from ferryman.engine.keyed.runs import ORDER, write_run
 from ferryman.engine.runner.base import PickledPlan
+from ferryman.engine.transform.time_limit import signals_noticed
 from ferryman.plan import KeyedNode
 from ferryman.records.keyed import BUCKETS
 from ferryman.state.outbox import row_groups
@@ -58,6 +59,7 @@ class Grouping:
     files: int = 1
     """So many outbox files are read."""
 
+    @signals_noticed()
     def __call__(self, file: GroupFile) -> list[SortedRun]:
         plan = self.shipped.plan()
         node = next(n for n in plan.nodes if n.name == self.node)

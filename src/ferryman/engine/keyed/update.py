@@ -22,6 +22,7 @@ from ferryman.engine.keyed.group import range_starts
 from ferryman.engine.keyed.output import Output
 from ferryman.engine.keyed.runs import merged
 from ferryman.engine.runner.base import PickledPlan
+from ferryman.engine.transform.time_limit import signals_noticed
 from ferryman.plan import KeyedNode, successors
 from ferryman.records.due import latest_us
 from ferryman.records.key_values import KeyFile, KeyRow, KeyValues
@@ -61,6 +62,7 @@ class Updating:
     isolated: bool = False
     """A worker died over it: ``update`` is called in a child process."""
 
+    @signals_noticed()
     def __call__(self, keys: KeyRange) -> KeyReport:
         plan = self.shipped.plan()
         node = next(n for n in plan.nodes if n.name == self.node)

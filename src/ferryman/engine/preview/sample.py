@@ -17,6 +17,7 @@ from ferryman.engine.scan.reason import Reason
 from ferryman.engine.transform.block import Block
 from ferryman.engine.transform.staged import Staged
 from ferryman.engine.transform.task import TaskProcessing, Transform
+from ferryman.engine.transform.time_limit import signals_noticed
 
 Cut = TaskSplit | LogSplit
 
@@ -49,6 +50,7 @@ class Sample:
 
     transform: Transform
 
+    @signals_noticed()
     def __call__(self, item: tuple[Cut, int]) -> Sampled:
         cut, most = item
         if isinstance(cut, LogSplit):

@@ -9,7 +9,7 @@ from ferryman.document import Again, Document, check_size, encode_fields
 from ferryman.engine.transform.compiled import CompiledNode, End, joined
 from ferryman.engine.transform.health import NodeHealth
 from ferryman.engine.transform.node_errors import ErrorKind, NodeAway, NodeError, Traces, classify_error
-from ferryman.errors import BadDocument, Dropped, PermanentError, Unsupported, plain_text
+from ferryman.errors import BadDocument, Dropped, PermanentError, Unsupported, plain_text, unless_interrupt
 from ferryman.plan import Plan, source_named
 from ferryman.records.family import Owed, parent_of
 
@@ -114,9 +114,9 @@ class Ends:
             check_size(fields, doc.raw)
             if station.accepts is not None:
                 station.accepts(doc)
-        except Exception as e:
+        except BaseException as e:
             only = {end: Owed(*end, 0) if before is None else before}
-            self._fail(doc, station, way._replace(wanted=only), e)
+            self._fail(doc, station, way._replace(wanted=only), unless_interrupt(e))
             return
         if self._retrying:
             self._silent.discard((doc.id, end))

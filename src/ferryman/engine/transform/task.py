@@ -31,6 +31,7 @@ from ferryman.engine.transform.staged import Staged
 from ferryman.engine.transform.staging import Stager
 from ferryman.engine.transform.step_calls import one_by_one
 from ferryman.engine.transform.taken import Taken, stage_row
+from ferryman.engine.transform.time_limit import signals_noticed
 from ferryman.plan import StepNode
 from ferryman.plan.paths import called_below
 from ferryman.state.identity import id_of
@@ -67,6 +68,7 @@ class Transform:
             return run_once(path_of(self.once), cut.number, partial(self._run, cut))
         return self._run(cut)
 
+    @signals_noticed()
     def _run(self, cut: TaskSplit | LogSplit) -> Staged:
         with TaskProcessing(self, cut) as processing:
             for block in processing.blocks():

@@ -23,6 +23,7 @@ from ferryman.engine.transform.health import NodeHealth
 from ferryman.engine.transform.in_flight.step_queue import AwaitedAnswer, Call, MadeCall, StepQueue
 from ferryman.engine.transform.onwards import Onwards
 from ferryman.engine.transform.recording import Recorder
+from ferryman.errors import Interrupted
 from ferryman.plan import StepNode
 
 
@@ -130,8 +131,8 @@ class Flights:
         """Nobody is on the way any more."""
         for flight in self._alive:
             if flight.gr_frame is not None:  # it has begun, and is not through: the task failed
-                with contextlib.suppress(GeneratorExit):
-                    flight.throw(GeneratorExit())
+                with contextlib.suppress(Interrupted):
+                    flight.throw(Interrupted())
             flight.recorder.close()
         self._alive.clear()
         for queue in self._queues.values():
