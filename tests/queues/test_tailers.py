@@ -280,7 +280,7 @@ def test_a_reader_that_a_stopped_process_holds(queue: Queue, monkeypatch: pytest
 def test_a_reader_that_another_thread_holds(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "QUEUE_READER_S", 0)
     tailer = queue.tailer("auditor")
-    with tailer._store.positions.held("auditor"), ThreadPoolExecutor(1) as other:
-        with pytest.raises(ReaderHeld, match="by another thread of this process"):
-            other.submit(tailer.read).result()
+    by = pytest.raises(ReaderHeld, match="by another thread of this process")
+    with tailer._store.positions.held("auditor"), ThreadPoolExecutor(1) as other, by:
+        other.submit(tailer.read).result()
     assert index_of(tailer.read()) == 1

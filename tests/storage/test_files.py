@@ -152,3 +152,32 @@ def test_a_sealed_record_with_more_behind_it_is_seen(place: Path) -> None:
     (place / "sealed").write_bytes(SEALED + b" ")
     with pytest.raises(StateDamaged):
         seals.unseal(place / "sealed")
+
+
+def synced(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """The files and folders that are synced from now on."""
+    found: list[Path] = []
+    fsync = os.fsync
+
+    def noting(fd: int) -> None:
+        found.append(Path(os.readlink(f"/proc/self/fd/{fd}")))
+        fsync(fd)
+
+    monkeypatch.setattr(os, "fsync", noting)
+    return found
+
+
+@pytest.mark.rule("state.power-cut")
+def test_a_name_that_a_killed_process_gave_becomes_durable(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever finds a file or a folder there builds on its name: the folder above is synced first."""
+    (place / "there").write_bytes(b"one")
+    found = synced(monkeypatch)
+    assert not files.publish(place / "there", b"two")
+    assert place in found
+
+    (place / "folder").mkdir()
+    found.clear()
+    files.make_folder(place / "folder" / "below")
+    assert found == [place, place / "folder"]
+    files.make_folder(place / "folder" / "below" / "more")
+    assert found[2:] == [place / "folder" / "below"], "those were seen to before"

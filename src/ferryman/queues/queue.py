@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
@@ -18,6 +19,7 @@ from ferryman.queues.message import ROWS, Message, content_of, messages_of
 from ferryman.queues.once import RepeatingWriter
 from ferryman.queues.store import QueueStore
 from ferryman.queues.tailer import Tailer
+from ferryman.storage.files import fsync_folder
 from ferryman.storage.lock import turn
 from ferryman.storage.objects import ObjectPath
 
@@ -251,6 +253,8 @@ class Queue:
 
     def _there(self) -> QueueStore | None:
         if self._open is None and (identity := place.identity_of(self.folder)) is not None:
+            with contextlib.suppress(OSError):  # where one may only read
+                fsync_folder(self.root)  # whoever made it may have been killed before its name was durable
             self._open = QueueStore(self.folder, identity)
         return self._open
 

@@ -68,12 +68,12 @@ def replace(path: StatePath, data: bytes) -> None:
 
 
 def publish(path: StatePath, data: bytes) -> bool:
-    """Make a file whole and once for all: False if it is there already (its content is not looked at). Durable."""
+    """Make a file whole and once for all: False if it is there already (its content is not looked at). Durable in
+    either case: whoever made it may have been killed before its name was."""
     with staged(path, data) as name_it:
-        if not name_it():
-            return False
+        made = name_it()
     fsync_folder(path.parent)
-    return True
+    return made
 
 
 @contextlib.contextmanager
@@ -99,17 +99,33 @@ def _linked(temporary: Path, path: Path) -> bool:
 
 def make_folder(folder: StatePath, mode: int = 0o777) -> None:
     """Make a folder and its parents, durably; an object store needs none. ``mode``: of those that are made, less the
-    umask."""
+    umask.
+
+    One that is there may have been made by a process that was killed before its name was durable: that is seen to once
+    a process.
+    """
     if isinstance(folder, ObjectPath):
         return
     missing = []
     while not folder.exists():
         missing.append(folder)
         folder = folder.parent
+    if folder not in _named:
+        with contextlib.suppress(OSError):  # somebody else's, which we may not even read
+            fsync_folder(folder.parent)
+        if len(_named) >= _NAMED_MOST:
+            _named.clear()
+        _named.add(folder)
     for each in reversed(missing):
         each.mkdir(mode, exist_ok=True)
         with needed(each.parent, "a sync of folders"):
             fsync_folder(each.parent)
+        _named.add(each)
+
+
+_NAMED_MOST: Final = 10_000
+_named: Final[set[Path]] = set()
+"""Folders that were there, and whose names this process has made durable."""
 
 
 def probe(folder: StatePath) -> None:

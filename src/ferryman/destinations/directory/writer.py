@@ -95,13 +95,16 @@ class Shelf:
         d = DOCUMENTS.c
         paths = {row.id: row.path for row in self._rows(bodies, d.id, d.path)}
         placed = []
+        touched = set()
         for id, body in bodies.items():
-            if body.data is None or (body.content and os.path.exists(below(self._folder, body.content))):
+            if body.data is None:
+                continue
+            if body.content and os.path.exists(below(self._folder, body.content)):
+                touched.add(Path(below(self._folder, body.content)).parent)  # its name may not be durable yet
                 continue
             temporary = self._new / uuid.uuid4().hex
             disk.write_synced(temporary, body.data)
             placed.append((temporary, Path(below(self._folder, body.content or paths[id]))))
-        touched = set()
         for temporary, path in placed:
             files.make_folder(path.parent)
             os.replace(temporary, path)
@@ -154,7 +157,8 @@ class Shelf:
         folder = path.parent
         with suppress(OSError):  # it is not empty
             while folder != Path(self._folder):
-                folder.rmdir()
+                with suppress(FileNotFoundError):  # a kill came after it was removed
+                    folder.rmdir()
                 folder = folder.parent
         return {folder}
 

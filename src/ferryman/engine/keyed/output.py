@@ -16,7 +16,7 @@ from ferryman.records.keyed import CONTRIBUTIONS, EXPORTS_FILE, KEY_STATE, file_
 from ferryman.records.row_results import UNTOUCHED, RowResult
 from ferryman.records.schemas import LEDGER
 from ferryman.records.statuses import Status
-from ferryman.storage.files import StatePath, remove
+from ferryman.storage.files import StatePath, fsync_folder, remove
 from ferryman.storage.parquet import Part, PartWriter
 
 _ROWS: Final = 16_384
@@ -140,10 +140,13 @@ class Output:
             self._counts["failed"] += status in (Status.DEAD, Status.ERROR_DOC)
 
     def finish(self, number: int) -> UpdateResult:
-        """Write what is left; everything is fsynced when this returns."""
+        """Write what is left; the files and their names are durable when this returns."""
         first, last = self._buckets or (0, 0)
         state = self._state.finish(file_stats((first, last), (self._wave, self._wave)))
         ledger, exports, contributions = (t.finish() for t in (self._ledger, self._exports, self._contributions))
+        parts = {"ledger": ledger, "state": state, "exports": exports, "contributions": contributions}
+        for name in (name for name, part in parts.items() if part is not None):
+            fsync_folder(self._folders[name])
         count = self._counts
         return UpdateResult(
             self._node,

@@ -9,6 +9,7 @@ from ferryman.engine.transform.health import NodeReport
 from ferryman.engine.transform.log_entries import Blocked
 from ferryman.engine.transform.outbox_stage import OutboxMark
 from ferryman.records.family import Published
+from ferryman.storage.files import StatePath, fsync_folder
 from ferryman.storage.parquet import Part
 
 
@@ -45,6 +46,17 @@ class Staged(NamedTuple):
     """Of what a keyed node exports: keys of which an export did not go through, that were not held before."""
     in_doubt: bool = False
     """It had begun before, may not begin again, and nobody knows how far it came; nothing is staged."""
+
+
+def sync_names(root: StatePath, staged: Staged) -> None:
+    """Make the names of a task's files durable; their content is.
+
+    Args:
+        root: the state's folder.
+    """
+    for table, files in (("outbox", staged.outbox), ("documents", staged.documents), ("ledger", staged.ledger)):
+        if files:
+            fsync_folder(root / table)
 
 
 NOTHING: Final = Staged([], [], [], dict.fromkeys(("dropped", "error_doc", "dead"), 0), [], False)

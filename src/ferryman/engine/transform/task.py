@@ -27,7 +27,7 @@ from ferryman.engine.transform.log_entries import LogEntries
 from ferryman.engine.transform.node_errors import NodeError
 from ferryman.engine.transform.once import run_once
 from ferryman.engine.transform.reader import DocumentReader
-from ferryman.engine.transform.staged import Staged
+from ferryman.engine.transform.staged import Staged, sync_names
 from ferryman.engine.transform.staging import Stager
 from ferryman.engine.transform.step_calls import one_by_one
 from ferryman.engine.transform.taken import Taken, stage_row
@@ -65,8 +65,14 @@ class Transform:
 
     def __call__(self, cut: TaskSplit | LogSplit) -> Staged:
         if self.once:
-            return run_once(path_of(self.once), cut.number, partial(self._run, cut))
+            return run_once(path_of(self.once), cut.number, partial(self._run_named, cut))
         return self._run(cut)
+
+    def _run_named(self, cut: TaskSplit | LogSplit) -> Staged:
+        """Run, and make the names of its files durable: a wave is made of what it returns, also after a power cut."""
+        staged = self._run(cut)
+        sync_names(path_of(self.root), staged)
+        return staged
 
     @signals_noticed()
     def _run(self, cut: TaskSplit | LogSplit) -> Staged:
