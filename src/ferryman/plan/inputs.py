@@ -91,4 +91,5 @@ def bad_inputs(node: JoinNode | AltsNode, kinds: Mapping[str, Node]) -> list[str
 
 
 def _filters(joined: Source) -> bool:
-    return isinstance(joined, CombinedLog) and any(log.filters for log in joined.inputs.values())
+    inputs = joined.inputs.values() if isinstance(joined, CombinedLog) else ()
+    return any(log.filters for log in inputs if isinstance(log, Log))  # what is no log is refused for that
