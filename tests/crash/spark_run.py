@@ -12,7 +12,8 @@ import msgspec
 from ferryman import limits
 from ferryman.destinations.base import Delivery, Outcome
 from ferryman.engine import driver, wave
-from ferryman.engine.runner.spark import SparkRunner, start
+from ferryman.engine.runner.sessions import start
+from ferryman.engine.runner.spark import SparkRunner
 from ferryman.operations.migrate import migrate
 from ferryman.plan import Plan
 from ferryman.sources import Files

@@ -19,7 +19,8 @@ pytestmark = pytest.mark.spark
 PROGRAM = """
 from pathlib import Path
 from pyspark import SparkContext
-from ferryman.engine.runner.spark import SparkRunner, start, stop
+from ferryman.engine.runner.sessions import start, stop
+from ferryman.engine.runner.spark import SparkRunner
 
 session = start("local[1]", {"spark.driver.extraJavaOptions": "-Dmine=1"}, "sharing", queries=False)
 jvm = SparkContext._gateway.proc

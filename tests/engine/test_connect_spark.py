@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ferryman.engine.runner import spark
+from ferryman.engine.runner import sessions
 from ferryman.errors import UsageError
 from tests.servers.spark_connect import SparkConnect
 
@@ -16,7 +16,8 @@ PLAN = """
 import ferryman
 from ferryman import Plan
 from ferryman.destinations import JsonLines
-from ferryman.engine.runner.spark import SparkRunner, start
+from ferryman.engine.runner.sessions import start
+from ferryman.engine.runner.spark import SparkRunner
 from ferryman.sources import Memory
 
 plan = Plan("notes", version=1)
@@ -41,7 +42,7 @@ def test_a_plan_runs_through_connect(place: Path) -> None:
 
 def test_what_connect_needs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """Before anything is started."""
-    monkeypatch.setattr(spark, "find_spec", lambda name: None)
+    monkeypatch.setattr(sessions, "find_spec", lambda name: None)
 
     with pytest.raises(UsageError, match=r"sc://host:15002.*pip install 'ferryman\[connect\]'"):
-        spark.start("sc://host:15002", {}, "test")
+        sessions.start("sc://host:15002", {}, "test")

@@ -39,7 +39,8 @@ def spark() -> Any:
     known = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     if repository not in known:  # workers import the modules of the tests
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [repository, *known]))
-    from ferryman.engine.runner.spark import SparkRunner, start
+    from ferryman.engine.runner.sessions import start
+    from ferryman.engine.runner.spark import SparkRunner
 
     session = start("local[2]", {"spark.sql.shuffle.partitions": "2"}, "tests")
     atexit.register(session.stop)

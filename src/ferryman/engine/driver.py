@@ -100,25 +100,27 @@ def session_for(
     observer: Observer,
     soon: bool = False,
 ) -> Iterator[Runner]:
-    """A runner on the given session, on the program's own, or on a new one, which is stopped at the end.
+    """A runner on the given session, on the program's own, or on one of ours; see ``engine.runner.sessions``.
 
-    On this machine a new one is started when there is something to run on it.
+    On this machine one of ours is started when there is something to run on it.
 
     Args:
         soon: there will be; it is started meanwhile.
 
     Raises:
-        UsageError: Spark cannot be started like this.
+        UsageError: Spark cannot be started like this, or the given session was stopped.
     """
     if spark is not None or "pyspark" in sys.modules:  # to load it takes a second
-        from ferryman.engine.runner.spark import SparkRunner, running, unlike
+        from ferryman.engine.runner.sessions import checked as checked_session
+        from ferryman.engine.runner.sessions import of_program, unlike
+        from ferryman.engine.runner.spark import SparkRunner
 
-        if (theirs := spark if spark is not None else running()) is not None:
+        if (theirs := of_program() if spark is None else checked_session(spark)) is not None:
             for unheard in unlike(theirs, master, conf):
                 observer.message(unheard)
             yield SparkRunner(theirs)
             return
-    with contextlib.ExitStack() as stopped_at_end:
+    with contextlib.ExitStack() as given_back_at_end:
         nodes = [node for plan in plans for node in plan.nodes]
         queries = any(isinstance(node, SourceNode) and isinstance(node.source, DataFrame) for node in nodes)
 
@@ -126,11 +128,12 @@ def session_for(
             observer.message("starting Spark")  # which takes seconds, and says nothing meanwhile
 
         def begin() -> Runner:
-            from ferryman.engine.runner.spark import SparkRunner, start, stop
+            from ferryman.engine.runner.sessions import borrow
+            from ferryman.engine.runner.spark import SparkRunner
 
-            started = start(master, conf, f"ferryman {name}", queries=queries)
-            stopped_at_end.callback(stop, started)
-            return SparkRunner(started)
+            session, give_back = borrow(master, conf, f"ferryman {name}", queries=queries, tell=observer.message)
+            given_back_at_end.callback(give_back)
+            return SparkRunner(session)
 
         cores = cores_of(master)
         if cores is None:

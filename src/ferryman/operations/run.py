@@ -89,8 +89,9 @@ def run(
     Args:
         state: folder of states, or the URL of one in an object store, such as s3://bucket/states; this plan's is
             ``<state>/<plan>-v<version>``. Default ``.ferryman``.
-        spark: a SparkSession to use; without one the program's active session, and else a new one with ``master`` and
-            ``conf``. Only a new one is stopped at the end.
+        spark: a SparkSession to use; without one the program's own, of whatever thread, and else a new one with
+            ``master`` and ``conf``. Only a new one is stopped at the end: runs in other threads share it, the last ends
+            it, and it stays if the program has asked for a session meanwhile.
         wait: seconds to wait for pending deliveries to come due; None: as long as the next is due within 60 s; 0: not
             at all.
         every: keep scanning, with this many seconds from start to start; None: one scan.

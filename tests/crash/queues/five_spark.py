@@ -10,7 +10,8 @@ import sys
 from pathlib import Path
 
 from ferryman.engine import logs
-from ferryman.engine.runner.spark import SparkRunner, start
+from ferryman.engine.runner.sessions import start
+from ferryman.engine.runner.spark import SparkRunner
 from ferryman.queues import Queue
 from tests.crash import spark
 from tests.crash.queues import five

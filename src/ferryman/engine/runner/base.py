@@ -10,11 +10,15 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import cloudpickle
 
 from ferryman import limits
-from ferryman.errors import WorkerDied
+from ferryman.errors import EngineError, WorkerDied
 from ferryman.plan import Plan
 
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
+
+
+class QueryFailed(EngineError):
+    """A user's DataFrame failed: what made it, or its query. ``__cause__``: what that raised."""
 
 
 class Runner(Protocol):
@@ -47,6 +51,10 @@ class Runner(Protocol):
 
         Args:
             read: SparkSession -> DataFrame.
+
+        Raises:
+            QueryFailed: the frame cannot be made, or its rows cannot be computed. Spark is well.
+            WorkerDied, EngineError: see ``run``.
         """
         ...
 
@@ -91,7 +99,7 @@ def set_outcome(done: Future[Answer], work: Callable[[], Answer]) -> None:
     """Call ``work``; what it returns or raises is for whoever asks ``done``."""
     try:
         done.set_result(work())
-    except Exception as e:
+    except BaseException as e:  # whoever asks waits for ever if nothing comes
         done.set_exception(e)
 
 

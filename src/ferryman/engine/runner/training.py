@@ -14,7 +14,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark import SparkContext
 
-from ferryman.engine.runner.spark import SparkRunner, start
+from ferryman.engine.runner.sessions import start
+from ferryman.engine.runner.spark import SparkRunner
 
 
 def main(archive: Path) -> int:

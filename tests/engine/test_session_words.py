@@ -1,0 +1,85 @@
+"""What is said of a Spark that does not start, and of what it raises."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import pytest
+
+from ferryman.engine.runner.reasons import packed, reason, unpacked
+from ferryman.engine.runner.sessions import _why_not, start
+from ferryman.errors import StateDamaged, UsageError
+
+PYTHON = """Job aborted due to stage failure: Task 0 in stage 0.0 failed 1 times:
+org.apache.spark.api.python.PythonException: Traceback (most recent call last):
+  File "worker.py", line 1, in main
+    process()
+{}
+
+\tat org.apache.spark.api.python.BasePythonRunner.handlePythonException(PythonRunner.scala:1)
+Caused by: java.lang.IllegalStateException: of Java
+"""
+
+
+@pytest.mark.parametrize("line", ["ValueError: no number", "library.Refused: not today", "library.Silent"])
+def test_a_worker_has_the_last_word(line: str) -> None:
+    """Whatever its exception is called."""
+    assert reason(Exception(PYTHON.format(line))) == line
+
+
+def test_an_error_of_ours_passes_through_spark() -> None:
+    """As text: its kind and its values are the same on the other side, its words stand in Spark's log."""
+    with pytest.raises(Exception, match="/state/x: it is cut short") as passed, packed():
+        raise StateDamaged("/state/x", "it is cut short")
+    text = PYTHON.format(f"ferryman.engine.runner.reasons.TaskFailed: {passed.value}")
+    found = unpacked(Exception(text))
+    assert isinstance(found, StateDamaged)
+    assert (found.path, found.what) == ("/state/x", "it is cut short")
+    assert unpacked(Exception("An exception was thrown from the Python worker")) is None
+    assert unpacked(Exception("[ferryman: AAAA]")) is None
+    with pytest.raises(ValueError, match="not ours"), packed():
+        raise ValueError("not ours")
+    pickle.dumps(passed.value)
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        (
+            ["16:57:57 ERROR DiskBlockManager: Failed to create any local dir."],
+            "its JVM ended: Failed to create any local dir.",
+        ),
+        (
+            ["Error occurred during initialization of VM", "Too small maximum heap"],
+            "its JVM ended: Error occurred during initialization of VM Too small maximum heap",
+        ),
+        (
+            ['Exception in thread "main" org.apache.spark.SparkException: Master must be another', "\tat org.a.b(C:1)"],
+            "its JVM ended: Master must be another",
+        ),
+        ([], "its JVM has ended. Start this program again"),
+    ],
+)
+def test_a_jvm_that_ends_while_it_starts(said: list[str], why: str) -> None:
+    """What it said last is the reason, not that nobody answers any more."""
+    assert _why_not(ConnectionRefusedError(111, "Connection refused"), said) == why
+
+
+@pytest.mark.parametrize("variable", [True, False])
+def test_folders_that_spark_cannot_use_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: bool
+) -> None:
+    """Before it is started: of several, one that can be used is enough."""
+    (tmp_path / "file").touch()
+    folders = f"{tmp_path}/file,/proc/nowhere"
+    conf = {} if variable else {"spark.local.dir": folders}
+    monkeypatch.delenv("SPARK_LOCAL_DIRS", raising=False)
+    if variable:
+        monkeypatch.setenv("SPARK_LOCAL_DIRS", folders)
+    name = "SPARK_LOCAL_DIRS" if variable else "spark.local.dir"
+    with pytest.raises(
+        UsageError, match=rf"^{name}: Spark can.* {tmp_path}/file: .*; /proc/nowhere: .*Give"
+    ) as refused:
+        start("local[1]", conf, "test")
+    assert len(str(refused.value).splitlines()) == 1
