@@ -24,6 +24,7 @@
     └── EngineError        Spark or Ferryman itself failed: exit 1
         ├── ReaderHeld     another process holds a reader of a queue
         └── WorkerDied     the process of a task ended in the middle of it
+            └── OutOfMemory  it would have: an allocation of it failed
 
 Every message says what happened, to what, and what to do. All of them survive pickling.
 """
@@ -216,6 +217,10 @@ class ReaderHeld(EngineError):
 
 class WorkerDied(EngineError):
     """The process of a task ended in the middle of it: killed from outside, out of memory, or by what it ran."""
+
+
+class OutOfMemory(WorkerDied):
+    """A task ended because an allocation failed: what it was at is as suspicious as if it had ended its process."""
 
 
 def describe(error: BaseException) -> str:

@@ -132,6 +132,9 @@ call fails after all. (``GROUP_BYTES`` of content count as much.)"""
 WAITING_MEMBERS: Final = 50_000
 """Members of one family that may wait for a node each for itself: 1 KB each. Of more, the family waits as a whole."""
 
+BLAMED_BYTES: Final = MIB
+"""A document of fewer bytes is not what there was no memory for: the limit is too small for anything."""
+
 DEATHS: Final = 3
 """How often a task's worker may die in isolation mode too (killed from outside, with its child) before the run ends."""
 

@@ -29,6 +29,7 @@ from ferryman.cli.intake import app as intake_app
 from ferryman.cli.options import Asked
 from ferryman.cli.terminal import error, tolerate_any_text
 from ferryman.errors import FerrymanError, PlanError
+from ferryman.memory import is_failed_allocation, why_no_memory
 
 BadUsage = cast("type[Exception]", typer.BadParameter.__mro__[1])
 """What typer raises for options and arguments that are wrong; it carries a click of its own, so no import names it."""
@@ -109,6 +110,8 @@ def _told(raised: Exception, verbose: bool) -> int:
         case FerrymanError():
             error(raised)
             code = raised.exit_code
+        case _ if is_failed_allocation(raised):
+            error(f"{why_no_memory(raised)}. It was the command's own process; nothing is lost: run it with more.")
         case OSError() if raised.filename is not None:
             error(f"{os.fsdecode(raised.filename)}: {raised.strerror}. Correct this and run the same command again.")
         case _ if isinstance(raised, BadUsage):

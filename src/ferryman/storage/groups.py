@@ -58,6 +58,10 @@ class Groups(ABC):
             yield self._of(group).take(pa.array(rows[at:upto] - self._starts[group]))
             at = upto
 
+    def first_behind(self, row: int) -> int:
+        """The first row of the group behind that of this row."""
+        return int(self._starts[self._group_of(row) + 1])
+
     @abstractmethod
     def close(self) -> None: ...
 

@@ -30,6 +30,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ferryman.errors import StateDamaged, StateLost
+from ferryman.memory import lacks_memory
 from ferryman.storage.checkpoints import folded
 from ferryman.storage.files import fsync_folder, make_folder, remove_temporary, replace, staged
 from ferryman.storage.seals import checksum, sealed, unseal
@@ -365,6 +366,8 @@ def _readable(path: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, pa.ArrowException) as e:
+        if lacks_memory(e):
+            raise
         raise StateDamaged(str(path), f"it cannot be read ({e})") from e
 
 

@@ -16,6 +16,8 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from ferryman.memory import lacks_memory
+
 _STATISTICS: Final = ("minValues", "maxValues", "nullCount")
 
 
@@ -79,6 +81,8 @@ def read_entry(path: Path) -> LogChanges:
         actions = [_decode(line) for line in path.read_bytes().splitlines()]
         adds = [_data_file(a.path, a.size, a.partitionValues, a.stats) for a in (each.add for each in actions) if a]
     except (OSError, ValueError) as e:
+        if lacks_memory(e):
+            raise
         raise LogUnreadable(f"{path}: {e}") from e
     return LogChanges(
         adds,
@@ -103,6 +107,8 @@ def read_checkpoint(path: Path) -> LogChanges:
         found = (txn for txn in table["txn"].to_pylist() if txn is not None)
         return LogChanges(adds, [], {txn["appId"]: txn["version"] for txn in found})
     except (OSError, ValueError, KeyError, TypeError, pa.ArrowException) as e:
+        if lacks_memory(e):
+            raise
         raise LogUnreadable(f"{path}: {e}") from e
 
 

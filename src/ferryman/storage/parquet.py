@@ -24,6 +24,7 @@ import pyarrow.parquet as pq
 from ferryman import limits
 from ferryman.errors import StateDamaged
 from ferryman.limits import MIB
+from ferryman.memory import lacks_memory
 from ferryman.storage.disk import TEMPORARY
 from ferryman.storage.files import StatePath, give, here, local_all, workplace
 
@@ -229,7 +230,13 @@ def _crc(file: FileIO) -> tuple[int, int]:
 
 
 def damaged(path: Path | str, error: Exception) -> StateDamaged:
-    """The error for a data file, or an object by its URL, that cannot be read."""
+    """The error for a data file, or an object by its URL, that cannot be read.
+
+    Raises:
+        MemoryError: the error itself: what does not fit into memory is not damaged.
+    """
+    if lacks_memory(error):
+        raise error
     if isinstance(error, FileNotFoundError):
         return StateDamaged(str(path), "the file is missing")
     return StateDamaged(str(path), f"cannot be read as Parquet ({str(error).splitlines()[0]})")

@@ -13,7 +13,7 @@ from typing import Any
 
 import cloudpickle
 
-from ferryman.engine.runner.base import Answer, Item, Runner
+from ferryman.engine.runner.base import Answer, Item, Runner, no_memory_is_death
 from ferryman.errors import EngineError, WorkerDied
 
 
@@ -74,7 +74,8 @@ class InProcess(Runner):
 
 def _call(call: bytes) -> Any:
     task, item = pickle.loads(call)
-    return task(item)
+    with no_memory_is_death():
+        return task(item)
 
 
 def _in_child(call: bytes) -> bytes | None:

@@ -21,14 +21,14 @@ class Hung(Exception):
 
 
 class Killed(Exception):
-    """A call of the destination ended its process. ``how``: the signal, or the exit code."""
+    """A call of the destination ended its process, or an allocation of it failed there: ``death`` says how."""
 
-    def __init__(self, how: str) -> None:
-        super().__init__(how)
-        self.how = how
+    def __init__(self, death: Died) -> None:
+        super().__init__(death)
+        self.death = death
 
     def __str__(self) -> str:
-        return f"it ended its process: {self.how}"
+        return self.death.said(1)
 
 
 class Caller(Protocol):
@@ -142,7 +142,7 @@ class ProcessCaller:
         except TooLong:
             raise Hung(f"no answer within {timeout_s:g} s") from None
         except Died as e:
-            raise Killed(e.how) from None
+            raise Killed(e) from None
         if name == "open":
             self._opened = args
         return answer

@@ -14,6 +14,7 @@ from ferryman.engine.deliver.sending import FileDelivery
 from ferryman.engine.deliver.turn import LaneStop, OutboxFile, Turn
 from ferryman.engine.runner.base import PickledPlan
 from ferryman.errors import PermanentError, describe
+from ferryman.memory import is_failed_allocation, why_no_memory
 from ferryman.plan import DestinationNode, errors_node
 from ferryman.state.identity import id_of
 from ferryman.state.journal import Journal
@@ -107,4 +108,5 @@ def _speak(turn: Turn, function: Any, *args: Any) -> None:
     except Hung as e:
         raise LaneStop(f"{function.__name__}: {e}", hung=True) from e
     except Exception as e:
-        raise LaneStop(describe(e), isinstance(e, PermanentError)) from e
+        why = f"{function.__name__}: {why_no_memory(e)}" if is_failed_allocation(e) else describe(e)
+        raise LaneStop(why, isinstance(e, PermanentError)) from e

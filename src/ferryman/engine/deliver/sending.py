@@ -28,12 +28,13 @@ from ferryman.engine.deliver.key_order import KeyOrder
 from ferryman.engine.deliver.outcomes import Tries, row_result
 from ferryman.engine.deliver.turn import LaneStop, OutboxFile, Turn
 from ferryman.errors import PermanentError, TransientError, describe, plain_text
+from ferryman.memory import is_failed_allocation, lacks_memory, why_no_memory
 from ferryman.outages import is_connection
 from ferryman.plan import Policy
 from ferryman.records.due import latest_us
 from ferryman.records.events import sent_events
 from ferryman.records.row_results import Result, RowResult, Rows
-from ferryman.records.schemas import OUTBOX_CONTENT, OUTBOX_KEPT
+from ferryman.records.schemas import OUTBOX_CONTENT, OUTBOX_FILE, OUTBOX_KEPT
 from ferryman.records.statuses import Status
 from ferryman.storage.files import fsync_folder, local
 from ferryman.storage.groups import RowGroups, values
@@ -74,6 +75,8 @@ class FileDelivery:
         self.contents = RowGroups(str(path), OUTBOX_CONTENT, verified=True)
         self.content = pa.table({})
         """Content of the rows that ``_chunks`` came to last."""
+        self.unread: dict[int, str] = {}
+        """In isolation mode: place of a row whose content is more than there is memory for -> why."""
         self.noted = time.monotonic()
         self.pending: list[tuple[int, int, list[RowResult]]] = []
         """Chunks sent and not yet in a ledger file: (start, end, what was not simply delivered)."""
@@ -134,15 +137,15 @@ class FileDelivery:
 
         Each row group is decoded once: what of it is left over goes into the next chunk.
         """
-        groups = self.contents.pick(self.places) if len(self.places) else iter(())
+        groups = self._groups()
         held, sizes = pa.table({}), np.array([], dtype=np.int64)
         start = 0
         while start < len(self.places):
             while len(sizes) < self.policy.batch and sizes.sum() <= self.policy.batch_bytes:
-                if (group := next(groups, None)) is None:
+                if (found := next(groups, None)) is None:
                     break
-                held = pa.concat_tables([held, group]) if len(sizes) else group
-                sizes = np.concatenate([sizes, _sizes(group)])
+                held = pa.concat_tables([held, found[0]]) if len(sizes) else found[0]
+                sizes = np.concatenate([sizes, found[1]])
             ends = np.cumsum(sizes[: self.policy.batch])
             rows = max(1, int(np.searchsorted(ends, self.policy.batch_bytes, side="right")))
             if not self.turn.node.destination.holds_keys:
@@ -150,6 +153,35 @@ class FileDelivery:
             self.content, held, sizes = held.slice(0, rows), held.slice(rows), sizes[rows:]
             yield start, start + rows
             start += rows
+
+    def _groups(self) -> Iterator[tuple[pa.Table, np.ndarray[Any, Any]]]:
+        """The content of the rows, a table a row group, and how large each is. In isolation mode a row that has a group
+        for itself, and for which there is no memory, comes without content, and so large that it is sent alone."""
+        start = 0
+        while start < len(self.places):
+            end = int(np.searchsorted(self.places, self.contents.first_behind(int(self.places[start]))))
+            try:
+                group = self._group(start, end)
+            except Exception as e:
+                if not self._is_given_up(e, start, end):
+                    raise
+                yield _NO_CONTENT, np.array([self.policy.batch_bytes + 1])
+            else:
+                yield group, _sizes(group)
+                del group  # before the next one is read
+            start = end
+
+    def _group(self, start: int, end: int) -> pa.Table:
+        """The content of these rows, which are of one group."""
+        [group] = self.contents.pick(self.places[start:end])
+        return group
+
+    def _is_given_up(self, error: Exception, start: int, end: int) -> bool:
+        """Is it known that there is no memory for this one row?"""
+        if not self.turn.isolated or not lacks_memory(error) or end - start > 1:
+            return False
+        self.unread[start] = why_no_memory(error)
+        return True
 
     def _range(self, start: int, end: int) -> Rows:
         return Rows(self.file.key, int(self.rows[start]), int(self.rows[end - 1]) + 1)
@@ -173,7 +205,7 @@ class FileDelivery:
         chunk = _without(self._deliveries(start, end), waiting)
         stop: LaneStop | None = None
         try:
-            outcomes = self._write(chunk)  # 3
+            outcomes = self._refused(start) or self._write(chunk)  # 3
         except Hung as e:
             raise LaneStop(f"write: {e}", hung=True) from e
         except Exception as e:
@@ -195,7 +227,7 @@ class FileDelivery:
             return
         chunk = _without(self._deliveries(start, end), waiting)
         try:
-            outcomes = self._write_or_split(chunk)  # 3
+            outcomes = self._refused(start) or self._write_or_split(chunk)  # 3
         except Hung as e:
             raise LaneStop(f"write: {e}", hung=True) from e
         crash.point("deliver.sent")
@@ -216,15 +248,15 @@ class FileDelivery:
         except Hung:
             raise
         except Exception as e:
-            why = describe(e)
+            why = why_no_memory(e, _size_of(chunk)) if is_failed_allocation(e) else describe(e)
             permanent = isinstance(e, PermanentError)
             if universal(e):
                 return [Outcome("permanent" if permanent else "transient", why, True)] * len(chunk)
             if isinstance(e, Killed) and len(chunk) == 1:
                 if deaths + 1 < self.policy.attempts:
                     return self._write_or_split(chunk, deaths + 1)
-                tries = f" in each of {self.policy.attempts} tries" if self.policy.attempts > 1 else ""
-                return [Outcome("killed", f"it ended its sender's process{tries}: {e.how}")]
+                said = e.death.said(self.policy.attempts, "its sender's process", _size_of(chunk))
+                return [Outcome("killed", said)]
             if len(chunk) == 1:
                 passes = isinstance(e, TransientError) or is_connection(e)
                 return [Outcome("permanent" if permanent else "transient" if passes else "unforeseen", why)]
@@ -256,7 +288,21 @@ class FileDelivery:
         ]
         return answered + [Outcome("unknown", "write gave no outcome")] * (len(chunk) - len(answered))
 
+    def _refused(self, start: int) -> list[Outcome] | None:
+        """What is said of a row that cannot be read; None: it can be."""
+        return [Outcome("killed", self.unread[start])] if start in self.unread else None
+
     def _deliveries(self, start: int, end: int) -> list[Delivery]:
+        """The rows, as the destination gets them."""
+        try:
+            return self._made(start, end)
+        except Exception as e:
+            if not self._is_given_up(e, start, end):
+                raise
+            self.content = _NO_CONTENT
+            return self._made(start, end)
+
+    def _made(self, start: int, end: int) -> list[Delivery]:
         part = self.table.slice(start, end - start)
         columns = {name: values((self.content if name in OUTBOX_CONTENT else part)[name]) for name in _SENT}
         columns["row"] = (self.rows[start:end] + self.file.key).tolist()
@@ -345,6 +391,15 @@ class FileDelivery:
 def _without(items: list[_T], places: Sequence[int]) -> list[_T]:
     left_out = set(places)
     return [each for at, each in enumerate(items) if at not in left_out] if left_out else items
+
+
+_NO_CONTENT: Final = pa.table({name: pa.nulls(1, OUTBOX_FILE.field(name).type) for name in OUTBOX_CONTENT})
+"""Of one row."""
+
+
+def _size_of(chunk: list[Delivery]) -> int:
+    """Bytes of their content."""
+    return sum(len(each.raw or b"") + len(each._fields_json) for each in chunk)
 
 
 def _sizes(content: pa.Table) -> np.ndarray[Any, Any]:

@@ -81,9 +81,8 @@ class ChildCaller:
             except TooLong:
                 raise StepTimeout(_too_long(self._node)) from None
             except Died as e:
-                how = e.how
-        tries = f" in each of {attempts} tries" if attempts > 1 else ""
-        raise PermanentError(f"it ended its process{tries}: {how}")
+                death = e
+        raise PermanentError(death.said(attempts, size=sum(len(doc.raw or b"") for doc in documents)))
 
     def end(self) -> None:
         """No more calls."""

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import cloudpickle
 
 from ferryman import limits
-from ferryman.errors import EngineError, WorkerDied
+from ferryman.errors import EngineError, OutOfMemory, WorkerDied
+from ferryman.memory import lacks_memory, why_no_memory
 from ferryman.plan import Plan
 
 Item = TypeVar("Item")
@@ -93,6 +95,21 @@ class Runner(Protocol):
         done: Future[Answer] = Future()
         set_outcome(done, work)
         return done
+
+
+@contextmanager
+def no_memory_is_death() -> Iterator[None]:
+    """In a runner's process, around a task: an allocation that fails counts as the death of its worker.
+
+    Raises:
+        OutOfMemory: it has failed.
+    """
+    try:
+        yield
+    except Exception as e:
+        if isinstance(e, OutOfMemory) or not lacks_memory(e):
+            raise
+        raise OutOfMemory(f"a task ended: {why_no_memory(e)}") from e
 
 
 def set_outcome(done: Future[Answer], work: Callable[[], Answer]) -> None:

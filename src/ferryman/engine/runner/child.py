@@ -17,6 +17,7 @@ from typing import Any, Final
 import cloudpickle
 
 from ferryman.errors import Misconfigured, PermanentError, TransientError, Unavailable, as_exception, describe
+from ferryman.memory import lacks_memory, why_no_memory
 
 _PLACE_BYTES: Final = 64 * 1024
 """What a child may say of where it is; longer words are cut."""
@@ -31,11 +32,23 @@ class Died(Exception):
     Attributes:
         how: "signal 11 (SIGSEGV)", "exit code 3".
         place: what it had last noted.
+        error: of the allocation that failed; None: it ended by itself.
     """
 
-    def __init__(self, how: str, place: str) -> None:
-        super().__init__(how, place)
-        self.how, self.place = how, place
+    def __init__(self, how: str, place: str, error: Exception | None = None) -> None:
+        super().__init__(how, place, error)
+        self.how, self.place, self.error = how, place, error
+
+    def said(self, attempts: int, whose: str = "its process", size: int | None = None) -> str:
+        """What is said of what it died over, so many times.
+
+        Args:
+            size: bytes of that.
+        """
+        tries = f" in each of {attempts} tries" if attempts > 1 else ""
+        if self.error is None:
+            return f"it ended {whose}{tries}: {self.how}"
+        return f"{why_no_memory(self.error, size)}{tries}"
 
 
 class TooLong(Exception):
@@ -67,24 +80,33 @@ class Child:
         """What ``serve(request)`` returns or raises in the child. Requests and answers are pickled.
 
         Raises:
-            Died: it died over it.
+            Died: it died over it, or has been ended because an allocation failed, here or there.
             TooLong: no answer within ``timeout_s``.
         """
         if not self._pid:
             self._begin()
+        value: Any = None
+        answer, fine = None, True
         try:
             _send(self._requests, _dumps(request))
             answer = _receive(self._answers, None if timeout_s is None else time.monotonic() + timeout_s)
+            if answer is not None:
+                fine, value = pickle.loads(answer)
         except BrokenPipeError:
-            answer = None
+            pass
+        except MemoryError as e:  # what is left of a message would be taken for the next one
+            fine, value = False, e
         except TimeoutError:
             os.kill(self._pid, signal.SIGKILL)
             self._bury()
             raise TooLong(self._noted()) from None
+        if not fine and lacks_memory(value):
+            os.kill(self._pid, signal.SIGKILL)
+            self._bury()
+            raise Died(why_no_memory(value), self._noted(), value) from value
         if answer is None:
             status = self._bury()
             raise Died(_how(status), self._noted())
-        fine, value = pickle.loads(answer)
         if fine:
             return value
         raise value
@@ -121,13 +143,16 @@ class Child:
             os.close(self._answers)
             die_with(parent)
             self._began()
-            while (request := _receive(asked, None)) is not None:
-                _send(answering, self._answer(request))
+            while (answer := self._answer(asked)) is not None:
+                _send(answering, answer)
         finally:
             os._exit(0)
 
-    def _answer(self, request: bytes) -> bytes:  # pragma: no cover - the child
+    def _answer(self, asked: int) -> bytes | None:  # pragma: no cover - the child
+        """To the next request; None: there are no more."""
         try:
+            if (request := _receive(asked, None)) is None:
+                return None
             return _dumps((True, self._serve(pickle.loads(request))))
         except BaseException as e:
             return _pickled(as_exception(e))
@@ -182,9 +207,10 @@ def die_with(parent: int) -> None:  # pragma: no cover - the child
 
 
 def _send(pipe: int, message: bytes) -> None:
-    view = memoryview(_SIZE.pack(len(message)) + message)
-    while view:
-        view = view[os.write(pipe, view) :]
+    for part in (_SIZE.pack(len(message)), message):  # not joined: that would take as much memory again
+        view = memoryview(part)
+        while view:
+            view = view[os.write(pipe, view) :]
 
 
 def _receive(pipe: int, until: float | None) -> bytes | None:

@@ -10,6 +10,7 @@ import contextlib
 import functools
 import gc
 import pickle
+import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
@@ -23,10 +24,10 @@ from pyspark import TaskContext
 from pyspark.errors import PySparkException
 from pyspark.sql.functions import spark_partition_id
 
-from ferryman.engine.runner.base import Answer, Item, QueryFailed, Runner, set_outcome
+from ferryman.engine.runner.base import Answer, Item, QueryFailed, Runner, no_memory_is_death, set_outcome
 from ferryman.engine.runner.reasons import packed, reason, unpacked
 from ferryman.engine.runner.sessions import is_alive, shown, was_stopped
-from ferryman.errors import EngineError, FerrymanError, WorkerDied
+from ferryman.errors import EngineError, FerrymanError, OutOfMemory, WorkerDied
 
 _PARTED = 100_000
 """Numbers in a range that has more of them than any Spark has cores."""
@@ -79,7 +80,7 @@ class SparkRunner(Runner):
 
         def answers(numbers: Iterable[int]) -> Iterator[tuple[int, bytes]]:
             for number in numbers:
-                with packed():
+                with packed(), no_memory_is_death():
                     answer = task(pickle.loads(pickled[number]))
                 _settle_in()
                 yield number, pickle.dumps(answer)
@@ -108,7 +109,7 @@ class SparkRunner(Runner):
         def stage(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             context = TaskContext.get()
             number = 0 if context is None else context.partitionId()
-            with packed():
+            with packed(), no_memory_is_death():
                 answer = task(number, batches)
             _settle_in()
             yield _answer(number, pickle.dumps(answer))
@@ -160,6 +161,8 @@ class SparkRunner(Runner):
                 raise EngineError(_STOPPED if was_stopped(self.spark) else _JVM_ENDED) from e
             if any(sign in str(e) for sign in _SIGNS_OF_DEATH):
                 raise WorkerDied(f"Spark: {_A_DEATH}") from e
+            if (said := _NO_MEMORY.search(str(e))) is not None:
+                raise OutOfMemory(f"Spark: {_TOO_LITTLE} ({said[1].strip()})") from e
             if frame:
                 raise QueryFailed(reason(e)) from e
             raise EngineError(f"Spark: {reason(e)}") from e
@@ -194,4 +197,12 @@ _AGAIN = "Nothing is lost: run again."
 _STOPPED = f"The Spark session was stopped in the middle of the run, by this program or from outside. {_AGAIN}"
 _JVM_ENDED = (
     f"Spark's JVM ended in the middle of the run: it was killed from outside, ran out of memory, or crashed. {_AGAIN}"
+)
+_NO_MEMORY = re.compile(
+    r"^\s*([\w.]*MemoryError\b.*|.*failed to map segment.*|.*Failed to launch worker thread.*)$", re.MULTILINE
+)
+"""The last words of a worker whose PySpark itself had no memory."""
+_TOO_LITTLE = (
+    "a Python worker has too little memory for anything: raise its limit (spark.executor.pyspark.memory, ulimit -v, "
+    "or that of its container)"
 )

@@ -16,6 +16,7 @@ from functools import partial
 from itertools import chain
 from typing import Any, Final, NamedTuple
 
+from ferryman import limits
 from ferryman.document import Document
 from ferryman.engine.runner.child import Child, Died
 from ferryman.engine.scan.batches import TaskSplit
@@ -30,6 +31,7 @@ from ferryman.engine.transform.staging import Stager
 from ferryman.engine.transform.step_calls import one_by_one
 from ferryman.engine.transform.taken import Taken, stage_row
 from ferryman.errors import EngineError, PermanentError
+from ferryman.memory import why_no_memory
 from ferryman.plan import DestinationNode, Plan, StepNode
 from ferryman.records.family import FailedMember
 
@@ -65,13 +67,53 @@ class ChildReport(NamedTuple):
     """Why it could not be read."""
     health: dict[str, NodeHealth]
     """How the nodes are doing now."""
+    size: int
+    """Bytes that were read."""
+
+
+class Weights:
+    """What the documents of a task weigh: where an allocation fails while they are staged, the heaviest goes.
+
+    Attributes:
+        refused: documents that are not taken up again -> why.
+    """
+
+    def __init__(self) -> None:
+        self.refused: dict[str, str] = {}
+        self._bytes: dict[str, int] = {}
+
+    def add(self, id: str, size: int) -> None:
+        """A document is about to be staged."""
+        self._bytes[id] = size
+
+    def refuse_heaviest(self, error: Exception) -> bool:
+        """Stage all again without it; False: what there is weighs nothing, so that it cannot be the documents."""
+        id = max(self._bytes, key=self._bytes.__getitem__, default="")
+        size = self._bytes.get(id, 0)
+        if size < limits.BLAMED_BYTES:
+            return False
+        self.refused[id] = why_no_memory(error, size)
+        self._bytes.clear()
+        return True
+
+
+def _bytes_of(calls: list[Call]) -> int:
+    """Of their content."""
+    found = (each.raw if isinstance(each, Document) else each for _, args in calls for each in args)
+    return sum(len(each) for each in found if isinstance(each, bytes))
 
 
 class IsolatedReader:
     """Takes up the blocks of one task, each document in a child."""
 
     def __init__(
-        self, plan: Plan, cut: TaskSplit | LogSplit, stager: Stager, state: str = "", share: float = 1.0
+        self,
+        plan: Plan,
+        cut: TaskSplit | LogSplit,
+        stager: Stager,
+        weights: Weights,
+        state: str = "",
+        share: float = 1.0,
     ) -> None:
         self._plan = plan
         self._cut = cut
@@ -82,8 +124,9 @@ class IsolatedReader:
         self._row = 0
         self._timeouts = {n.name: n.limit_s for n in plan.nodes if isinstance(n, StepNode)}
         self._deaths: Counter[_Place] = Counter()
-        self._killers: dict[_Place, str] = {}
+        self._killers: dict[_Place, str] = {("", id): why for id, why in weights.refused.items()}
         """Calls that are not made again -> why."""
+        self._weights = weights
         self._children = 0
 
     def take_up(
@@ -108,6 +151,7 @@ class IsolatedReader:
                 block.versions[i], block.fingerprints[i] = told.version, told.fingerprint
                 if told.entry[0] is not None:
                     block.was_read(i, *told.entry)
+                self._weights.add(block.ids[i], max(told.size, _bytes_of(told.calls) + spool.size()))
                 calls = chain(spool.read() if told.spooled else (), told.calls)
                 go = partial(replay, calls, self._stager)
                 if stage_row(self._stager, i, told.taken, told.fault, told.walked, go):
@@ -132,9 +176,8 @@ class IsolatedReader:
                 step, began, id = e.place.split("\0", 2)
                 self._deaths[step, id] += 1
                 if self._deaths[step, id] >= self._attempts:
-                    how = self._how(step, time.monotonic() - float(began), e.how)
-                    tries = f" in each of {self._attempts} tries" if self._attempts > 1 else ""
-                    self._killers[step, id] = f"it ended its process{tries}: {how}"
+                    e.how = self._how(step, time.monotonic() - float(began), e.how)
+                    self._killers[step, id] = e.said(self._attempts, size=reader.block.table["size"][i].as_py())
 
     def _how(self, step: str, took_s: float, how: str) -> str:
         timeout_s = self._timeouts.get(step)
@@ -202,6 +245,7 @@ class _Reader:
             walked,
             fault,
             health,
+            0 if taken is Taken.UNREAD else self._feed.size,
         )
 
     def _at(self, step: str, id: str) -> None:  # pragma: no cover - the child

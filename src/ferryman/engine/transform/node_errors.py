@@ -20,6 +20,7 @@ from ferryman.errors import (
     describe,
     plain_text,
 )
+from ferryman.memory import is_failed_allocation, why_no_memory
 from ferryman.outages import chain, is_connection
 from ferryman.records.reasons import HEADING, LONGEST
 
@@ -151,6 +152,8 @@ def _is_meant(error: BaseException) -> bool:
 
 
 def _named(error: BaseException) -> str:
+    if is_failed_allocation(error):
+        return why_no_memory(error)
     return f"TransientError: {plain_text(error)}" if isinstance(error, StepTimeout) else describe(error)
 
 

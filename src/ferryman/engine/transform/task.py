@@ -6,6 +6,7 @@ Spark may run a task twice; only the files that the winning attempt returns are 
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -22,7 +23,7 @@ from ferryman.engine.transform.health import NodeStates, health
 from ferryman.engine.transform.in_flight.first_batches import first_batches
 from ferryman.engine.transform.in_flight.flights import Flights
 from ferryman.engine.transform.in_flight.reader import ConcurrentReader
-from ferryman.engine.transform.isolation import IsolatedReader
+from ferryman.engine.transform.isolation import IsolatedReader, Weights
 from ferryman.engine.transform.log_entries import LogEntries
 from ferryman.engine.transform.node_errors import NodeError
 from ferryman.engine.transform.once import run_once
@@ -32,6 +33,7 @@ from ferryman.engine.transform.staging import Stager
 from ferryman.engine.transform.step_calls import one_by_one
 from ferryman.engine.transform.taken import Taken, stage_row
 from ferryman.engine.transform.time_limit import signals_noticed
+from ferryman.memory import lacks_memory
 from ferryman.plan import StepNode
 from ferryman.plan.paths import called_below
 from ferryman.state.identity import id_of
@@ -76,7 +78,19 @@ class Transform:
 
     @signals_noticed()
     def _run(self, cut: TaskSplit | LogSplit) -> Staged:
-        with TaskProcessing(self, cut) as processing:
+        """In isolation mode again and again, without the documents for which there is no memory; not where steps run
+        once at most."""
+        weights = Weights()
+        while True:
+            try:
+                return self._processed(cut, weights)
+            except Exception as e:
+                if not self.isolated or self.once or not lacks_memory(e) or not weights.refuse_heaviest(e):
+                    raise
+            gc.collect()  # what was staged
+
+    def _processed(self, cut: TaskSplit | LogSplit, weights: Weights) -> Staged:
+        with TaskProcessing(self, cut, weights) as processing:
             for block in processing.blocks():
                 processing.take_up(block)
         return processing.finish()
@@ -85,7 +99,7 @@ class Transform:
 class TaskProcessing:
     """A task at work: processes the documents of one cut, block by block."""
 
-    def __init__(self, task: Transform, cut: TaskSplit | LogSplit) -> None:
+    def __init__(self, task: Transform, cut: TaskSplit | LogSplit, weights: Weights | None = None) -> None:
         plan = task.shipped.plan()
         self._cut = cut
         once = bool(task.once)
@@ -102,7 +116,9 @@ class TaskProcessing:
         self._feed = DocumentReader(plan, cut, self._stager, self._pulses, partial(_called, flights, share), state)
         self._live = Live(task.live, errors=task.live_errors)
         self._feed.walk.heard = self._heard if self._live.wants_errors else None
-        self._careful = IsolatedReader(plan, cut, self._stager, state, share) if task.isolated else None
+        self._careful = None
+        if task.isolated:
+            self._careful = IsolatedReader(plan, cut, self._stager, weights or Weights(), state, share)
         self._together = self._first_batches = None
         if self._feed.walk.comes_to({n.name for n in together}):
             self._first_batches = first_batches(together, self._feed, flights, self._stager, self._live)

@@ -1,0 +1,279 @@
+"""One document for which there is too little memory, at each place where it takes some: it is named, and harms only
+itself."""
+
+from __future__ import annotations
+
+import errno
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+import pytest
+
+from ferryman import account
+from ferryman.document import Document
+from ferryman.engine.deliver import sending
+from ferryman.engine.runner import child
+from ferryman.engine.transform.outbox_buffer import OutboxBuffer
+from ferryman.engine.transform.recording import Spool
+from ferryman.errors import OutOfMemory
+from ferryman.memory import lacks_memory, why_no_memory
+from ferryman.sources import Listed, Memory
+from ferryman.storage.groups import RowGroups
+from ferryman.storage.parquet import PartWriter
+from ferryman.testing.inprocess import InProcess
+from tests.support.network import Network
+
+IDS: Final = [f"d{n:02}" for n in range(40)]
+
+LARGE: Final = "d07"
+SIZE: Final = 3 << 20
+
+LIMIT: Final = 2 << 20
+"""Of what the machine of these tests can hold at once."""
+
+
+def bytes_in(table: pa.Table) -> int:
+    return max(
+        (len(each) for name in table.column_names if name == "raw" for each in table[name].to_pylist() if each),
+        default=0,
+    )
+
+
+def failing(original: Any, size: Callable[..., int], error: Callable[[], Exception] = MemoryError) -> Any:
+    """The function on a machine on which nothing larger than ``LIMIT`` can be allocated."""
+
+    def limited(*args: Any, **options: Any) -> Any:
+        if size(*args) > LIMIT:
+            raise error()
+        return original(*args, **options)
+
+    return limited
+
+
+def no_arrow_memory() -> Exception:
+    return pa.ArrowMemoryError("malloc of size 3145728 failed")
+
+
+def gathering(patch: pytest.MonkeyPatch) -> None:
+    def size(buffer: OutboxBuffer, *_: Any) -> int:
+        return max((len(raw or b"") for raw in buffer._raws), default=0)
+
+    patch.setattr(OutboxBuffer, "table", failing(OutboxBuffer.table, size, no_arrow_memory))
+
+
+def writing(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(PartWriter, "write", failing(PartWriter.write, lambda _, rows: bytes_in(rows), no_arrow_memory))
+
+
+def telling(patch: pytest.MonkeyPatch) -> None:
+    """What the child has found, and what it is asked."""
+    patch.setattr(child, "_dumps", failing(child._dumps, lambda value: len(pickle.dumps(value))))
+    gathering(patch)
+
+
+def hearing(patch: pytest.MonkeyPatch) -> None:
+    """The message is half read."""
+    gathering(patch)
+    patch.setattr(child, "_read", failing(child._read, lambda pipe, size, until: size))
+
+
+def spooling(patch: pytest.MonkeyPatch) -> None:
+    gathering(patch)
+    patch.setattr(Spool, "_write", failing(Spool._write, lambda _, content: len(content)))
+
+
+def reading_back(patch: pytest.MonkeyPatch) -> None:
+    """The outbox, to deliver it."""
+    original = RowGroups._read
+
+    def limited(self: RowGroups, group: int) -> pa.Table:
+        found = original(self, group)
+        if "document" not in self._columns and bytes_in(found) > LIMIT:
+            raise no_arrow_memory()
+        return found
+
+    patch.setattr(RowGroups, "_read", limited)
+
+
+def making(patch: pytest.MonkeyPatch) -> None:
+    """What a destination gets."""
+
+    def size(column: pa.ChunkedArray) -> int:
+        return column.nbytes if pa.types.is_binary(column.type) else 0
+
+    patch.setattr(sending, "values", failing(sending.values, size))
+
+
+ISOLATED: Final = [gathering, writing, telling, hearing, spooling, reading_back, making]
+
+
+def network(place: Path) -> Network:
+    net = Network(place)
+    net.source()
+    net.put(*IDS)
+    net.put(LARGE, text="x" * SIZE)
+    return net
+
+
+def refused(net: Network, status: str = "rejected") -> str:
+    """Why the large document was; all else has arrived, once."""
+    found = account.deliveries(net.root, plan=net.plan, status=status)
+    assert [row["document"] for row in found] == [LARGE]
+    assert net.arrived("out").keys() == set(IDS) - {LARGE}
+    assert set(net.arrived("out").values()) == {1}
+    return str(found[0]["message"])
+
+
+@pytest.mark.rule("kill.memory")
+@pytest.mark.parametrize("place_of", ISOLATED, ids=lambda each: each.__name__)
+def test_what_does_not_fit_is_named_and_alone(
+    place: Path, place_of: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With its reason; where there is more, a retry delivers it."""
+    net = network(place)
+    net.plan.destination("out", net.out("out"), after="docs")
+    with monkeypatch.context() as patch:
+        place_of(patch)
+        summary = net.run(runner=InProcess())
+    assert (summary.exit, summary.delivered, summary.rejected, summary.pending) == (3, len(IDS) - 1, 1, 0)
+    assert "there is too little memory for it" in refused(net)
+    assert net.retry(document=LARGE, force=True).count == 1
+    assert net.run().delivered == 1
+
+
+class Reading(Memory):
+    """Lists what it has, and reads it later; of ``d11`` there is no memory for the content."""
+
+    def listing(self, partition: Any) -> Any:
+        return (Listed(doc.id, 1) for doc in super().listing(partition))
+
+    def read(self, listed: Listed) -> Document:
+        if listed.id == LARGE:
+            raise MemoryError
+        return Document(listed.id, raw=b"read")
+
+
+@pytest.mark.rule("kill.memory")
+def test_what_does_not_fit_while_it_is_read(place: Path) -> None:
+    """It is tried as often as any other error of a read."""
+    net = Network(place)
+    net.plan.source("docs", Reading([{"id": id} for id in IDS])).destination("out", net.out("out"), backoff=0)
+    summary = net.run(runner=InProcess())
+    assert (summary.exit, summary.failed, summary.pending) == (3, 1, 0)
+    assert "reading it: there is too little memory for it (MemoryError)" in refused(net, "failed")
+
+
+@pytest.mark.rule("kill.memory")
+@pytest.mark.parametrize("isolated", [False, True])
+def test_what_does_not_fit_in_a_step(place: Path, isolated: bool) -> None:
+    """The same; also in a child process."""
+
+    def step(doc: Document) -> Document:
+        if doc.id == LARGE:
+            raise no_arrow_memory()
+        if isolated and doc.id == "d03" and not (place / "died").exists():
+            (place / "died").touch()
+            child.os._exit(1)
+        return doc
+
+    net = network(place)
+    net.plan.step("step", step, after="docs").destination("out", net.out("out"), backoff=0)
+    summary = net.run(runner=InProcess(fork=isolated, failures=1))
+    assert (summary.exit, summary.failed, summary.pending) == (3, 1, 0)
+    assert "step step: there is too little memory for it (ArrowMemoryError: malloc of size" in refused(net, "failed")
+
+
+@pytest.mark.rule("kill.memory")
+@pytest.mark.parametrize("isolated", [False, True])
+def test_what_does_not_fit_at_a_destination(place: Path, isolated: bool) -> None:
+    """Its chunk is halved, as after any other error; it is not the destination's trouble."""
+    net = network(place)
+    net.put(LARGE)
+
+    def before(chunk: list[Any]) -> None:
+        if isolated and not (place / "died").exists():
+            (place / "died").touch()
+            child.os._exit(1)
+        if any(each.id == LARGE for each in chunk):
+            raise MemoryError
+
+    net.out("out").before = before
+    net.plan.destination("out", net.out("out"), after="docs", batch=10, backoff=0)
+    summary = net.run(runner=InProcess(fork=isolated, failures=1))
+    assert (summary.exit, summary.delivered, summary.pending) == (3, len(IDS) - 1, 0)
+    assert "there is too little memory for it (0.0 MiB: MemoryError)" in refused(
+        net, "rejected" if isolated else "failed"
+    )
+
+
+@pytest.mark.rule("kill.memory")
+def test_a_limit_that_is_too_small_for_anything(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run ends with an error that says so, and no document is blamed; the next one goes on."""
+    net = Network(place)
+    net.source()
+    net.put(*IDS)
+    net.plan.destination("out", net.out("out"), after="docs")
+    with monkeypatch.context() as patch:
+        patch.setattr(PartWriter, "write", failing(PartWriter.write, lambda *_: SIZE, no_arrow_memory))
+        with pytest.raises(OutOfMemory, match=r"too little memory for it .*malloc of size"):
+            net.run(runner=InProcess(), checked=False)
+    assert net.run().delivered == len(IDS)
+
+
+def test_no_child_can_be_made(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same: isolation mode needs a child."""
+    net = network(place)
+    net.plan.destination("out", net.out("out"), after="docs")
+
+    def fork() -> int:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    with monkeypatch.context() as patch:
+        gathering(patch)
+        patch.setattr(child.os, "fork", fork)
+        with pytest.raises(OutOfMemory, match="Cannot allocate memory"):
+            net.run(runner=InProcess(), checked=False)
+    assert net.run().delivered == len(IDS)
+
+
+class OutOfMemoryException(Exception):
+    """DuckDB's, which need not be loaded for it."""
+
+
+OutOfMemoryException.__module__ = "_duckdb"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        no_arrow_memory(),
+        pa.ArrowException("Unknown error: Failed to launch worker thread: Resource temporarily unavailable"),
+        OSError(errno.ENOMEM, "Cannot allocate memory"),
+        ImportError("libarrow.so.2600: failed to map segment from shared object"),
+        RuntimeError("can't start new thread"),
+        RuntimeError("std::bad_alloc"),
+        OutOfMemoryException("could not allocate block of size 256.0 KiB"),
+    ],
+    ids=repr,
+)
+def test_an_allocation_that_fails_is_known(error: Exception) -> None:
+    """Also behind the error of who met it."""
+    assert lacks_memory(error)
+    behind = ValueError("x")
+    behind.__cause__ = error
+    assert lacks_memory(behind)
+    assert why_no_memory(behind, 1 << 20).startswith(
+        f"there is too little memory for it (1.0 MiB: {type(error).__name__}"
+    )
+
+
+@pytest.mark.parametrize(
+    "error", [ValueError("cannot allocate memory"), OSError(errno.ENOSPC, "full"), KeyError("bad_alloc")]
+)
+def test_other_errors_are_no_such_thing(error: Exception) -> None:
+    """What a server says of its own memory, for example."""
+    assert not lacks_memory(error)
