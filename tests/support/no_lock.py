@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ferryman.storage import lock
 from ferryman.storage.lock import Lock
 
 
@@ -20,3 +21,9 @@ take: Any = classmethod(lambda cls, path: NoLock())
 def remove_locks() -> None:
     """For the rest of this process."""
     Lock.take = take  # type: ignore[method-assign]
+
+
+def remove_all_locks() -> None:
+    """For the rest of this process: also those of queues and readers. Nobody waits for one, and nobody is kept out."""
+    remove_locks()
+    lock._waited_for = lambda fd, kind, wait_s: True
