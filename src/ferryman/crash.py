@@ -194,6 +194,8 @@ QUEUES: Final[dict[str, str]] = {
     "trim.written": "the same, and the entry is under a temporary name",
     "trim.logged": "the oldest messages are gone",
     "trim.synced": "the same; their files are still there",
+    "trimmed.kept": "which rows a writer may append again is in a file of its own, and they are still messages",
+    "trimmed.merged": "the same is in two files, the older ones of which are not needed",
     "queue.renamed": "a deleted queue has no name any more",
     "queue.removed": "its files are gone",
 }

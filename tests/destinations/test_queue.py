@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +13,17 @@ import pytest
 from ferryman import crash
 from ferryman.destinations import Delivery, Destination, DestinationContext, Guarantee, Outcome, Queue
 from ferryman.document import Document
-from ferryman.errors import Misconfigured, Unavailable, UsageError
+from ferryman.errors import Misconfigured, StateForeign, Unavailable, UsageError
 from ferryman.plan import Plan
 from ferryman.queues import Queue as DurableQueue
 from ferryman.queues import once
 from ferryman.sources import Memory
 from ferryman.testing.destinations import DestinationSuite, delete, delivery
 from ferryman.testing.inprocess import InProcess
+from tests.support.in_store import faulty, states
 from tests.support.trial import Trial, run_plan
+
+__all__ = ["faulty", "states"]
 
 
 def messages(folder: Path, name: str = "out") -> list[Any]:
@@ -129,7 +133,66 @@ def test_killed_within_an_append(place: Path, tmp_path: Path, point: str) -> Non
     assert [m.body["n"] for m in messages(place)] == list(range(40))
 
 
-def pipe(documents: list[Any], place: Path) -> Plan:
+def trimmed_before_the_writer_knew(queues: Path | str, state: Path | str, seen: Path, keep: str | None) -> None:
+    """A worker is killed when its append has taken effect; what it appended is read, and trimmed by the operator, or by
+    another program that appends with ``keep=``; then the plan runs on: a reader has each document once."""
+    documents = [{"id": f"d{n:02}", "n": n} for n in range(40)]
+    plan = pipe(documents, queues)
+    reader = DurableQueue("out", queues).tailer("reader")
+    crash.arm("deliver.sent:2", str(seen))
+    try:
+        run_plan(plan, state, runner=InProcess(fork=True, failures=1), wait=0, checked=False)
+    finally:
+        crash.disarm()
+    assert seen.exists()
+    read = reader.read_many(1000)
+    if keep is None:
+        assert DurableQueue("out", queues).trim("0s") == len(read)
+    else:
+        for n in range(2):
+            DurableQueue("out", queues, keep=keep).append([{"n": 1000 + n}])
+        assert DurableQueue("out", queues).first_index > len(read)
+    assert run_plan(plan, state, runner=InProcess(), checked=False).exit == 0
+    read += reader.read_many(1000)
+    assert [m.body["n"] for m in read if m.body["n"] < 1000] == list(range(40))
+    documents.append({"id": "d40", "n": 40})
+    assert run_plan(pipe(documents, queues), state, runner=InProcess(), checked=False).exit == 0
+    assert [m.body["n"] for m in reader.read_many(1000)] == [40]
+
+
+@pytest.mark.rule("queue.trimmed-rows", "queue.destination")
+@pytest.mark.parametrize("keep", [None, "0s"])
+def test_trimmed_before_the_writer_knew(place: Path, tmp_path: Path, keep: str | None) -> None:
+    trimmed_before_the_writer_knew(place / "queues", place / "state", tmp_path / "seen", keep)
+
+
+@pytest.mark.rule("queue.trimmed-rows", "queue.destination")
+def test_trimmed_before_the_writer_knew_in_a_store(states: str, tmp_path: Path) -> None:
+    trimmed_before_the_writer_knew(f"{states}/queues", f"{states}/state", tmp_path / "seen", None)
+
+
+@pytest.mark.rule("state.old-copy")
+def test_an_old_copy_of_a_state_is_refused(place: Path) -> None:
+    """The queue has more of this state than the copy knows: nothing is sent twice. The newest state goes on."""
+    documents = [{"id": f"d{n:02}", "n": n} for n in range(4)]
+    assert run_plan(pipe(documents, place), place / "state").exit == 0
+    shutil.copytree(place / "state", place / "copy")
+    documents.append({"id": "d04", "n": 4})
+    assert run_plan(pipe(documents, place), place / "state").exit == 0
+    (place / "state").rename(place / "newest")
+    (place / "copy").rename(place / "state")
+    for _ in range(2):
+        with pytest.raises(StateForeign, match=r"is an old copy: destination out has deliveries of this state up to"):
+            run_plan(pipe(documents, place), place / "state", checked=False)
+    assert [m.body["n"] for m in messages(place)] == list(range(5))
+    shutil.rmtree(place / "state")
+    (place / "newest").rename(place / "state")
+    documents.append({"id": "d05", "n": 5})
+    assert run_plan(pipe(documents, place), place / "state").exit == 0
+    assert [m.body["n"] for m in messages(place)] == list(range(6))
+
+
+def pipe(documents: list[Any], place: Path | str) -> Plan:
     plan = Plan("pipe", version=1)
     plan.source("docs", Memory(documents)).destination("out", Queue("out", place), batch=8)
     return plan

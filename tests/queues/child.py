@@ -7,16 +7,19 @@ import os
 from pathlib import Path
 
 import msgspec
+import pyarrow as pa
 from deltalake import DeltaTable
 
 from ferryman import crash, limits
 from ferryman.queues import Queue
 from ferryman.queues import keys as remembered
+from ferryman.queues.message import CONTENT
 from ferryman.queues.store import QueueStore
 from ferryman.storage import files, objects
 from tests.support.http_store import HttpStore
 
 BATCHES = 24
+SENT = 8
 
 
 class Job(msgspec.Struct):
@@ -68,11 +71,23 @@ def do(root: Path, queues: str) -> None:
         old.append(messages(batch), key=f"batch-{batch}")
     old.register("slow", 6)
     old.trim(0)
+    sent = Queue("sent", queues)
+    for sequence in range(1, SENT + 1):  # a writer that was killed before it knew: it sends all again
+        sent.append_new(rows_of("writer", range(1, sequence + 1)), "writer")
+        sent.trim(0)
     gone = Queue("gone", queues)
     if not (root / "deleted").exists():
         gone.append([{"x": 1}], key="once")
         (root / "deleted").touch()
     gone.delete()
+
+
+def rows_of(writer: str, sequences: range) -> pa.Table:
+    """Rows as a destination appends them."""
+    meta = [json.dumps({"writer": writer, "sequence": n}) for n in sequences]
+    hashes = [f"{n:032x}" for n in sequences]
+    columns = {"message": ["{}"] * len(meta), "meta": meta, "hash": hashes, "sequence": list(sequences)}
+    return pa.table(columns, CONTENT.append(pa.field("sequence", pa.int64())))
 
 
 def check(root: Path, queues: str, kills: int) -> None:
@@ -94,7 +109,9 @@ def check(root: Path, queues: str, kills: int) -> None:
     assert (old.first_index, old.last_index) == (6, 12)
     assert [m.index for m in old.read()] == [*range(6, 13)]
     assert old.appended("batch-0") == range(1, 2), "a key outlives its messages"
-    assert Queue.all(queues) == ["old", "orders"]
+    sent = Queue("sent", queues)
+    assert (sent.first_index, sent.last_index) == (SENT + 1, SENT), "each row once, though all were trimmed"
+    assert Queue.all(queues) == ["old", "orders", "sent"]
     for each in (queue, old):
         check_folder(each)
 

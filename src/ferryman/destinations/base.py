@@ -196,6 +196,8 @@ class DestinationContext(NamedTuple):
     guarantee: Guarantee
     state: str = ""
     """Id of the state. A plan may run in several; each of them delivers everything."""
+    settled: int = 0
+    """Deliveries of this state and node with lower sequences are settled: they do not come again."""
 
 
 class Destination:
@@ -253,6 +255,14 @@ class Destination:
 
         In the driver, after ``check``: when a state is made, and after deliveries that were stale, so that what comes
         next is above. Worth having for a destination that compares sequences.
+        """
+        return None
+
+    def highest_of(self, context: DestinationContext) -> int | None:
+        """The highest sequence that it has of this very state and node; None: nothing, or it cannot tell.
+
+        In the driver, when a run begins: if the state has not come so far, it is an old copy. Worth having for a
+        destination that would take what comes again for something new.
         """
         return None
 

@@ -78,6 +78,7 @@ class Queue(Destination):
         self.text = text
         self._queue: DurableQueue | None = None
         self._writer = ""
+        self._settled = 0
 
     def target(self) -> str:
         return uri_of(self.root / self.name)
@@ -94,8 +95,13 @@ class Queue(Destination):
         with self._explained():
             self._opened().make()
 
+    def highest_of(self, context: DestinationContext) -> int | None:
+        with self._explained():
+            return self._opened().highest_of(_writer_of(context))
+
     def open(self, context: DestinationContext) -> None:
-        self._writer = f"{context.plan}-v{context.plan_version}/{context.destination} {context.state}".strip()
+        self._writer = _writer_of(context)
+        self._settled = context.settled
         self._queue = None  # a worker keeps its plan for many runs, and the queue may have been made again since
         with self._explained():
             self._opened()
@@ -123,7 +129,7 @@ class Queue(Destination):
             schema = CONTENT.append(pa.field(SEQUENCE, pa.int64()))
             columns = zip(*(rows[key] for key in sorted(rows)), strict=True)
             with self._explained():
-                self._opened().append_new(pa.table([pa.array(c) for c in columns], schema), self._writer)
+                self._opened().append_new(pa.table([pa.array(c) for c in columns], schema), self._writer, self._settled)
         return outcomes
 
     def _row(self, delivery: Delivery) -> tuple[str, str, str, int]:
@@ -172,3 +178,8 @@ class Queue(Destination):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_queue": None}
+
+
+def _writer_of(context: DestinationContext) -> str:
+    """Names a plan's node and a state of it in the queue."""
+    return f"{context.plan}-v{context.plan_version}/{context.destination} {context.state}".strip()

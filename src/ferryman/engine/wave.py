@@ -183,6 +183,7 @@ class Run:
         state = self._state
         for note in state.notes:
             self._tell(note)
+        self._newer.refuse_old_copy()
         done = []
         if state.wave > state.settled:
             info = settle(state, state.wave, self._patient.run)

@@ -1,7 +1,9 @@
-"""Keys of appends whose files have been merged or trimmed: sorted files that never change, a few at any time.
+"""What must be known of appends whose files have been merged or trimmed: sorted files that never change, a few at any
+time.
 
 While a file that was appended with a key is live, the log itself knows the key. Before it leaves the log its key is
-written here, so that at any moment one of the two knows it.
+written here, so that at any moment one of the two knows it. Rows of writers that were trimmed are kept in the same way,
+in a folder of their own: see ``queues.once``.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ import mmap
 import os
 import uuid
 import zlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -22,12 +24,15 @@ from ferryman.errors import StateDamaged
 from ferryman.queues.entries import MessageFile
 from ferryman.storage import files
 from ferryman.storage.disk import TEMPORARY
-from ferryman.storage.files import StatePath, replace
+from ferryman.storage.files import StatePath, make_folder, replace
 
 _HEAD: Final = 16
 """Bytes before the numbers: the CRC-32 of what follows, and blanks."""
 _CLASS: Final = 8
 """So many files of one class of size become one; a class begins at so many times the size of the one before."""
+
+_SPARSE: Final = 2
+"""A file of which less than one in so many is wanted is written anew."""
 
 Numbers = np.ndarray[Any, Any]
 
@@ -47,7 +52,7 @@ def key_name(key: str) -> str:
 
 
 class RememberedKeys:
-    """The files in ``folder``."""
+    """The files in ``folder``, whose last name is that of the crash points."""
 
     def __init__(self, folder: StatePath) -> None:
         self._folder = folder
@@ -59,25 +64,46 @@ class RememberedKeys:
         Raises:
             StateDamaged: a file is not what was written.
         """
-        high, low = _halves(name)
         for run in self._load().values():
-            at = int(np.searchsorted(run.high, high))
-            while at < len(run.high) and run.high[at] == high:
-                if run.low[at] == low:
-                    return range(int(run.first[at]), int(run.first[at] + run.rows[at]))
-                at += 1
+            if (at := _at(run, name)) is not None:
+                return range(int(run.first[at]), int(run.first[at] + run.rows[at]))
         return None
+
+    def known(self, names: Iterable[str]) -> set[str]:
+        """Those of them that are kept."""
+        runs = [*self._load().values()]
+        return {name for name in names if any(_at(run, name) is not None for run in runs)}
 
     def remember(self, files: Iterable[MessageFile]) -> None:
         """Durably, before these files leave the log."""
-        keyed = [(*_halves(f.key), f.first, f.rows) for f in files if f.key]
-        if not keyed:
+        self.add([(f.key, f.first, f.rows) for f in files if f.key])
+
+    def add(self, keys: Sequence[tuple[str, int, int]]) -> None:
+        """Keep names with their two numbers, durably."""
+        if not keys:
             return
+        keyed = [(*_halves(name), first, rows) for name, first, rows in keys]
         high, low, first, rows = zip(*keyed, strict=True)
         numbers = (np.array(high, "<u8"), np.array(low, "<u8"), np.array(first, "<i8"), np.array(rows, "<i8"))
+        make_folder(self._folder)  # a queue may have been made without it
         self._write(KeyRun(*numbers))
-        crash.point("keys.kept")
+        crash.point(f"{self._folder.name}.kept")
         self._merge()
+
+    def drop(self, wanted: Callable[[KeyRun], Numbers]) -> None:
+        """Remove what is not wanted any more: whole files, or most of one.
+
+        Args:
+            wanted: of each key of a file, whether it is.
+        """
+        for name, run in self._load().items():
+            left = wanted(run)
+            if left.sum() * _SPARSE > len(left):
+                continue
+            if left.any():
+                self._write(KeyRun(*(column[left] for column in run)))
+                crash.point(f"{self._folder.name}.merged")
+            files.remove(self._folder / name)
 
     def _merge(self) -> None:
         """Make one file of those of a class, where they have become many."""
@@ -91,7 +117,7 @@ class RememberedKeys:
             if len(names) >= _CLASS:
                 columns = [np.concatenate(column) for column in zip(*(self._runs[n] for n in names), strict=True)]
                 self._write(KeyRun(*columns))
-                crash.point("keys.merged")
+                crash.point(f"{self._folder.name}.merged")
                 files.remove_all(self._folder / name for name in names)
 
     def _write(self, run: KeyRun) -> None:
@@ -125,6 +151,17 @@ def _read(path: Path) -> KeyRun:
         raise StateDamaged(str(path), "its checksum does not match its content")
     columns = np.frombuffer(data, "<u8", offset=_HEAD).reshape(4, -1)
     return KeyRun(columns[0], columns[1], columns[2].view("<i8"), columns[3].view("<i8"))
+
+
+def _at(run: KeyRun, name: str) -> int | None:
+    """Where a key stands in a file; None: it does not."""
+    high, low = _halves(name)
+    at = int(np.searchsorted(run.high, np.uint64(high)))
+    while at < len(run.high) and run.high[at] == high:
+        if run.low[at] == low:
+            return at
+        at += 1
+    return None
 
 
 def _halves(name: str) -> tuple[int, int]:

@@ -132,7 +132,8 @@ def sweep(store: QueueStore) -> None:
             stray = name.endswith(".parquet") or name.startswith(TEMPORARY)
             if stray and name not in live and changed_before(path, old):
                 remove(path)
-    for folder in (store.table.log, store.table.marks, store.home / "keys", store.home / "tailers"):
+    folders = (store.home / name for name in ("keys", "trimmed", "tailers"))
+    for folder in (store.table.log, store.table.marks, *folders):
         remove_temporary(folder, now - limits.TEMPORARY_S)
 
 

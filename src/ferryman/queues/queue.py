@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from ferryman import limits
 from ferryman.errors import EngineError, UsageError
-from ferryman.queues import merging, place, reading, trimming
+from ferryman.queues import merging, once, place, reading, trimming
 from ferryman.queues.appending import append_rows
 from ferryman.queues.keys import key_name
 from ferryman.queues.message import ROWS, Message, content_of, messages_of
@@ -75,14 +75,27 @@ class Queue:
             raise UsageError(f"key={key!r}: give a text that is not empty.")
         return self._append(rows, key=key) if rows.num_rows else range(0)
 
-    def append_new(self, rows: pa.Table, writer: str) -> int:
-        """Append those rows of a writer that it has not appended before, in one commit; how many.
+    def append_new(self, rows: pa.Table, writer: str, settled: int = 0) -> int:
+        """Append those rows of a writer that it has not appended before, in one commit; how many. Also one that was
+        trimmed meanwhile is not appended again.
 
         Args:
             rows: ``message``, ``meta`` and ``hash`` as for ``append_rows``, and ``sequence``, ascending and above 0.
                 Rows of the same hash and sequence are the same row. Their ``meta`` has ``sequence`` and ``writer``.
+            settled: rows of lower sequences do not come again: of trimmed ones nothing needs to be kept.
+
+        Raises:
+            UsageError: a row is one that was settled by an earlier call. Nothing was appended.
         """
-        return len(self._append(rows, writer=RepeatingWriter(writer))) if rows.num_rows else 0
+        return len(self._append(rows, writer=RepeatingWriter(writer, settled))) if rows.num_rows else 0
+
+    def highest_of(self, writer: str) -> int | None:
+        """The highest sequence that a writer has appended (``append_new``); None: it has appended nothing."""
+        store = self._there()
+        if store is None:
+            return None
+        store.move_on()
+        return once.highest(store, writer) or None
 
     def _append(self, rows: pa.Table, key: str | None = None, writer: RepeatingWriter | None = None) -> range:
         store = self._made()

@@ -23,6 +23,7 @@ class QueueStore:
         self.home = home = home_of(folder, identity.id)
         self.table = MessageTable(home / "messages")
         self.keys = RememberedKeys(home / "keys")
+        self.trimmed = RememberedKeys(home / "trimmed")
         self.positions = Positions(home / "tailers", identity.id)
         self.appending = home / "appending"
         self.merging = home / "merging"

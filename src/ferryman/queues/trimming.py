@@ -10,11 +10,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ferryman import crash, durations, limits
-from ferryman.errors import UsageError
+from ferryman.errors import StateDamaged, UsageError
 from ferryman.queues.appending import write_rows
 from ferryman.queues.entries import LogEntry, MessageFile
 from ferryman.queues.merging import retire
 from ferryman.queues.message import ROWS
+from ferryman.queues.once import keep_trimmed
 from ferryman.queues.store import QueueStore
 from ferryman.storage.files import fsync_folder, remove
 from ferryman.storage.groups import RowGroups
@@ -46,7 +47,7 @@ def trim(store: QueueStore, keep_s: float, *, force: bool = False, exact: bool =
 
     1. find the files all of whose messages go, and (``exact``) the one of which a part goes
     2. write what stays of that one
-    3. the keys of what leaves the log are kept elsewhere
+    3. the keys of what leaves the log are kept elsewhere, and which rows a writer may append again
     4. commit; if others have committed meanwhile, begin again
     5. remove the files
 
@@ -76,7 +77,13 @@ def trim(store: QueueStore, keep_s: float, *, force: bool = False, exact: bool =
                 staying = ()
             if not gone:
                 return 0
-            store.keys.remember(gone)  # 3
+            try:
+                keep_trimmed(store, gone)  # 3
+            except StateDamaged:
+                if not store.move_on():
+                    raise
+                continue  # somebody else has merged or trimmed them
+            store.keys.remember(gone)
             if store.table.commit(LogEntry("trim", staying, tuple(gone))):  # 4
                 retire(store, gone)  # 5
                 return sum(f.rows for f in gone) - sum(f.rows for f in staying)

@@ -15,7 +15,7 @@ import numpy as np
 from ferryman.destinations.base import Destination
 from ferryman.engine.deliver.callers import Hung, ThreadCaller
 from ferryman.engine.deliver.key_heads import KeyHeads, lanes_together
-from ferryman.engine.deliver.lane import Lane, LaneReport, Pass
+from ferryman.engine.deliver.lane import Lane, LaneReport, Pass, context_of
 from ferryman.engine.deliver.precedence import SendOrder, order_of
 from ferryman.engine.deliver.turn import OutboxFile
 from ferryman.engine.keyed.phase import KeyUpdates
@@ -23,6 +23,7 @@ from ferryman.engine.runner.base import PickledPlan, Runner
 from ferryman.engine.trouble import Troubles
 from ferryman.errors import EngineError, PermanentError, WorkerDied, message_of
 from ferryman.plan import DestinationNode, KeyedNode, errors_node
+from ferryman.state.identity import id_of
 from ferryman.state.outbox import first_sequence, has_exports, has_others, pending_rows, split_family
 from ferryman.state.state import State
 from ferryman.storage.handles import DataFile
@@ -144,6 +145,22 @@ class Dispatcher:
             sender.end()
         return held if isinstance(held, int) else None
 
+    def sent_before(self, destination: str) -> int | None:
+        """The highest sequence that this destination has of this state; None: it cannot tell, or not now."""
+        node = self._nodes[destination]
+        if type(node.destination).highest_of is Destination.highest_of:
+            return None
+        state = self._state
+        context = context_of(state.plan, node, state.wave, id_of(state.root))
+        sender = ThreadCaller(f"ask-{destination}")
+        try:
+            held = sender.call(node.destination.highest_of, context, timeout_s=node.policy.send_timeout)
+        except Exception:  # whatever it is, `check` says it before something is delivered
+            return None
+        finally:
+            sender.end()
+        return held if isinstance(held, int) else None
+
     def _due(self, now_us: int) -> dict[str, list[DataFile]]:
         """Destination -> files with rows that are due, oldest first."""
         found: dict[str, list[DataFile]] = {}
@@ -184,7 +201,12 @@ class Dispatcher:
         for each in together:
             keys = [(file.path, first_sequence(file)) for file in each]
             min(dealt, key=len).extend(OutboxFile(path, key, order.get(key)) for path, key in keys)
-        return [Lane(node.name, each, node.name in self._deadly) for each in dealt]
+        settled = min(map(first_sequence, self._files_of(node.name)))
+        return [Lane(node.name, each, node.name in self._deadly, settled) for each in dealt]
+
+    def _files_of(self, destination: str) -> list[DataFile]:
+        """All of its files, also those of which every row is held for review."""
+        return [f for f in self._state.outbox.files.values() if f.partition["destination"] == destination]
 
     def _width(self, node: DestinationNode, *, alone: bool) -> int:
         """How many lanes it gets at most."""

@@ -15,7 +15,7 @@ from ferryman.engine.deliver.turn import LaneStop, OutboxFile, Turn
 from ferryman.engine.runner.base import PickledPlan
 from ferryman.errors import PermanentError, describe
 from ferryman.memory import is_failed_allocation, why_no_memory
-from ferryman.plan import DestinationNode, errors_node
+from ferryman.plan import DestinationNode, Plan, errors_node
 from ferryman.state.identity import id_of
 from ferryman.state.journal import Journal
 from ferryman.storage.files import path_of
@@ -28,6 +28,8 @@ class Lane(NamedTuple):
     files: list[OutboxFile]
     isolated: bool = False
     """A worker died over this destination, or it hung: it is called in a child process."""
+    settled: int = 0
+    """Deliveries of lower sequences do not come again."""
 
 
 class LaneReport(NamedTuple):
@@ -82,9 +84,8 @@ class Pass:
             live=self.live,
             ended_holds=errors_node(plan.nodes) is None,
         )
-        context = DestinationContext(
-            plan.name, plan.version, node.name, self.number, node.policy.guarantee, id_of(path_of(self.root))
-        )
+        state = id_of(path_of(self.root))
+        context = context_of(plan, node, self.number, state, lane.settled)
         stopped = LaneStop()
         try:
             _speak(turn, node.destination.open, context)
@@ -99,6 +100,16 @@ class Pass:
             crash.point("deliver.hung")
             os._exit(1)
         return LaneReport(node.name, stopped.why, stopped.permanent, stopped.hung)
+
+
+def context_of(plan: Plan, node: DestinationNode, number: int, state: str, settled: int = 0) -> DestinationContext:
+    """What a destination is told of whoever delivers.
+
+    Args:
+        number: of the pass.
+        state: its id.
+    """
+    return DestinationContext(plan.name, plan.version, node.name, number, node.policy.guarantee, state, settled)
 
 
 def _speak(turn: Turn, function: Any, *args: Any) -> None:
