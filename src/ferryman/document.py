@@ -13,7 +13,7 @@ from urllib.parse import quote
 import msgspec
 
 from ferryman import durations, limits
-from ferryman.errors import BadDocument, PermanentError, Unsupported, UsageError, describe, plain_text
+from ferryman.errors import BadDocument, PermanentError, Unsupported, UsageError, describe, plain_text, shown
 
 Operation = Literal["upsert", "delete"]
 
@@ -179,10 +179,10 @@ class Document(MutableMapping[str, Any]):
             PermanentError: a field holds what cannot be copied (a lock, a generator); names it.
         """
         try:
-            copied = {n: v if type(v) in _UNCHANGEABLE else _copied(v) for n, v in self._fields.items()}  # most are
+            fields = {n: v if type(v) in _UNCHANGEABLE else copied(v) for n, v in self._fields.items()}  # most are
         except Exception as e:
             raise _uncopyable(self._fields, e) from None
-        copy = Document.of(self.id, copied, self.raw)
+        copy = Document.of(self.id, fields, self.raw)
         copy.parent_id = self.parent_id
         copy.origin_id = self.origin_id
         copy.version = self.version
@@ -270,13 +270,13 @@ def _seconds(after: object) -> float | None:
     return found if 0 <= found <= limits.AGAIN_MOST_S and not isinstance(after, bool) else None
 
 
-def _copied(value: Any) -> Any:
+def copied(value: Any) -> Any:
     """A copy of a JSON value, several times faster than ``deepcopy``; of anything else ``deepcopy``'s."""
     kind = type(value)
     if kind is dict:
-        return {name: _copied(each) for name, each in value.items()}
+        return {name: copied(each) for name, each in value.items()}
     if kind is list:
-        return [_copied(each) for each in value]
+        return [copied(each) for each in value]
     return value if kind in _UNCHANGEABLE else deepcopy(value)
 
 
@@ -284,11 +284,11 @@ def _uncopyable(fields: dict[str, Any], error: Exception) -> PermanentError:
     """Which field cannot be copied, and why."""
     for name, value in fields.items():
         try:
-            _copied(value)
+            copied(value)
         except Exception as e:
             why = _TOO_DEEP if isinstance(e, RecursionError) else f"holds a {type(value).__name__}"
             return PermanentError(
-                f"field {_shown(name)} {why}, of which no copy can be made ({describe(e)}). Copies are made for steps "
+                f"field {shown(name)} {why}, of which no copy can be made ({describe(e)}). Copies are made for steps "
                 "with batch= and for routers that send a document several ways: take the field out before, or make "
                 "the object in the step that uses it."
             )
@@ -320,11 +320,51 @@ def encode_fields(fields: dict[str, Any]) -> bytes:
     return encoded
 
 
+def is_text(text: str) -> bool:
+    """Can it be stored? Text with half a character (a lone surrogate), as of a file name that is not UTF-8, cannot."""
+    if text.isascii():
+        return True
+    try:
+        str.encode(text)
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def raw_bytes(raw: object) -> bytes | None:
+    """What a source gave as raw bytes.
+
+    Raises:
+        BadDocument: it is something else.
+    """
+    if raw is None or type(raw) is bytes:
+        return raw
+    if isinstance(raw, bytes | bytearray | memoryview):
+        return bytes(raw)
+    raise BadDocument(f"its source gave a {type(raw).__name__} as raw, which must be bytes or None")
+
+
+def storable_id(id: str) -> str:
+    """An id of a source as it can be stored: one that is not whole text with what is wrong of it escaped, so that the
+    document can be named when it is refused."""
+    return id if is_text(id) else plain_text(id)
+
+
+def check_source_id(id: str) -> None:
+    """Is an id of a source text that can be stored?
+
+    Raises:
+        BadDocument: it is not.
+    """
+    if not is_text(id):
+        raise BadDocument(f"its source gave it the id {shown(id)}, which has half a character in it (a lone surrogate)")
+
+
 def encode_value(value: Any, what: str) -> bytes:
     """A value that is to stand in fields, as JSON bytes with sorted keys.
 
     Args:
-        what: names it in messages.
+        what: begins the message, such as "the state".
 
     Raises:
         BadDocument: as ``encode_fields``.
@@ -336,7 +376,7 @@ def encode_value(value: Any, what: str) -> bytes:
     except RecursionError:
         raise BadDocument(f"{what} {_TOO_DEEP}") from None
     except Exception as e:
-        raise BadDocument(f"{what} is a {type(value).__name__} that JSON cannot hold ({plain_text(e)})") from None
+        raise BadDocument(f"{what} JSON cannot hold ({plain_text(e)})") from None
     if why := unfit(value, limits.NESTED - 1):
         raise BadDocument(f"{what} {why}")
     return encoded
@@ -397,7 +437,7 @@ def _bad_field(fields: dict[str, Any]) -> str:
     """What is wrong with the first field that is not what JSON is to hold; "" if there is none."""
     for name, value in fields.items():
         if why := unfit(value, limits.NESTED - 1):
-            return f"field {_shown(name)} {why}. Set it to something else in a step, such as text or None."
+            return f"field {shown(name)} {why}. Set it to something else in a step, such as text or None."
     return ""
 
 
@@ -407,21 +447,13 @@ def _unencodable(fields: dict[str, Any], error: Exception) -> BadDocument:
         try:
             _encode({name: value})
         except RecursionError:
-            return BadDocument(f"field {_shown(name)} {_TOO_DEEP}. Set it to something flatter in a step.")
+            return BadDocument(f"field {shown(name)} {_TOO_DEEP}. Set it to something flatter in a step.")
         except Exception:
             return BadDocument(
-                f"field {_shown(name)} holds a {type(value).__name__} that JSON cannot hold "
+                f"field {shown(name)} holds a {type(value).__name__} that JSON cannot hold "
                 f"({plain_text(error)}). Set it to text, a number, a list or a dict in a step."
             )
     return BadDocument(f"the fields are not JSON: {plain_text(error)}")
-
-
-def _shown(name: object) -> str:
-    """A field's name in a message; a step may take anything for one."""
-    try:
-        return plain_text(repr(name))
-    except Exception:
-        return f"(a {type(name).__name__})"
 
 
 _TOO_DEEP: Final = f"is nested more than {limits.NESTED} deep"

@@ -33,6 +33,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from ferryman import limits
+
 
 class FerrymanError(Exception):
     """Base of everything Ferryman raises on purpose. ``exit_code`` is what the command line ends with."""
@@ -225,7 +227,7 @@ class OutOfMemory(WorkerDied):
 
 def describe(error: BaseException) -> str:
     """An error of other people's code, its kind first, as text that can be stored."""
-    return f"{type(error).__name__}: {plain_text(error)}"
+    return f"{plain_text(type(error).__name__)}: {plain_text(error)}"
 
 
 def message_of(error: BaseException) -> str:
@@ -244,22 +246,53 @@ def unless_interrupt(error: BaseException) -> BaseException:
     Raises:
         Interrupted: the error itself, for it is about this process, not about what was called.
     """
-    if isinstance(error, Interrupted):
+    if issubclass(type(error), Interrupted):
         raise error
+    return askable(error)
+
+
+def askable(error: BaseException) -> BaseException:
+    """What other people's code raised; in place of one that lets nobody ask for its class or traceback, another."""
+    try:
+        isinstance(error, Exception)
+        error.__traceback__  # noqa: B018 - asked for to see whether it can be
+    except Exception:
+        name, trace = plain_text(type(error).__name__), vars(BaseException)["__traceback__"].__get__(error)
+        return RuntimeError(f"{name}, of which nothing can be asked").with_traceback(trace)
     return error
 
 
 def as_exception(error: BaseException) -> Exception:
     """What other people's code raised, as something that ends no process of ours: ``sys.exit()`` would."""
+    error = askable(error)
     return error if isinstance(error, Exception) else RuntimeError(f"it raised {describe(error)}")
 
 
-def plain_text(reason: object) -> str:
-    """Any reason that other people's code gave, as text that can be stored: it may be no text, or no words."""
+def plain_text(reason: object, most: int = limits.MESSAGE_CHARACTERS) -> str:
+    """Any reason that other people's code gave, as text that can be stored: it may be no text, or no words, or have
+    halves of characters; of a long one the middle is left out."""
     if reason is None:
         return ""
     try:
         text = str(reason)
-    except Exception:
+    except BaseException as e:
+        unless_interrupt(e)
         text = f"(a {type(reason).__name__} that cannot say why)"
-    return text.encode("utf-8", "backslashreplace").decode()
+    return str.encode(shortened(text, most), "utf-8", "backslashreplace").decode()
+
+
+def shown(value: object) -> str:
+    """Any value of other people's code as a message shows it; its ``repr`` may raise."""
+    try:
+        return plain_text(repr(value))
+    except BaseException as e:
+        unless_interrupt(e)
+        return f"a {type(value).__name__}"
+
+
+def shortened(text: str, most: int) -> str:
+    """A text without its middle, with how much is missing, if it has more than ``most`` characters."""
+    if len(text) <= most:
+        return text
+    end = most // 4
+    return f"{text[: most - end]} … ({len(text) - most:,} characters left out) … {text[-end:]}"

@@ -273,6 +273,13 @@ GROUP_BYTES: Final = 16 * MIB
 MAX_CONTENT_BYTES: Final = 2000 * MIB
 """Fields, or raw bytes, of one delivery: a page of a data file is compressed whole, and lz4 takes 2016 MiB at most."""
 
+MESSAGE_CHARACTERS: Final = 4000
+"""Of what other people's code says when something fails, and of what is said of a document: a million documents may
+fail with a page of a web server each, and all of it is kept in the ledger. What is left out is in the middle."""
+
+TRACE_CHARACTERS: Final = 4000
+"""Of a traceback: the last ones, where the error is."""
+
 NESTED: Final = 200
 """Levels of lists and dicts that the fields of a document may have, themselves the first: copying them takes two frames
 a level, and Python gives up at 1000, of which those who call need some. Other programs' parsers give up earlier."""

@@ -59,7 +59,10 @@ def is_connection(error: BaseException, *, reading: bool = False) -> bool:
     Args:
         reading: a source's ``read`` raised it: errors of its device count, too.
     """
-    return any(_is_connection(each) or (reading and _is_device(each)) for each in chain(error))
+    try:
+        return any(_is_connection(each) or (reading and _is_device(each)) for each in chain(error))
+    except Exception:  # its class looks attributes up itself, and raises
+        return False
 
 
 def chain(error: BaseException) -> Iterator[BaseException]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from ferryman.document import Document
+from ferryman.document import Document, copied
 from ferryman.errors import PermanentError
 
 Combiner = Callable[[str, list[Any]], Any]
@@ -27,7 +27,7 @@ class Combining:
     def __call__(self, key: str, state: Any, documents: list[Document]) -> tuple[Any, dict[str, Any] | None]:
         new = self.combiner(key, [value for doc in documents for value in self._values_of(doc)])
         if state is not None and new is not None:
-            new = self.combiner(key, [state, new])
+            new = self.combiner(key, [copied(state), new])  # it may change the first of them and return that
         elif new is None:
             new = state
         if new == state:

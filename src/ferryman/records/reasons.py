@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from typing import Final
 
+from ferryman import limits
+
 HEADING: Final = "Traceback (most recent call last):"
 _MARK: Final = f"\n{HEADING}\n"
 
-LONGEST: Final = 4000
+LONGEST: Final = limits.TRACE_CHARACTERS
 """Characters of a traceback that are kept: its first line, and the last ones."""
 
 

@@ -11,6 +11,7 @@ import msgspec
 import pyarrow as pa
 from pyarrow import types
 
+from ferryman import limits
 from ferryman.errors import UsageError
 
 Convert = Callable[[Any], Any]
@@ -42,6 +43,9 @@ class RowEncoder:
         order = sorted(range(len(schema.names)), key=lambda i: schema.names[i])
         self._row = _row_of([schema.names[i] for i in order])
         self._columns = [(i, _casts(schema.types[i]), _convert(schema.types[i])) for i in order]
+        for name, kind in zip(schema.names, schema.types, strict=True):
+            if _levels(kind) >= limits.NESTED:
+                raise UsageError(f"DataFrame: column {name!r} is nested more than {limits.NESTED} deep.")
         nested = any(kind.num_fields for kind in schema.types)
         self._encode = _sorted if nested else _as_is  # the columns are in order already
 
@@ -50,6 +54,13 @@ class RowEncoder:
         ids = _values(batch.column(self._id), self._id_casts, self._id_text)
         columns = [_values(batch.column(i), casts, convert) for i, casts, convert in self._columns]
         return ids, list(map(self._encode, map(self._row, *columns)))
+
+
+def _levels(kind: pa.DataType) -> int:
+    """Lists, structs and maps in each other."""
+    inner = [kind.field(at).type for at in range(kind.num_fields)] if not types.is_map(kind) else []
+    inner += [kind.key_type, kind.item_type] if types.is_map(kind) else []
+    return 1 + max(map(_levels, inner)) if inner else 0
 
 
 def _values(column: pa.Array, casts: list[pa.DataType], convert: Convert | None) -> list[Any]:

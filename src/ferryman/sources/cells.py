@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import datetime as dt
+import json
 import uuid
 from collections.abc import Mapping
 from decimal import Decimal
@@ -62,7 +63,21 @@ def json_value(value: Any) -> Any:
             return int(value)
     if isinstance(value, _AS_TEXT):
         return str(value)
+    if kind is NestedTooDeep:
+        raise TypeError("JSON that is nested too deep")
     raise TypeError(f"a {kind.__name__}")
+
+
+class NestedTooDeep:
+    """A JSON value of the database that is nested deeper than it can be read."""
+
+
+def loaded(text: str | bytes) -> Any:
+    """A JSON value of the database, as its driver gives it; one that is nested too deep must not end the query."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        return NestedTooDeep()
 
 
 def moment(value: dt.datetime) -> str:

@@ -165,12 +165,12 @@ class Jobs(Source):
             fields = {**given, "path": each.path, **each.fields}
             file = str(folder / each.path)
             location = {"file": file, "sha256": each.sha256, "fields": fields, "batch": partition.batch}
-            yield Listed(
-                f"{partition.name}/{quoted(each.path, '/')}",
-                each.size,
-                print_of(each, fields),
-                json.dumps(location, ensure_ascii=True),
-            )
+            id = f"{partition.name}/{quoted(each.path, '/')}"
+            try:
+                yield Listed(id, each.size, print_of(each, fields), json.dumps(location, ensure_ascii=True))
+            except BadDocument as e:
+                where = json.dumps({"batch": partition.batch})
+                yield Listed(id, 0, location=where, refused=f"{file}: {plain_text(e)}")
 
     def batch_of(self, location: str) -> str:
         """Of a list of files that cannot be read: none."""

@@ -23,8 +23,16 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, get_args
 
 from ferryman import limits
-from ferryman.document import Document, check_size, content_version, encode_fields
-from ferryman.errors import BadDocument, UsageError
+from ferryman.document import (
+    Document,
+    check_size,
+    check_source_id,
+    content_version,
+    encode_fields,
+    raw_bytes,
+    storable_id,
+)
+from ferryman.errors import BadDocument, UsageError, plain_text
 from ferryman.sources.base import Listed, Source
 
 if TYPE_CHECKING:
@@ -265,13 +273,16 @@ class Log(Source):
             yield Listed(id, 0)
 
     def _row(self, entry: Entry) -> tuple[Any, ...]:
-        doc, id = entry.document, self.full_id(entry.document.id)
+        doc = entry.document
+        id, raw = storable_id(self.full_id(doc.id)), doc.raw
         try:
             if entry.refused:
                 raise BadDocument(entry.refused)
-            fields = encode_fields(doc.fields)
-            check_size(fields, doc.raw)
+            check_source_id(self.full_id(doc.id))
+            fields, raw = encode_fields(doc.fields), raw_bytes(raw)
+            check_size(fields, raw)
         except BadDocument as e:
-            return entry.place, id, None, None, content_version(str(e).encode(), None), str(e), None, entry.provenance
-        version = content_version(fields, doc.raw)
-        return entry.place, id, fields, doc.raw, version, None, entry.dropped or None, entry.provenance
+            why = plain_text(e)
+            return entry.place, id, None, None, content_version(why.encode(), None), why, None, entry.provenance
+        dropped = plain_text(entry.dropped) or None
+        return entry.place, id, fields, raw, content_version(fields, raw), None, dropped, entry.provenance

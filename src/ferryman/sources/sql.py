@@ -17,7 +17,7 @@ from ferryman import databases, limits
 from ferryman.document import Document
 from ferryman.errors import BadDocument, TransientError, Unavailable, UsageError
 from ferryman.sources.base import Detect, Listed, Source
-from ferryman.sources.cells import id_text, json_value
+from ferryman.sources.cells import id_text, json_value, loaded
 
 FETCH_ROWS: Final = 200
 """Rows that are fetched at a time: what a worker holds of a query, also where each row has a megabyte of content."""
@@ -248,6 +248,8 @@ class Sql(Source):
                     raw = _bytes(value)
                 else:
                     fields[name] = json_value(value)
+            except RecursionError:
+                return Listed(id, 0, refused=f"{id}: column {name!r} holds JSON that is nested too deep.")
             except TypeError as e:
                 what = "content is text or binary" if name == self.content else "JSON has nothing for it"
                 return Listed(id, 0, refused=f"{id}: column {name!r} holds {e}: {what}. Cast it in the query.")
@@ -283,7 +285,8 @@ class Sql(Source):
         if url.get_backend_name() == "sqlite":
             return _open_sqlite(url)
         try:
-            return sa.create_engine(url, poolclass=sa.NullPool).connect()
+            own: dict[str, Any] = {"json_deserializer": loaded} if url.get_backend_name() == "postgresql" else {}
+            return sa.create_engine(url, poolclass=sa.NullPool, **own).connect()
         except (ModuleNotFoundError, sa.exc.NoSuchModuleError) as e:
             missing = getattr(e, "name", None) or url.drivername
             raise UsageError(f"{self._where}: the driver {missing} is not installed: pip install {missing}.") from None

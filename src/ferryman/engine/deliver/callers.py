@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Final, Protocol
 
 from ferryman import limits
@@ -107,7 +107,7 @@ class ThreadCaller:
         while (call := self._calls.get()) is not _END:
             function, args = call
             try:
-                self._answers.put((True, function(*args)))
+                self._answers.put((True, _whole(function(*args))))
             except BaseException as e:
                 self._answers.put((False, e))
 
@@ -156,7 +156,12 @@ class ProcessCaller:
         if opened is not None and not self._is_open:
             self._destination.open(*opened)
         self._is_open = True
-        return getattr(self._destination, name)(*args)
+        return _whole(getattr(self._destination, name)(*args))
+
+
+def _whole(answer: Any) -> Any:
+    """What a call has answered; a generator works as it is asked, and that is part of the call."""
+    return [*answer] if isinstance(answer, Iterator) else answer
 
 
 def universal(error: BaseException) -> bool:

@@ -27,7 +27,7 @@ from ferryman.engine.deliver.callers import Hung, Killed, universal
 from ferryman.engine.deliver.key_order import KeyOrder
 from ferryman.engine.deliver.outcomes import Tries, row_result
 from ferryman.engine.deliver.turn import LaneStop, OutboxFile, Turn
-from ferryman.errors import PermanentError, TransientError, describe, plain_text
+from ferryman.errors import PermanentError, TransientError, describe, plain_text, shown
 from ferryman.memory import is_failed_allocation, lacks_memory, why_no_memory
 from ferryman.outages import is_connection
 from ferryman.plan import Policy
@@ -74,7 +74,8 @@ class FileDelivery:
         self.rows: np.ndarray[Any, Any] = self.table["row"].to_numpy()
         self.contents = RowGroups(str(path), OUTBOX_CONTENT, verified=True)
         self.content = pa.table({})
-        """Content of the rows that ``_chunks`` came to last."""
+        self.content_at = 0
+        """Content of the rows that ``_chunks`` came to last, and the place of the first."""
         self.unread: dict[int, str] = {}
         """In isolation mode: place of a row whose content is more than there is memory for -> why."""
         self.noted = time.monotonic()
@@ -151,6 +152,7 @@ class FileDelivery:
             if not self.turn.node.destination.holds_keys:
                 rows = self.keys.end_of(start, start + rows) - start
             self.content, held, sizes = held.slice(0, rows), held.slice(rows), sizes[rows:]
+            self.content_at = start
             yield start, start + rows
             start += rows
 
@@ -202,7 +204,7 @@ class FileDelivery:
         crash.point("deliver.claimed")
         if not turn.journal.open_for(turn.number):  # 2
             raise LaneStop
-        chunk = _without(self._deliveries(start, end), waiting)
+        chunk = self._deliveries(_without(range(start, end), waiting))
         stop: LaneStop | None = None
         try:
             outcomes = self._refused(start) or self._write(chunk)  # 3
@@ -225,9 +227,8 @@ class FileDelivery:
         waiting = self.keys.waiting(start, end)
         if len(waiting) == end - start:
             return
-        chunk = _without(self._deliveries(start, end), waiting)
         try:
-            outcomes = self._refused(start) or self._write_or_split(chunk)  # 3
+            outcomes = self._write_or_split(_without(range(start, end), waiting))  # 3
         except Hung as e:
             raise LaneStop(f"write: {e}", hung=True) from e
         crash.point("deliver.sent")
@@ -240,28 +241,34 @@ class FileDelivery:
             raise stop
         self._write_part_in_time()
 
-    def _write_or_split(self, chunk: list[Delivery], deaths: int = 0) -> list[Outcome] | None:
+    def _write_or_split(self, places: Sequence[int], deaths: int = 0) -> list[Outcome] | None:
         """Outcomes; a chunk that fails as a whole is halved until the bad row stands alone, which may end ``deaths``
-        processes before it is given up."""
+        processes before it is given up. For each call the deliveries are made anew: ``write`` may have changed those
+        that it was given before it failed."""
+        chunk = self._deliveries(places)
+        if (refused := self._refused(places[0])) is not None:
+            return refused
         try:
             return self._write(chunk)
         except Hung:
             raise
         except Exception as e:
-            why = why_no_memory(e, _size_of(chunk)) if is_failed_allocation(e) else describe(e)
+            why = why_no_memory(e, self._size_of(places)) if is_failed_allocation(e) else describe(e)
             permanent = isinstance(e, PermanentError)
             if universal(e):
                 return [Outcome("permanent" if permanent else "transient", why, True)] * len(chunk)
             if isinstance(e, Killed) and len(chunk) == 1:
                 if deaths + 1 < self.policy.attempts:
-                    return self._write_or_split(chunk, deaths + 1)
-                said = e.death.said(self.policy.attempts, "its sender's process", _size_of(chunk))
-                return [Outcome("killed", said)]
+                    return self._write_or_split(places, deaths + 1)
+                return [
+                    Outcome("killed", e.death.said(self.policy.attempts, "its sender's process", self._size_of(places)))
+                ]
             if len(chunk) == 1:
                 passes = isinstance(e, TransientError) or is_connection(e)
                 return [Outcome("permanent" if permanent else "transient" if passes else "unforeseen", why)]
         outcomes: list[Outcome] = []
-        for half in (chunk[: len(chunk) // 2], chunk[len(chunk) // 2 :]):
+        middle = len(chunk) // 2
+        for half in (places[:middle], places[middle:]):
             outcomes += self._write_or_split(half) or [Outcome.ok()] * len(half)
             if outcomes[-1].universal:
                 return outcomes + [outcomes[-1]] * (len(chunk) - len(outcomes))
@@ -279,12 +286,15 @@ class FileDelivery:
 
     def _write(self, chunk: list[Delivery]) -> list[Outcome] | None:
         """Call the destination. None: all ok. What it left out is unknown."""
-        outcomes = self.turn.call(self.turn.node.destination.write, chunk, meanwhile=self._write_part_in_time)
+        outcomes = self.turn.call(self.turn.node.destination.write, [*chunk], meanwhile=self._write_part_in_time)
         answered = list(outcomes) if outcomes is not None else []
         if len(answered) == len(chunk) and answered.count(Outcome.ok()) == len(chunk):
             return None
         answered = [
-            o if isinstance(o, Outcome) else Outcome("unknown", f"write answered {o!r}") for o in answered[: len(chunk)]
+            o
+            if isinstance(o, Outcome) and isinstance(o.kind, str)
+            else Outcome("unknown", f"write answered {shown(o)}")
+            for o in answered[: len(chunk)]
         ]
         return answered + [Outcome("unknown", "write gave no outcome")] * (len(chunk) - len(answered))
 
@@ -292,19 +302,27 @@ class FileDelivery:
         """What is said of a row that cannot be read; None: it can be."""
         return [Outcome("killed", self.unread[start])] if start in self.unread else None
 
-    def _deliveries(self, start: int, end: int) -> list[Delivery]:
-        """The rows, as the destination gets them."""
+    def _deliveries(self, places: Sequence[int]) -> list[Delivery]:
+        """Those at these places, of the chunk that ``_chunks`` came to last, as the destination gets them."""
+        start, end = places[0], places[-1] + 1
         try:
-            return self._made(start, end)
+            made = self._made(start, end)
         except Exception as e:
             if not self._is_given_up(e, start, end):
                 raise
-            self.content = _NO_CONTENT
-            return self._made(start, end)
+            self.content, self.content_at = _NO_CONTENT, start
+            made = self._made(start, end)
+        return made if len(made) == len(places) else [made[at - start] for at in places]
+
+    def _size_of(self, places: Sequence[int]) -> int:
+        """Bytes of the content of these rows."""
+        start, end = places[0], places[-1] + 1
+        return int(_sizes(self.content.slice(start - self.content_at, end - start)).sum())
 
     def _made(self, start: int, end: int) -> list[Delivery]:
         part = self.table.slice(start, end - start)
-        columns = {name: values((self.content if name in OUTBOX_CONTENT else part)[name]) for name in _SENT}
+        content = self.content.slice(start - self.content_at, end - start)
+        columns = {name: values((content if name in OUTBOX_CONTENT else part)[name]) for name in _SENT}
         columns["row"] = (self.rows[start:end] + self.file.key).tolist()
         columns["attempt"] = [attempt + 1 for attempt in columns["attempt"]]
         columns["route"] = [tuple(route.split("/")) if route else () for route in columns["route"]]
@@ -388,18 +406,13 @@ class FileDelivery:
         crash.point("deliver.result")
 
 
-def _without(items: list[_T], places: Sequence[int]) -> list[_T]:
+def _without(items: Sequence[_T], places: Sequence[int]) -> list[_T]:
     left_out = set(places)
-    return [each for at, each in enumerate(items) if at not in left_out] if left_out else items
+    return [each for at, each in enumerate(items) if at not in left_out]
 
 
 _NO_CONTENT: Final = pa.table({name: pa.nulls(1, OUTBOX_FILE.field(name).type) for name in OUTBOX_CONTENT})
 """Of one row."""
-
-
-def _size_of(chunk: list[Delivery]) -> int:
-    """Bytes of their content."""
-    return sum(len(each.raw or b"") + len(each._fields_json) for each in chunk)
 
 
 def _sizes(content: pa.Table) -> np.ndarray[Any, Any]:

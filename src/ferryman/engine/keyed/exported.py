@@ -5,12 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-import msgspec
-
-from ferryman.document import Document, check_size, content_version, encode_fields
-from ferryman.errors import BadDocument, PermanentError
-
-_encode = msgspec.json.Encoder(order="sorted").encode
+from ferryman.document import Document, check_size, content_version, encode_fields, encode_value, is_text
+from ferryman.errors import BadDocument, PermanentError, shown
 
 
 class Export(NamedTuple):
@@ -40,9 +36,9 @@ def _state(state: Any) -> str | None:
     if state is None:
         return None
     try:
-        encoded = _encode(state)
-    except (TypeError, ValueError, RecursionError, OverflowError) as e:
-        raise PermanentError(f"returned a state that JSON cannot hold: {e}") from None
+        encoded = encode_value(state, "a state that")
+    except BadDocument as e:
+        raise PermanentError(f"returned {e}") from None
     check_size(encoded, None)
     return encoded.decode()
 
@@ -67,7 +63,9 @@ def _export(key: str, given: Any) -> Export:
         given = Document.of(key, dict(given))
     id = given.id
     if not isinstance(id, str) or not id:
-        raise PermanentError(f"returned an export with the id {id!r}: an id is text that is not empty")
+        raise PermanentError(f"returned an export with the id {shown(id)}: an id is text that is not empty")
+    if not is_text(id):
+        raise PermanentError(f"returned an export with the id {shown(id)}, which has half a character in it")
     if given.operation == "delete":
         return Export(key, id, "delete", None, None, content_version(b"", None))
     fields, raw = encode_fields(given.fields), given.raw

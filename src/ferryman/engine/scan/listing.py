@@ -16,10 +16,30 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ferryman import limits
-from ferryman.document import Document, check_size, content_version, encode_fields, excess
+from ferryman.document import (
+    Document,
+    check_size,
+    check_source_id,
+    content_version,
+    encode_fields,
+    excess,
+    is_text,
+    raw_bytes,
+    storable_id,
+)
 from ferryman.engine.live import Live
 from ferryman.engine.runner.base import PickledPlan, Runner
-from ferryman.errors import BadDocument, Misconfigured, Unavailable, UsageError, message_of
+from ferryman.errors import (
+    BadDocument,
+    Misconfigured,
+    Unavailable,
+    UsageError,
+    message_of,
+    plain_text,
+    shortened,
+    shown,
+    unless_interrupt,
+)
 from ferryman.outages import is_connection
 from ferryman.plan import Plan, SourceNode, source_named, sources_of
 from ferryman.records.events import table_of
@@ -148,8 +168,9 @@ def list_sources(
                 pieces += [(node.name, piece) for piece in node.source.partitions()]
         except UsageError:
             raise
-        except Exception as e:
-            parts.append(ListedPart(node.name, "", 0, 0, message_of(e), outage=outage_of(e)))
+        except BaseException as e:
+            why = message_of(unless_interrupt(e))
+            parts.append(ListedPart(node.name, "", 0, 0, why, outage=outage_of(e)))
     per_task = -(-len(pieces) // (_TASKS_A_SLOT * runner.slots))  # a task costs more than a small folder
     tasks = [pieces[at : at + per_task] for at in range(0, len(pieces), per_task)] if pieces else []
     listed = chain.from_iterable(runner.run_early(ListPieces(shipped, str(folder), only, live), tasks))
@@ -203,15 +224,15 @@ class ListPieces:
                         id = source.full_id(entry.id)
                         if wanted is None or id in wanted:
                             out.add(id, entry)
-                except Exception as e:
+                except BaseException as e:
                     if isinstance(e, OSError) and disk_full(e):
                         raise  # our own disk, not the source
-                    failures.append(message_of(e))
+                    failures.append(message_of(unless_interrupt(e)))
                     if (outage := outage_of(e)) is not None:
                         outages.append(outage)
             live.add(listed % _TOLD_ROWS)
             live.flush()
-            part = out.finish("; ".join(failures) or None)
+            part = out.finish(shortened("; ".join(failures), limits.MESSAGE_CHARACTERS) or None)
             first = next(iter(outages), None)
             return part._replace(host=socket.gethostname(), doubts=tuple(doubts), outage=first)
 
@@ -238,7 +259,7 @@ class ListFrame:
             return out.finish()
 
 
-def outage_of(error: Exception) -> Outage | None:
+def outage_of(error: BaseException) -> Outage | None:
     """What of a source that raised this; None: it is a fault of what was read, and asking again would not help."""
     if isinstance(error, Misconfigured):
         return Outage(message_of(error), permanent=True)
@@ -290,9 +311,9 @@ class _Writer:
         else:
             size = entry.size
             row = (id, size, entry.fingerprint, entry.location, entry.refused or None, None, None, None)
-        self._rows.append(row)
         self._bytes += size
         self._pending += size
+        self._rows.append(row)
         if len(self._rows) >= _GROUP_ROWS or self._pending >= _GROUP_BYTES:
             self._flush_rows()
 
@@ -323,11 +344,12 @@ class _Writer:
         return ListedPart(self._source, str(self._file), self._written, self._bytes, failure)
 
     def _flush_rows(self) -> None:
-        if self._rows:
-            names = [*LISTING.names[1:], *CONTENT.names[1:]]
-            self._write(dict(zip(names, map(list, zip(*self._rows, strict=True)), strict=True)), len(self._rows))
-        self._rows.clear()
-        self._pending = 0
+        rows, self._rows, self._pending = self._rows, [], 0
+        if rows:
+            try:
+                self._write(_columns(rows), len(rows))
+            except (TypeError, ValueError, OverflowError, pa.ArrowException):  # one of them is not what a row may be
+                self._write(_columns([_storable(*row) for row in rows]), len(rows))
 
     def _write(self, columns: dict[str, Any], group_rows: int, **constant: str) -> None:
         n = len(columns["id"])
@@ -348,12 +370,36 @@ class _Writer:
         self._written += n
 
 
+def _columns(rows: list[tuple[Any, ...]]) -> dict[str, Any]:
+    names = [*LISTING.names[1:], *CONTENT.names[1:]]
+    return dict(zip(names, map(list, zip(*rows, strict=True)), strict=True))
+
+
+def _storable(
+    id: str, size: int, fingerprint: str, location: str, refused: str | None, *content: Any
+) -> tuple[Any, ...]:
+    """A row that may have what cannot be stored: as it is, or refused with the reason."""
+    why = None if refused is None else plain_text(refused)
+    try:
+        check_source_id(id)
+        for what, text in (("fingerprint", fingerprint), ("location", location)):
+            if not isinstance(text, str) or not is_text(text):
+                raise BadDocument(f"its source gave it the {what} {shown(text)}, which is not text that can be stored")
+        if not isinstance(size, int) or not 0 <= size < 1 << 62:
+            raise BadDocument(f"its source gave it the size {shown(size)}: a size is a number of bytes")
+    except BadDocument as e:
+        return storable_id(id), 0, "", "", why or plain_text(e), None, None, None
+    return id, size, fingerprint, location, why, *content
+
+
 def _inline(id: str, doc: Document) -> tuple[tuple[Any, ...], int]:
     """A whole document as a listing row; one whose fields JSON cannot hold, or that is too large, is refused."""
     try:
-        fields = encode_fields(doc.fields)
-        check_size(fields, doc.raw)
+        check_source_id(id)
+        fields, raw = encode_fields(doc.fields), raw_bytes(doc.raw)
+        check_size(fields, raw)
     except BadDocument as e:
-        return (id, 0, "", "", str(e), content_version(repr(e).encode(), None), None, None), 0
-    size = len(fields) + len(doc.raw or b"")
-    return (id, size, "", "", None, content_version(fields, doc.raw), fields, doc.raw), size
+        why = plain_text(e)
+        return (storable_id(id), 0, "", "", why, content_version(repr(e).encode(), None), None, None), 0
+    size = len(fields) + len(raw or b"")
+    return (id, size, "", "", None, content_version(fields, raw), fields, raw), size

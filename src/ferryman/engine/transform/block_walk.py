@@ -148,8 +148,12 @@ class BlockWalk:
         """Put what a router makes of the document in front of what is ahead."""
         assert point.choose is not None
         self._walk.calling.step = ""
+        id = doc.id
         try:
-            answer = point.choose(doc)
+            try:
+                answer = point.choose(doc)
+            finally:
+                doc.id = id
             if point.copies and not isinstance(answer, str):
                 answer = tuple(answer)
             chosen = point.chosen(answer)

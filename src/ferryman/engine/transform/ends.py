@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, Protocol
 
-from ferryman.document import Again, Document, check_size, encode_fields
+from ferryman.document import Again, Document, check_size, decode_fields, encode_fields
 from ferryman.engine.transform.compiled import CompiledNode, End, joined
 from ferryman.engine.transform.health import NodeHealth
 from ferryman.engine.transform.node_errors import ErrorKind, NodeAway, NodeError, Traces, classify_error
@@ -112,8 +112,8 @@ class Ends:
             if doc.raw is not None and not isinstance(doc.raw, bytes):
                 raise PermanentError(f"{doc.id} has a {type(doc.raw).__name__} as raw, which must be bytes or None")
             check_size(fields, doc.raw)
-            if station.accepts is not None:
-                station.accepts(doc)
+            if station.accepts is not None:  # of the document as it is kept, and whatever is done to it there
+                station.accepts(Document.of(doc.id, decode_fields(fields), doc.raw))
         except BaseException as e:
             only = {end: Owed(*end, 0) if before is None else before}
             self._fail(doc, station, way._replace(wanted=only), unless_interrupt(e))
@@ -124,7 +124,7 @@ class Ends:
 
     def _refuse(self, doc: Document, station: CompiledNode, way: Way) -> None:
         """A step could not make this child."""
-        error = doc.refused if isinstance(doc.refused, Unsupported) else BadDocument(doc.refused or "")
+        error = doc.refused if isinstance(doc.refused, Unsupported) else BadDocument(plain_text(doc.refused))
         if isinstance(error, Unsupported) and self._skips:
             self._drop_by(Dropped(plain_text(error)), doc, station, way)
         else:
@@ -180,24 +180,19 @@ class Ends:
         owed = [Owed(*end, 0) for end in ends] if wanted is None else [wanted[e] for e in ends if e in wanted]
         if self._retrying:
             self._silent.difference_update((doc.id, o.end) for o in owed)
-        self.met.append(Met(self._member(doc.id), _only(doc), station.name, way.route, way.branches, owed, fault))
+        member = self._member(doc.id)
+        only = self._relative(member)
+        self.met.append(Met(member, only, station.name, way.route, way.branches, owed, fault))
 
     def _member(self, id: str) -> str:
         return id[len(self._origin) :]
 
-    def _relative(self, doc: Document, member: str) -> Document:
-        """A member of this document's family by name: enough of it for an event."""
-        found = Document.of(self._origin + member, {}, None, doc.version)
+    def _relative(self, member: str) -> Document:
+        """A member of the family by name: enough of it for an event, and nothing that a step has set."""
+        found = Document.of(self._origin + member, {})
         found.origin_id = self._origin
         found.parent_id = parent_of(found.id) if member else None
         return found
-
-
-def _only(doc: Document) -> Document:
-    """Enough of it for an event."""
-    only = Document.of(doc.id, {})
-    only.parent_id = doc.parent_id
-    return only
 
 
 def untaken(station: CompiledNode, chosen: list[str], way: Way) -> list[End]:

@@ -84,9 +84,8 @@ class StagedFacts:
         digest = self._hashes.of(end, operation)(doc.id, version, revision) if end[0] else ""
         delivery = (operation, end[1], branches, end[0], digest)
         origin = self._block.ids[i]
-        self._events.add(
-            doc.id, doc.parent_id, origin, version, revision, *delivery, status.value, message, attempt, due
-        )
+        parent = None if doc.id == origin else parent_of(doc.id)  # not what a step may have made of parent_id
+        self._events.add(doc.id, parent, origin, version, revision, *delivery, status.value, message, attempt, due)
         if (count := status.value.lower()) in self._counts and past is None:
             self._counts[count] += 1
 

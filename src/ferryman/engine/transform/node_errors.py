@@ -19,6 +19,7 @@ from ferryman.errors import (
     Unavailable,
     describe,
     plain_text,
+    shortened,
 )
 from ferryman.memory import is_failed_allocation, why_no_memory
 from ferryman.outages import chain, is_connection
@@ -83,13 +84,21 @@ class NodeAway(Exception):
 def classify_error(
     error: BaseException, node: str, where: str, *, reading: bool = False, traces: Traces | None = None
 ) -> NodeError:
-    """What an error means.
+    """What an error means. Whatever its class does when it is looked at, this does not raise.
 
     Args:
         where: how a message names the node.
         reading: a source's ``read`` raised it.
         traces: decides whether the traceback is kept; None: it is not.
     """
+    try:
+        return _classified(error, node, where, reading, traces)
+    except Exception as e:
+        why = f"(it cannot be looked at: that raises a {plain_text(type(e).__name__)})"
+        return NodeError(ErrorKind.UNFORESEEN, node, f"{where}: {plain_text(type(error).__name__)} {why}")
+
+
+def _classified(error: BaseException, node: str, where: str, reading: bool, traces: Traces | None) -> NodeError:
     text = plain_text(error) if isinstance(error, BadDocument) else f"{where}: {_named(error)}"
     kind = _kind(error, reading)
     trace = ""
@@ -117,9 +126,19 @@ class Traces:
             theirs is not None and theirs.tb_next is not None and theirs.tb_frame.f_code.co_filename.startswith(_OURS)
         ):
             theirs = theirs.tb_next
-        lines = traceback.TracebackException(type(error), error, theirs, limit=-_FRAMES, compact=True).format()
-        text = plain_text("".join(lines)).removeprefix(HEADING).strip("\n")
+        text = plain_text("".join(_formatted(error, theirs)), most=_UNSHORTENED).removeprefix(HEADING).strip("\n")
         return text if len(text) <= LONGEST else f"  …\n{text[-LONGEST:]}"
+
+
+def _formatted(error: BaseException, theirs: TracebackType | None) -> list[str]:
+    """The lines of a traceback, none of them long. Formatting asks the error for its words, its notes and more, any of
+    which may raise; its frames are there in any case."""
+    try:
+        found = traceback.TracebackException(type(error), error, theirs, limit=-_FRAMES, compact=True)
+        lines = [*found.format()]
+    except Exception:
+        lines = [*traceback.format_tb(theirs, -_FRAMES), f"{describe(error)}\n"]
+    return [line if len(line) <= _LINE else f"{shortened(line, _LINE).rstrip()}\n" for line in lines]
 
 
 def _is_ours(frame: TracebackType) -> bool:
@@ -128,6 +147,9 @@ def _is_ours(frame: TracebackType) -> bool:
 
 _TRACES: Final = 20
 """Tracebacks that a task keeps of errors of one line."""
+_LINE: Final = LONGEST // 4
+"""Characters of a part of it: the words of the error must not leave the frames no room."""
+_UNSHORTENED: Final = 1 << 30
 _FRAMES: Final = 20
 """Of the frames of a traceback, the innermost that are kept."""
 
@@ -168,4 +190,4 @@ def _line_of(error: BaseException) -> str:
     if not theirs:
         return ""
     path, number = (own or theirs)[-1]
-    return f"{path}:{number}"
+    return f"{plain_text(path)}:{number}"

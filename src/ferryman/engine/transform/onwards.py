@@ -14,7 +14,7 @@ from ferryman.engine.transform.ends import Ends, Stage, Way, held
 from ferryman.engine.transform.health import NodeHealth
 from ferryman.engine.transform.node_errors import AWAY, NodeError
 from ferryman.engine.transform.returned import Many, Returned
-from ferryman.errors import Dropped, PermanentError, Unsupported, unless_interrupt
+from ferryman.errors import Dropped, PermanentError, Unsupported, shown, unless_interrupt
 from ferryman.plan import Plan, StepNode, source_named
 from ferryman.plan.keyed import counted_once
 from ferryman.records.family import FailedMember, Owed
@@ -286,7 +286,12 @@ class Onwards(Ends):
     def _choose(self, doc: Document, station: CompiledNode) -> list[str]:
         """The branches that the router takes."""
         assert station.router is not None
-        chosen = self.branches_of(station, station.router.choose(doc))
+        id = doc.id
+        try:
+            answer = station.router.choose(doc)
+        finally:
+            doc.id = id
+        chosen = self.branches_of(station, answer)
         if station.pulse is not None and not station.pulse.steady:
             station.pulse.succeeded()
         return chosen
@@ -302,7 +307,9 @@ class Onwards(Ends):
         chosen: list[Any] = list(answer) if several else [answer]
         for name in chosen:
             if name not in station.branches:
-                raise PermanentError(f"chose {name!r}, which is not one of its branches {', '.join(station.branches)}")
+                raise PermanentError(
+                    f"chose {shown(name)}, which is not one of its branches {', '.join(station.branches)}"
+                )
         if len(set(chosen)) < len(chosen):
             raise PermanentError(f"chose a branch twice: {', '.join(chosen)}")
         if not chosen:

@@ -172,7 +172,7 @@ def listed_of(source: Source, block: Block, i: int) -> Listed:
 
 def version_of(source: Source, doc: Document) -> str:
     """Of a document that the source has read: of what counts of its fields, and of its bytes."""
-    return content_version(encode_fields(source.counted(doc.fields)), doc.raw)
+    return content_version(encode_fields(source.counted({**doc.fields})), doc.raw)
 
 
 def version_unread(fault: NodeError, fingerprint: str) -> str:

@@ -44,7 +44,7 @@ class Recorder:
 
     def upsert(self, doc: Document, end: End, branches: str, fields: bytes, before: Owed | None) -> None:
         only = _named(doc, doc.raw)  # its fields are encoded beside it
-        only.only_if_changed = doc.only_if_changed
+        only.only_if_changed = bool(doc.only_if_changed)
         self._bytes += len(fields) + len(doc.raw or b"")
         self._note("upsert", only, end, branches, fields, before)
 
@@ -172,9 +172,7 @@ _COPIED_BYTES: Final = limits.MIB
 
 def _named(doc: Document, raw: bytes | None = None) -> Document:
     """Enough of it for an event, to be pickled."""
-    only = Document.of(doc.id, {}, raw)
-    only.parent_id = doc.parent_id
-    return only
+    return Document.of(doc.id, {}, raw)
 
 
 def replay(calls: Iterable[Call], stage: Stage) -> None:

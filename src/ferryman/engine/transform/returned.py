@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from typing import Any, Final
 
 from ferryman import limits
-from ferryman.document import Document
-from ferryman.errors import Dropped, PermanentError
+from ferryman.document import Document, is_text
+from ferryman.errors import Dropped, PermanentError, shown
 from ferryman.records.family import descends
 
 
@@ -109,6 +109,10 @@ class Returned:
                 return
             if not isinstance(each, Document):
                 raise PermanentError(f"returned a {type(each).__name__} among its documents")
+            if not isinstance(each.id, str) or not is_text(each.id):
+                raise PermanentError(
+                    f"returned a document with the id {shown(each.id)}, which is not text that is whole"
+                )
             if not descends(each.id, id):
                 raise PermanentError(
                     f"returned a document of another id, {each.id!r}: make children with document.child()"

@@ -47,7 +47,7 @@ class Walk(Onwards):
         """Only the ways to what is pending."""
         owed = self._begin_again(doc.id, failures)
         self._replay(doc, self.source, Way(), owed)
-        self._supersede(doc, owed)
+        self._supersede(owed)
 
     def unread(self, doc: Document, fault: NodeError, failures: Sequence[FailedMember] | None) -> None:
         """It could not be read; ``failures``: those of the same version, if this is a retry."""
@@ -55,7 +55,7 @@ class Walk(Onwards):
             self._begin(doc.id, retrying=False)
             self._meet(doc, self.source, Way(), fault)
         else:
-            self._meet_again(self._begin_again(doc.id, failures), doc, fault)
+            self._meet_again(self._begin_again(doc.id, failures), fault)
 
     def _begin(self, id: str, *, retrying: bool) -> None:
         self._origin = id
@@ -83,7 +83,7 @@ class Walk(Onwards):
                 try:
                     apart = doc.copy() if owed else doc
                 except BaseException as e:
-                    self._meet_again([*here, *owed], doc, self._fault(station, unless_interrupt(e)))
+                    self._meet_again([*here, *owed], self._fault(station, unless_interrupt(e)))
                     return
                 self.reached += here
                 wanted = {o.end: o for f in here for o in f.owed if o.open}
@@ -93,7 +93,7 @@ class Walk(Onwards):
                     return
             if station.step is not None:
                 if self._is_closed(station):
-                    self._meet_again(owed, doc, held(station))
+                    self._meet_again(owed, held(station))
                     return
                 try:
                     out = self._called(station, doc, way.route)
@@ -102,7 +102,7 @@ class Walk(Onwards):
                 except Dropped:
                     return
                 except BaseException as e:
-                    self._meet_again(owed, doc, self._fault(station, unless_interrupt(e)))
+                    self._meet_again(owed, self._fault(station, unless_interrupt(e)))
                     return
                 if itself is None:
                     self._replay_each(members, station, way, owed)
@@ -126,7 +126,7 @@ class Walk(Onwards):
                 try:
                     copy = doc.copy()
                 except BaseException as e:
-                    self._meet_again(below, doc, self._fault(station, unless_interrupt(e)))
+                    self._meet_again(below, self._fault(station, unless_interrupt(e)))
                 else:
                     self._replay(copy, branch, by, below)
 
@@ -166,18 +166,18 @@ class Walk(Onwards):
                 self.kept.append(member)
         together.wait()
 
-    def _meet_again(self, owed: list[FailedMember], doc: Document, fault: NodeError) -> None:
+    def _meet_again(self, owed: list[FailedMember], fault: NodeError) -> None:
         """The way back failed: the next retry goes to the same places."""
         for failure in owed:
-            member = self._relative(doc, failure.member)
+            member = self._relative(failure.member)
             still = [o for o in failure.owed if o.open]
             self._silent.difference_update((member.id, o.end) for o in still)
             self.met.append(Met(failure.member, member, failure.node, failure.route, failure.branches, still, fault))
 
-    def _supersede(self, doc: Document, owed: list[FailedMember]) -> None:
+    def _supersede(self, owed: list[FailedMember]) -> None:
         """What was pending and is not made any more."""
         for failure in owed:
-            member = self._relative(doc, failure.member)
+            member = self._relative(failure.member)
             missing = [o for o in failure.owed if o.open and (member.id, o.end) in self._silent]
             for o in missing:
                 why = "superseded: the retry did not produce it again"

@@ -18,7 +18,7 @@ from ferryman.engine.transform.in_flight.threads import Threads, end_process, le
 from ferryman.engine.transform.node_errors import AWAY, NodeAway, StepTimeout, classify_error
 from ferryman.engine.transform.rate_limiter import RateLimiter
 from ferryman.engine.transform.step_calls import batches, in_time, why_late
-from ferryman.errors import unless_interrupt
+from ferryman.errors import askable, unless_interrupt
 from ferryman.plan import StepNode
 from ferryman.plan.calls import is_async
 
@@ -256,11 +256,11 @@ class StepQueue:
     def _there(self, call: Call) -> None:
         """In another thread; what comes after the call was left alone is nobody's."""
         answers: list[Any] = []
-        error = None
+        error: BaseException | None = None
         try:
             answers = self._answers(call)
         except BaseException as e:
-            error = e
+            error = askable(e)
         if call in self.under_way:
             call.answers, call.error = answers, error
             self._ended.put((self, call))
