@@ -58,6 +58,28 @@ def test_nested_types_are_json_values(place: Path, spark: Any) -> None:
     assert lines(place / "out")["7"]["orders"][0]["price"] == "2.75"
 
 
+@pytest.mark.spark
+def test_a_table_that_is_missing_stops_no_other(place: Path, spark: Any) -> None:
+    """Nor does a query that fails: both are named in one line."""
+    plan = Plan("tables", version=1)
+    reads = {
+        "well": lambda session: session.range(3),
+        "missing": lambda session: session.table("nope.nothing"),
+        "failing": lambda session: session.sql("SELECT id, raise_error('not today') AS x FROM range(2)"),
+        "returns nothing": lambda session: None,
+    }
+    for name, read in reads.items():
+        plan.source(name.replace(" ", "-"), DataFrame(read)).destination(f"to-{name[:4]}", JsonLines(place / name))
+
+    summary = run_plan(plan, place / "state", runner=spark)
+    assert (summary.exit, summary.delivered) == (4, 3)
+    told = {message.split()[1]: message for message in summary.messages if " is stopped: " in message}
+    assert "TABLE_OR_VIEW_NOT_FOUND" in told["missing"]
+    assert "not today" in told["failing"]
+    assert "Is a `return` missing?" in told["returns-nothing"]
+    assert not any("\n" in message for message in told.values())
+
+
 def lines(folder: Path) -> dict[str, Any]:
     """The newest fields of each id."""
     found = [json.loads(line) for file in sorted(folder.glob("*.jsonl")) for line in file.read_text().splitlines()]

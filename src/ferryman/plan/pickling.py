@@ -30,7 +30,7 @@ def cannot_be_pickled(nodes: Sequence[Node]) -> Iterator[str]:
                 code = node.destination
             case _:
                 continue
-        if (why := _error(code)) is not None:
+        if (why := pickling_error(code)) is not None:
             path = _culprit(code, _DEPTH)
             uses = f" it uses {' of '.join(reversed(path))}, and that cannot be pickled:" if path else ""
             yield (
@@ -39,7 +39,7 @@ def cannot_be_pickled(nodes: Sequence[Node]) -> Iterator[str]:
             )
 
 
-def _error(value: Any) -> str | None:
+def pickling_error(value: Any) -> str | None:
     """Why it cannot be pickled; None if it can."""
     try:
         cloudpickle.dumps(value)
@@ -51,7 +51,7 @@ def _error(value: Any) -> str | None:
 def _culprit(value: Any, depth: int) -> list[str]:
     """The way to what cannot be pickled: a name, then the name that it uses, and so on; [] if none is to blame."""
     for name, part in _parts(value):
-        if _error(part) is not None:
+        if pickling_error(part) is not None:
             return [name, *(_culprit(part, depth - 1) if depth else [])]
     return []
 

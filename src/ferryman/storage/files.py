@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
+from ferryman.errors import plain_text
 from ferryman.storage import cache, disk, listing, objects
 from ferryman.storage.disk import TEMPORARY, discarding, needed, temporary_name, write_synced
 from ferryman.storage.objects import ObjectPath
@@ -404,4 +405,4 @@ def disk_full(error: BaseException) -> bool:
     """Is this what a full disk (or a used-up quota) makes of a write, also of one by Spark or delta-rs?"""
     if isinstance(error, OSError) and error.errno is not None:
         return error.errno in (errno.ENOSPC, errno.EDQUOT)
-    return "No space left on device" in str(error)
+    return "No space left on device" in plain_text(error)

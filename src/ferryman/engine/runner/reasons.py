@@ -11,7 +11,7 @@ from typing import Final
 
 import cloudpickle
 
-from ferryman.errors import FerrymanError
+from ferryman.errors import FerrymanError, plain_text
 
 _PARCEL: Final = re.compile(r"\[ferryman: ([A-Za-z0-9+/=]+)\]")
 """An error of ours in the text of one of Spark's."""
@@ -26,7 +26,7 @@ _NOT_THERE: Final = (
 
 def reason(error: BaseException) -> str:
     """A Python worker's own last line, if there is one, else what Java names as the cause."""
-    found = [line for line in str(error).splitlines() if line.strip()]
+    found = [line for line in plain_text(error).splitlines() if line.strip()]
     if (line := _of_worker(found)) is not None:
         return f"{line}. {_NOT_THERE}" if _MISSING in line else line
     lines = [line.strip() for line in found]
@@ -73,7 +73,7 @@ def packed() -> Iterator[None]:
 
 def unpacked(error: BaseException) -> FerrymanError | None:
     """The error of ours that is in one of Spark's; None: there is none."""
-    found = _PARCEL.search(str(error))
+    found = _PARCEL.search(plain_text(error))
     if found is None:
         return None
     with contextlib.suppress(Exception):  # it was cut

@@ -19,7 +19,7 @@ from typing import Any
 
 import cloudpickle
 import pyarrow as pa
-from py4j.protocol import Py4JNetworkError  # type: ignore[import-untyped]
+from py4j.protocol import Py4JError, Py4JNetworkError  # type: ignore[import-untyped]
 from pyspark import TaskContext
 from pyspark.errors import PySparkException
 from pyspark.sql.functions import spark_partition_id
@@ -27,7 +27,7 @@ from pyspark.sql.functions import spark_partition_id
 from ferryman.engine.runner.base import Answer, Item, QueryFailed, Runner, no_memory_is_death, set_outcome
 from ferryman.engine.runner.reasons import packed, reason, unpacked
 from ferryman.engine.runner.sessions import is_alive, shown, was_stopped
-from ferryman.errors import EngineError, FerrymanError, OutOfMemory, WorkerDied
+from ferryman.errors import EngineError, FerrymanError, OutOfMemory, WorkerDied, describe, plain_text
 
 _PARTED = 100_000
 """Numbers in a range that has more of them than any Spark has cores."""
@@ -159,12 +159,13 @@ class SparkRunner(Runner):
             unanswered = not frame and isinstance(e, (Py4JNetworkError, ConnectionError))
             if unanswered or not is_alive(self.spark):
                 raise EngineError(_STOPPED if was_stopped(self.spark) else _JVM_ENDED) from e
-            if any(sign in str(e) for sign in _SIGNS_OF_DEATH):
+            if any(sign in plain_text(e) for sign in _SIGNS_OF_DEATH):
                 raise WorkerDied(f"Spark: {_A_DEATH}") from e
             if (said := _NO_MEMORY.search(str(e))) is not None:
                 raise OutOfMemory(f"Spark: {_TOO_LITTLE} ({said[1].strip()})") from e
             if frame:
-                raise QueryFailed(reason(e)) from e
+                of_spark = isinstance(e, (PySparkException, Py4JError))
+                raise QueryFailed(reason(e) if of_spark else describe(e)) from e
             raise EngineError(f"Spark: {reason(e)}") from e
 
 

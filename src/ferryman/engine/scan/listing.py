@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, groupby
@@ -28,12 +28,15 @@ from ferryman.document import (
     storable_id,
 )
 from ferryman.engine.live import Live
-from ferryman.engine.runner.base import PickledPlan, Runner
+from ferryman.engine.runner.base import PickledPlan, QueryFailed, Runner
 from ferryman.errors import (
     BadDocument,
+    EngineError,
     Misconfigured,
     Unavailable,
     UsageError,
+    WorkerDied,
+    as_exception,
     message_of,
     plain_text,
     shortened,
@@ -42,6 +45,7 @@ from ferryman.errors import (
 )
 from ferryman.outages import is_connection
 from ferryman.plan import Plan, SourceNode, source_named, sources_of
+from ferryman.plan.pickling import pickling_error
 from ferryman.records.events import table_of
 from ferryman.sources import DataFrame, Doubt, Listed, Log, Source
 from ferryman.storage.files import StatePath, disk_full, path_of, share, to_write
@@ -157,20 +161,23 @@ def list_sources(
     sources = [n for n in sources_of(plan.nodes) if only is None or n.name in only]
     pieces: list[tuple[str, Any]] = []
     parts: list[ListedPart] = []
+    refused: list[UsageError] = []
+
+    def fail(node: SourceNode, raised: BaseException) -> None:
+        """What a source raises is about that source; the others go on."""
+        error = as_exception(unless_interrupt(raised))
+        own = isinstance(error, EngineError) and not isinstance(error, QueryFailed | WorkerDied)
+        if own or disk_full(error):
+            raise error  # Spark's fault, or our disk's
+        if isinstance(error, UsageError):
+            refused.append(error)
+        parts.append(ListedPart(node.name, "", 0, 0, message_of(error), outage=outage_of(error)))
+
     for node in sources:
         try:
-            node.source.check()
-            if isinstance(node.source, Log):
-                if ids := (entries if only is None else only).get(node.name):
-                    wanted = sorted(map(node.source.own_id, ids))
-                    pieces += [(node.name, wanted[at : at + _ENTRIES]) for at in range(0, len(wanted), _ENTRIES)]
-            elif not isinstance(node.source, DataFrame):
-                pieces += [(node.name, piece) for piece in node.source.partitions()]
-        except UsageError:
-            raise
-        except BaseException as e:
-            why = message_of(unless_interrupt(e))
-            parts.append(ListedPart(node.name, "", 0, 0, why, outage=outage_of(e)))
+            pieces += _pieces(node, (entries if only is None else only).get(node.name))
+        except BaseException as e:  # whatever a user's source raises
+            fail(node, e)
     per_task = -(-len(pieces) // (_TASKS_A_SLOT * runner.slots))  # a task costs more than a small folder
     tasks = [pieces[at : at + per_task] for at in range(0, len(pieces), per_task)] if pieces else []
     listed = chain.from_iterable(runner.run_early(ListPieces(shipped, str(folder), only, live), tasks))
@@ -179,8 +186,28 @@ def list_sources(
     for node in sources:
         if isinstance(node.source, DataFrame) and all(p.source != node.name for p in parts):
             read = node.source.read if only is None else partial(_read_only, node.source, only[node.name])
-            parts += runner.run_frame(read, ListFrame(shipped, str(folder), node.name))
+            try:
+                parts += runner.run_frame(read, ListFrame(shipped, str(folder), node.name))
+            except BaseException as e:  # also what its function raises
+                fail(node, e)
+    if refused and len(refused) == len(sources_of(plan.nodes)):
+        raise refused[0]
     return [Listing(node, [p for p in parts if p.source == node.name]) for node in sources]
+
+
+def _pieces(node: SourceNode, wanted: Collection[str] | None) -> list[tuple[str, Any]]:
+    """Its pieces, each with its name; a DataFrame has none, and of a log only the wanted ids."""
+    source = node.source
+    source.check()
+    if isinstance(source, Log):
+        ids = sorted(map(source.own_id, wanted or ()))
+        return [(node.name, ids[at : at + _ENTRIES]) for at in range(0, len(ids), _ENTRIES)]
+    if isinstance(source, DataFrame):
+        return []
+    pieces = list(source.partitions())
+    if not type(source).__module__.startswith("ferryman.") and (why := pickling_error(pieces)) is not None:
+        raise Misconfigured(f"what its partitions() returns cannot be sent to the workers: {why}")
+    return [(node.name, piece) for piece in pieces]
 
 
 def _read_only(source: DataFrame, wanted: frozenset[str], spark: Any) -> Any:
@@ -221,14 +248,15 @@ class ListPieces:
                         listed += 1
                         if not listed % _TOLD_ROWS:
                             live.add(_TOLD_ROWS)
-                        id = source.full_id(entry.id)
+                        id = source.full_id(_checked(entry).id)
                         if wanted is None or id in wanted:
                             out.add(id, entry)
-                except BaseException as e:
-                    if isinstance(e, OSError) and disk_full(e):
+                except BaseException as e:  # whatever a user's source raises
+                    error = as_exception(unless_interrupt(e))
+                    if isinstance(error, OSError) and disk_full(error):
                         raise  # our own disk, not the source
-                    failures.append(message_of(unless_interrupt(e)))
-                    if (outage := outage_of(e)) is not None:
+                    failures.append(message_of(error))
+                    if (outage := outage_of(error)) is not None:
                         outages.append(outage)
             live.add(listed % _TOLD_ROWS)
             live.flush()
@@ -253,6 +281,8 @@ class ListFrame:
                 for ids, fields in source.columns(batches):
                     out.add_columns(source.full_ids(ids), fields)
             except Exception as e:
+                if isinstance(e, OSError) and disk_full(e):
+                    raise  # our own disk, not the source
                 for _ in batches:  # Spark wants its input read to the end
                     pass
                 return out.finish(message_of(e))._replace(outage=outage_of(e))
@@ -261,16 +291,22 @@ class ListFrame:
 
 def outage_of(error: BaseException) -> Outage | None:
     """What of a source that raised this; None: it is a fault of what was read, and asking again would not help."""
-    if isinstance(error, Misconfigured):
+    cause = error.__cause__ if isinstance(error, QueryFailed) and error.__cause__ is not None else error
+    if isinstance(cause, Misconfigured):
         return Outage(message_of(error), permanent=True)
-    if isinstance(error, Unavailable) or is_connection(error, reading=True):
+    if isinstance(error, Unavailable | WorkerDied) or is_connection(error, reading=True):
         return Outage(message_of(error), permanent=False)
+    if isinstance(error, UsageError | QueryFailed):
+        return Outage(message_of(error), permanent=True)
     return None
 
 
 def _looked_at_again(source: Source, part: ListedPart) -> ListedPart:
     """A part whose doubts the driver has answered: what it sees otherwise makes the part incomplete."""
-    found = [(each, said) for each in part.doubts if (said := source.contradiction(each))]
+    try:
+        found = [(each, said) for each in part.doubts if (said := source.contradiction(each))]
+    except Exception as e:
+        return part._replace(doubts=(), failure=message_of(e), outage=outage_of(e))
     if not found:
         return part._replace(doubts=())
     told = [f"{said}, but {each.seen} on {part.host}" for each, said in found[:_TOLD_DOUBTS]]
@@ -390,6 +426,16 @@ def _storable(
     except BadDocument as e:
         return storable_id(id), 0, "", "", why or plain_text(e), None, None, None
     return id, size, fingerprint, location, why, *content
+
+
+def _checked(entry: Any) -> Listed | Document:
+    """
+    Raises:
+        TypeError: it is something else.
+    """
+    if isinstance(entry, Listed | Document):
+        return entry
+    raise TypeError(f"its listing yields {shown(entry)}: a Document, or a Listed of an id, a size and texts, is wanted")
 
 
 def _inline(id: str, doc: Document) -> tuple[tuple[Any, ...], int]:
