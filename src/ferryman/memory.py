@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 import resource
-from pathlib import Path
 from typing import Final
 
 from ferryman import limits
@@ -23,10 +22,6 @@ _WORDS: Final = (
 
 _SAYING: Final = (ImportError, OSError, RuntimeError)
 """Errors that say it in words; so do Arrow's, which is not loaded for them."""
-
-_CGROUPS: Final = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
-_UNLIMITED: Final = 1 << 60
-"""What an old cgroup says where there is no limit is more."""
 
 
 def lacks_memory(error: BaseException) -> bool:
@@ -60,18 +55,11 @@ def why_no_memory(error: BaseException, size: int | None = None) -> str:
 
 
 def _limited() -> str:
-    """What this process may use, and who says so; "": as much as there is."""
+    """What this process may allocate; "": nobody says. (A container's limit lets an allocation succeed, and kills.)"""
     soft, _ = resource.getrlimit(resource.RLIMIT_AS)
-    if soft != resource.RLIM_INFINITY:
-        return f", a process may use {_mib(soft)} here (spark.executor.pyspark.memory, or ulimit -v)"
-    for path in _CGROUPS:
-        try:
-            most = int(path.read_text())
-        except (OSError, ValueError):
-            continue
-        if most < _UNLIMITED:
-            return f", all processes here may use {_mib(most)} together (their cgroup's memory)"
-    return ""
+    if soft == resource.RLIM_INFINITY:
+        return ""
+    return f", a process may use {_mib(soft)} here (spark.executor.pyspark.memory, or ulimit -v)"
 
 
 def _mib(size: int) -> str:

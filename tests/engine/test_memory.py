@@ -15,15 +15,20 @@ import pytest
 from ferryman import account
 from ferryman.document import Document
 from ferryman.engine.deliver import sending
+from ferryman.engine.keyed import group
+from ferryman.engine.keyed.calls import Row
+from ferryman.engine.keyed.update import Updating
 from ferryman.engine.runner import child
 from ferryman.engine.transform.outbox_buffer import OutboxBuffer
 from ferryman.engine.transform.recording import Spool
 from ferryman.errors import OutOfMemory
 from ferryman.memory import lacks_memory, why_no_memory
+from ferryman.operations.retry import retry
 from ferryman.sources import Listed, Memory
 from ferryman.storage.groups import RowGroups
 from ferryman.storage.parquet import PartWriter
 from ferryman.testing.inprocess import InProcess
+from tests.support.keyed import Words
 from tests.support.network import Network
 
 IDS: Final = [f"d{n:02}" for n in range(40)]
@@ -207,6 +212,48 @@ def test_what_does_not_fit_at_a_destination(place: Path, isolated: bool) -> None
     assert "there is too little memory for it (0.0 MiB: MemoryError)" in refused(
         net, "rejected" if isolated else "failed"
     )
+
+
+def sorting(patch: pytest.MonkeyPatch) -> None:
+    """Into runs, by key."""
+
+    def size(path: Path, rows: pa.Table, runs: int) -> int:
+        return max(map(len, rows["fields"].drop_null().to_pylist()), default=0)
+
+    patch.setattr(group, "write_run", failing(group.write_run, size, no_arrow_memory))
+
+
+def updating(patch: pytest.MonkeyPatch) -> None:
+    """What a key gets."""
+    patch.setattr(Row, "as_document", failing(Row.as_document, lambda row: row.size))
+
+
+def in_child(patch: pytest.MonkeyPatch) -> None:
+    """The same, where a worker has died over it."""
+    patch.setattr(Updating, "__call__", failing(Updating.__call__, lambda task, _: 0 if task.isolated else SIZE))
+    patch.setattr(child, "_dumps", failing(child._dumps, lambda value: len(pickle.dumps(value))))
+
+
+@pytest.mark.rule("kill.memory")
+@pytest.mark.parametrize("place_of", [sorting, updating, in_child], ids=lambda each: each.__name__)
+def test_what_does_not_fit_at_a_key(
+    place: Path, place_of: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It alone; the others are counted, its key's too. Where there is more memory, a retry counts it."""
+    words = Words(place, on_error="continue", attempts=1)
+    words.put("a", "b", "a")
+    words.into.append([{"word": "b", "text": "x" * SIZE}])
+    words.put("b", "c")
+    with monkeypatch.context() as patch:
+        place_of(patch)
+        summary = words.run(runner=InProcess())
+    assert (summary.exit, summary.failed + summary.rejected) == (3, 1)
+    assert words.states() == {"a": 2, "b": 2, "c": 1}
+    [row] = account.deliveries(words.root, plan=words.plan, status="rejected" if summary.rejected else "failed")
+    assert (row["document"], "there is too little memory for it (" in row["message"]) == ("in/4", True)
+    assert retry(words.plan, state=words.state, document="in/4").count == 1
+    assert words.run().exit == 0
+    assert words.states() == {"a": 2, "b": 3, "c": 1}
 
 
 @pytest.mark.rule("kill.memory")

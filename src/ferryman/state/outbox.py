@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ferryman.records.keyed import lane_number
-from ferryman.records.schemas import OUTBOX_FILE
+from ferryman.records.schemas import OUTBOX_FILE, OUTBOX_KEPT
 from ferryman.storage.files import StatePath
 from ferryman.storage.groups import RowGroups
 from ferryman.storage.handles import DataFile
@@ -85,14 +85,25 @@ class OutboxWriter:
         return self._file.finish(stats)
 
 
-def row_groups(path: Path) -> Iterator[pa.Table]:
+def row_groups(path: Path, empty: Collection[int] = ()) -> Iterator[pa.Table]:
     """Rows of an outbox file, a table a row group, verified.
+
+    Args:
+        empty: groups of which the content is not read: they come with nulls in its place.
 
     Raises:
         StateDamaged: the file is missing, or not what was written.
     """
     with RowGroups(str(path), OUTBOX_FILE.names, verified=True) as groups:
-        yield from groups.all()
+        for number in range(groups.count):
+            yield groups.group(number) if number not in empty else _without_content(path, number)
+
+
+def _without_content(path: Path, group: int) -> pa.Table:
+    with RowGroups(str(path), OUTBOX_KEPT, verified=True) as groups:
+        rows = groups.group(group)
+    columns = {field.name: pa.nulls(rows.num_rows, field.type) for field in OUTBOX_FILE}
+    return pa.table(columns | {name: rows[name] for name in rows.column_names})
 
 
 def split_family(before: DataFile, after: DataFile) -> bool:

@@ -42,6 +42,15 @@ class Groups(ABC):
             yield self._of(group).slice(first - start, upto - first)
             first = upto
 
+    def group(self, number: int) -> pa.Table:
+        """The rows of this group."""
+        return self._of(number)
+
+    @property
+    def count(self) -> int:
+        """How many groups there are."""
+        return len(self._starts) - 1
+
     def all(self) -> Iterator[pa.Table]:
         """All rows, a table a group."""
         return self.between(0, int(self._starts[-1]))

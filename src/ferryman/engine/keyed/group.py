@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import gc
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 
-from ferryman import crash
+from ferryman import crash, limits
 from ferryman.engine.keyed.keying import Keying
 from ferryman.engine.keyed.runs import ORDER, write_run
 from ferryman.engine.runner.base import PickledPlan
 from ferryman.engine.transform.time_limit import signals_noticed
+from ferryman.memory import lacks_memory, why_no_memory
 from ferryman.plan import KeyedNode
 from ferryman.records.keyed import BUCKETS
 from ferryman.state.outbox import row_groups
@@ -58,6 +62,8 @@ class Grouping:
     """Files of what keys were given of documents that may change."""
     files: int = 1
     """So many outbox files are read."""
+    isolated: bool = False
+    """There was too little memory for it: documents for which there is none have no key, and fail."""
 
     @signals_noticed()
     def __call__(self, file: GroupFile) -> list[SortedRun]:
@@ -66,7 +72,21 @@ class Grouping:
         assert isinstance(node, KeyedNode)
         keying = Keying(node, plan, self.contributions, workplace(path_of(self.folder)))
         [path] = data_files([path_of(self.outbox) / file.path])
-        tables = [keying.keyed(rows, file.first, file.held) for rows in row_groups(path)]
+        refused: dict[int, str] = {}
+        while True:
+            try:
+                return self._grouped(keying, path, file, refused)
+            except Exception as e:
+                if not self.isolated or not lacks_memory(e) or not _refuse_largest(path, refused, e):
+                    raise
+            gc.collect()  # what was read
+
+    def _grouped(self, keying: Keying, path: Path, file: GroupFile, refused: dict[int, str]) -> list[SortedRun]:
+        """``refused``: row groups that are not read -> why."""
+        tables = [
+            keying.keyed(rows, file.first, file.held, refused.get(number))
+            for number, rows in enumerate(row_groups(path, refused))
+        ]
         found = [run for run in self._runs(pa.concat_tables(tables)) if run.rows]
         crash.point("update.grouped")
         return found
@@ -81,6 +101,18 @@ class Grouping:
                 write_run(to_write(path), mine, self.files)
                 share(path)
             yield SortedRun(number, str(path), mine.num_rows, mine.nbytes)
+
+
+def _refuse_largest(path: Path, refused: dict[int, str], error: Exception) -> bool:
+    """Do without the largest document that has a row group of its own; False: there is none, or it is small."""
+    metadata = pq.read_metadata(path)
+    groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+    sizes = {n: g.total_byte_size for n, g in enumerate(groups) if g.num_rows == 1 and n not in refused}
+    largest = max(sizes, key=sizes.__getitem__, default=-1)
+    if sizes.get(largest, 0) < limits.BLAMED_BYTES:
+        return False
+    refused[largest] = why_no_memory(error, sizes[largest])
+    return True
 
 
 def range_starts(ranges: int) -> list[int]:

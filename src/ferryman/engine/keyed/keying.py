@@ -63,14 +63,18 @@ class Keying:
         self._contributions = contributions
         self._folder = folder
 
-    def keyed(self, rows: pa.Table, first: int, held: Sequence[int]) -> pa.Table:
-        """Rows of an outbox file in the columns of ``RUN``: those that are pending, and those that hold others."""
+    def keyed(self, rows: pa.Table, first: int, held: Sequence[int], fault: str | None = None) -> pa.Table:
+        """Rows of an outbox file in the columns of ``RUN``: those that are pending, and those that hold others.
+
+        Args:
+            fault: why they have come without content, and so have no key.
+        """
         holds = pc.is_in(rows["source"], value_set=pa.array(self._holding, pa.string()))
         wanted = pc.or_(pc.is_valid(rows["due"]), holds)
         wanted = pc.and_(wanted, pc.invert(pc.is_in(rows["row"], value_set=pa.array(held, pa.int64()))))
         rows, holds = rows.filter(wanted), holds.filter(wanted)
         sources, ids = rows["source"].to_pylist(), rows["document"].to_pylist()
-        found = list(self._all(rows))
+        found = list(self._all(rows)) if fault is None else [_Keyed("", KeyTask.COUNT, fault=fault) for _ in sources]
         columns: dict[str, Any] = {name: rows[name] for name in RUN.names if name in rows.column_names}
         return table_of(
             RUN,

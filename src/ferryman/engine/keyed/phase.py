@@ -65,7 +65,8 @@ class KeyUpdates:
         grouping = Grouping(self._shipped, node.name, str(state.outbox.folder), str(folder), ranges, given, len(files))
         updating = Updating(self._shipped, str(state.root), node.name, ranges, number, now_us, state.epoch)
         try:
-            runs = self._runner.run(grouping, self._to_group(node, files, number))
+            to_group = self._to_group(node, files, number)
+            runs = run_isolating(self._plain, grouping, to_group, dataclasses.replace(grouping, isolated=True))
             work = list(self._work(node, [run for each in runs for run in each], ranges))
             return run_isolating(self._plain, updating, work, dataclasses.replace(updating, isolated=True))
         except WorkerDied as e:
