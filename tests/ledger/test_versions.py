@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,11 @@ import pytest
 
 from ferryman import account, crash
 from ferryman.document import Document
-from ferryman.errors import PlanChanged, StateForeign, TransientError, UsageError
+from ferryman.errors import PlanChanged, StateDamaged, StateForeign, StateLost, TransientError, UsageError
 from ferryman.operations import fsck
 from ferryman.state.state import SEQUENCE, State, state_root
+from ferryman.storage.lock import Lock
+from tests.support import no_lock
 from tests.support.invariants import rows
 from tests.support.versions import MIGRATION_POINTS, Killed, Versions, down, kill_at, louder
 
@@ -239,6 +242,95 @@ def test_a_kill_on_the_way_over_loses_nothing(many: Versions, point: str, monkey
 def test_two_drivers_do_not_both_carry_it_over(many: Versions, point: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second is told that the older state is held, and touches nothing of what the first has made."""
     many.migrate_meanwhile(point, monkeypatch)
+    assert many.out("out").counted() == {"a": 1, "b": 1, "c": 1}
+
+
+@pytest.mark.parametrize("point", ["version.fenced", "create.table", "epoch.logged", "version.logged", "version.built"])
+def test_one_that_slept_on_the_way_over(many: Versions, point: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its lock was lost, another one has made the new state and works in it: what wakes removes nothing of that."""
+    slept: list[str] = []
+
+    def sleep(name: str) -> None:
+        if name == point and not slept:
+            slept.append(name)
+            assert many.run(many.plan(2), from_version=1).exit == 0
+            many.documents[0]["raw"] = b"two"
+            assert many.run(many.plan(2)).delivered == 1
+
+    monkeypatch.setattr(Lock, "take", no_lock.take)
+    many.run(many.plan(1))
+    with monkeypatch.context() as asleep, contextlib.suppress(UsageError, StateLost):
+        asleep.setattr(crash, "point", sleep)
+        many.run(many.plan(2), from_version=1)
+    assert slept
+    assert fsck.check(state_root(many.plan(2), many.state)) == []
+    many.run(many.plan(2))
+    assert many.run(many.plan(2)).waves == 0
+    assert many.out("out").counted() == {"a": 2, "b": 1, "c": 1}
+
+
+@pytest.mark.parametrize("before", ["close", "closed"])
+def test_one_that_was_overtaken_by_a_run_of_the_older_version(
+    many: Versions, before: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its lock was lost, and version 1 has gone on: it does not make a state of what it has seen before."""
+    real = State.close_for
+
+    def sleep_and(state: State, version: int) -> None:
+        with monkeypatch.context() as awake:
+            awake.setattr(State, "close_for", real)
+            if before == "closed":
+                real(state, version)
+            many.documents[0]["raw"] = b"two"
+            if before == "close":
+                assert many.run(many.plan(1)).delivered == 1
+            else:
+                with pytest.raises(StateForeign, match="version 2 of this plan continues"):
+                    many.run(many.plan(1))
+        real(state, version)
+
+    monkeypatch.setattr(Lock, "take", no_lock.take)
+    many.run(many.plan(1))
+    with monkeypatch.context() as asleep:
+        asleep.setattr(State, "close_for", sleep_and)
+        with pytest.raises(StateLost) if before == "close" else contextlib.nullcontext():
+            many.run(many.plan(2), from_version=1)
+    assert many.run(many.plan(2), from_version=1).exit == 0
+    assert many.out("out").counted() == {"a": 2, "b": 1, "c": 1}
+    assert fsck.check(state_root(many.plan(2), many.state)) == []
+
+
+def test_a_run_of_the_older_version_that_slept_before_it_announced_itself(
+    many: Versions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Version 2 has gone on from the state meanwhile: it is refused, and delivers nothing."""
+    real = State.load
+
+    def sleep_and(state: State) -> None:
+        with monkeypatch.context() as awake:
+            awake.setattr(State, "load", real)
+            assert many.run(many.plan(2), from_version=1).exit == 0
+        real(state)
+
+    monkeypatch.setattr(Lock, "take", no_lock.take)
+    many.run(many.plan(1))
+    many.documents[0]["raw"] = b"two"
+    monkeypatch.setattr(State, "load", sleep_and)
+    with pytest.raises(StateForeign, match="version 2 of this plan continues"):
+        many.run(many.plan(1))
+    assert many.out("out").counted() == {"a": 2, "b": 1, "c": 1}
+
+
+def test_half_made_is_no_state(many: Versions, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run without --from-version does not take it for one, removes nothing of it, and says what to do."""
+    many.run(many.plan(1))
+    with monkeypatch.context() as patched:
+        patched.setattr(crash, "point", kill_at("version.built"))
+        with pytest.raises(Killed):
+            many.run(many.plan(2), from_version=1)
+    with pytest.raises(StateDamaged, match="run --from-version again"):
+        many.run(many.plan(2))
+    assert many.run(many.plan(2), from_version=1).exit == 0
     assert many.out("out").counted() == {"a": 1, "b": 1, "c": 1}
 
 

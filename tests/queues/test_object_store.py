@@ -15,7 +15,7 @@ from ferryman.plan import Plan
 from ferryman.queues import Queue
 from ferryman.queues.table import CommitUnknown
 from ferryman.state.state import state_root
-from ferryman.storage import cache
+from ferryman.storage import cache, files
 from tests.queues.test_processes import said, start
 from tests.queues.test_sleepers import bodies, meanwhile
 from tests.servers.faulty_s3 import FaultyS3
@@ -94,6 +94,24 @@ def test_made_by_two_at_once(states: str, monkeypatch: pytest.MonkeyPatch) -> No
         first.append([{"n": 1}])
     assert sorted(bodies_of(Queue("orders", states))) == [1, 2]
     assert first.id == second.id
+
+
+@pytest.mark.rule("queue.sleepers")
+@pytest.mark.parametrize("again", [False, True], ids=["in use", "deleted and made again"])
+def test_who_slept_while_he_made_it_removes_nobodys(states: str, monkeypatch: pytest.MonkeyPatch, again: bool) -> None:
+    """Another one has made the queue, and nobody has used it for long; or it was deleted, and made again."""
+    monkeypatch.setattr(limits, "TEMPORARY_S", -1.0)
+
+    def sleep() -> None:
+        Queue("orders", states).append([{"x": "early"}])
+        if again:
+            Queue("orders", states).delete()
+            Queue("orders", states).append([{"x": "late"}])
+
+    with monkeypatch.context() as patched:
+        meanwhile(patched, files, "read_version", sleep, "after")
+        Queue("orders", states).append([{"x": "mine"}])
+    assert bodies(Queue("orders", states)) == ["late" if again else "early", "mine"]
 
 
 @pytest.mark.rule("queue.store")

@@ -4,19 +4,15 @@
 
 1. become the older state's driver, and finish what it left
 2. fence it: from now on nobody drives it any more
-3. build the new state beside it, under a temporary name, with the older one's data files and its positions in logs; in
-   an object store in its place, without state.json
-4. give it its name, or its state.json; until then the older state is held, so that only one makes it
+3. build the new state in its place, but for state.json, with the older one's data files and its positions in logs
+4. give it its state.json, which makes it one; until then the older state is held, so that only one makes it
 
-A crash before 4 leaves a temporary folder, in an object store what the same command builds on; and, after 2, a state
-from which only this version may migrate. The first wave of the new state is ``engine.migration``'s.
+A crash before 4 leaves what the same command builds on; and, after 2, a state from which only this version may
+migrate. Nothing is removed on the way: a run that slept meanwhile might remove what is in use. The first wave of the
+new state is ``engine.migration``'s.
 """
 
 from __future__ import annotations
-
-import os
-import shutil
-from pathlib import Path
 
 from ferryman import crash
 from ferryman.engine import commands
@@ -31,11 +27,10 @@ from ferryman.state.identity import IDENTITY
 from ferryman.state.layout import MIGRATED, MIGRATION, NOTIFIED, PASSED
 from ferryman.state.log_positions import RANGES, LogPositions, reader_of
 from ferryman.state.state import SEQUENCE, SETTLED, WAVE, State
-from ferryman.storage import disk, files, seals
+from ferryman.storage import files, seals
 from ferryman.storage.files import StatePath
 from ferryman.storage.links import carry_table
-from ferryman.storage.lock import Lock, take_lock
-from ferryman.storage.objects import ObjectPath
+from ferryman.storage.lock import take_lock
 
 
 def migrate(root: StatePath, plan: Plan, from_version: int) -> None:
@@ -73,32 +68,13 @@ def migrate(root: StatePath, plan: Plan, from_version: int) -> None:
         old.check_ours()
         old.close_for(plan.version)  # 2
         crash.point("version.fenced")
-        if isinstance(root, Path):
-            _make_on_disk(old, root, plan, from_version)
-        else:
-            _make_in_store(old, root, plan, from_version)
+        old.check_ours()  # whoever announces itself after this look finds the state closed
+        _make(old, State(root, plan), from_version)
 
 
-def _make_on_disk(old: State, root: Path, plan: Plan, from_version: int) -> None:
-    temporary = root.with_name(f"{disk.TEMPORARY}{plan.key}")
-    shutil.rmtree(temporary, ignore_errors=True)
-    new = State(temporary, plan)
-    _build(old, new, from_version)  # 3
-    new.publish_identity()
-    crash.point("version.built")
-    if root.exists():
-        _clear(root, temporary / "staging" / "begun", plan)
-    os.rename(temporary, root)  # 4
-    files.fsync_folder(root.parent)
-
-
-def _make_in_store(old: State, root: ObjectPath, plan: Plan, from_version: int) -> None:
-    """Objects cannot be renamed: the state is built in its place, and state.json, which makes it one, comes last.
-
-    What a killed run has built is built on. Nothing is removed: a run that slept meanwhile might remove what is in use.
-    """
-    new = State(root, plan)
-    lock = take_lock(root / "lock")
+def _make(old: State, new: State, from_version: int) -> None:
+    files.make_folder(new.root)
+    lock = take_lock(new.root / "lock")
     try:
         if new.exists:
             raise _had_another(new)
@@ -112,7 +88,6 @@ def _make_in_store(old: State, root: ObjectPath, plan: Plan, from_version: int) 
 def _build(old: State, new: State, from_version: int) -> None:
     """The new state's folder: made as ever, then filled with the older one's data files in one commit a table. All of
     it may be done again."""
-    files.make_folder(new.root)
     readers = [
         reader_of(old, name) for name, node in old.remembered().items() if node.kind in ("source", "join", "alts")
     ]
@@ -146,22 +121,6 @@ def _positions(old: State, plan: Plan) -> dict[str, int]:
     logs = [LogPositions(old, name) for name in sorted(names)]
     found = {key: number for log in logs for key, number in log.all_transactions().items()}
     return {**found, RANGES: ranges} if (ranges := old.outbox.number(RANGES)) else found
-
-
-def _clear(root: Path, scratch: Path, plan: Plan) -> None:
-    """Out of the way with what a run of this version left that was killed while it made a state of its own.
-
-    Raises:
-        StateHeld: it is not killed.
-        UsageError: it has made it.
-    """
-    lock = Lock.take(root / "lock")
-    try:
-        if (root / IDENTITY).exists():
-            raise _had_another(State(root, plan))
-        os.rename(root, scratch)  # every start empties that folder
-    finally:
-        lock.release()
 
 
 def _had_another(new: State) -> UsageError:

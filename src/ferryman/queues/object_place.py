@@ -7,11 +7,10 @@ and shares no object with the one before.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any
 
-from ferryman import crash, limits
+from ferryman import crash
 from ferryman.queues.entries import first_entry
 from ferryman.storage import files
 from ferryman.storage.objects import ObjectPath
@@ -24,6 +23,9 @@ _NOBODY = ""
 def make(pointer: ObjectPath, new: Callable[[str], dict[str, Any]], identity: str) -> None:
     """Make a queue if there is none: the beginning of its log, then ``queue.json``.
 
+    What a kill has left of others goes when ours is made. Whoever slept while he made one of them has seen an older
+    ``queue.json``, and cannot replace it any more.
+
     Args:
         new: id -> what ``queue.json`` says.
     """
@@ -32,14 +34,14 @@ def make(pointer: ObjectPath, new: Callable[[str], dict[str, Any]], identity: st
     found = files.read_version(pointer)
     if found is not None and _id(pointer, found[0]) != _NOBODY:
         return
-    _remove_left_over(folder, _NOBODY)
+    left_over, _ = folder.store.children(folder.key)  # before ours is made: after it, one of another id may be newer
     home = folder / identity
     files.replace(home / "messages" / "_delta_log" / f"{0:020d}.json", first_entry(identity))
     crash.point("queue.built")
     made = files.replace_version(pointer, sealed(new(identity)), None if found is None else found[1])
     crash.point("queue.named")
-    if not made:  # somebody else was faster
-        files.remove_folder(home)
+    for name in left_over if made else [identity]:  # somebody else was faster: nobody can use ours
+        files.remove_folder(folder / name)
     crash.point("queue.made")
 
 
@@ -47,9 +49,9 @@ def remove(pointer: ObjectPath, identity: str, new: Callable[[str], dict[str, An
     """Delete the queue of this id, unless somebody else has."""
     found = files.read_version(pointer)
     if found is not None and _id(pointer, found[0]) == identity:
-        files.replace_version(pointer, sealed(new(_NOBODY)), found[1])
+        files.replace_version(pointer, sealed({**new(_NOBODY), "was": identity}), found[1])
     crash.point("queue.renamed")
-    _remove_left_over(pointer.parent, identity)
+    files.remove_folder(pointer.parent / identity)
     crash.point("queue.removed")
 
 
@@ -61,15 +63,3 @@ def is_deleted(said: dict[str, Any]) -> bool:
 def _id(pointer: ObjectPath, data: bytes) -> str:
     said: Any = unsealed(pointer, data)
     return str(said["id"])
-
-
-def _remove_left_over(folder: ObjectPath, gone: str) -> None:
-    """The objects of a deleted queue; and where there is no queue now, what a kill has left of another one, unless it
-    is so young that somebody may be making it."""
-    if gone:
-        files.remove_folder(folder / gone)
-        return
-    for name in files.names(folder):
-        newest = max((each.changed for each in folder.store.below(f"{(folder / name).key}/")), default=None)
-        if newest is not None and time.time() - newest > limits.TEMPORARY_S:
-            files.remove_folder(folder / name)

@@ -45,8 +45,10 @@ def damaged_data(state: State) -> StateDamaged | None:
 def refuse_headless(root: StatePath, tables: Iterable[Table]) -> None:
     """
     Raises:
-        StateDamaged: there are tables with something in them, and no state.json.
+        StateDamaged: there is no state.json, but tables with something in them, or what a run with --from-version has
+            begun, and may go on with.
     """
-    if any(any(table.log.versions()) for table in tables):  # more than the making of an empty table
-        made = ": run --from-version again" if files.exists(root / MIGRATION) else ""
-        raise StateDamaged(str(root / IDENTITY), f"the file is missing, and the tables are not empty{made}")
+    begun = files.exists(root / MIGRATION)
+    if begun or any(any(table.log.versions()) for table in tables):  # more than the making of an empty table
+        what = "this state was only begun: run --from-version again" if begun else "the tables are not empty"
+        raise StateDamaged(str(root / IDENTITY), f"the file is missing, and {what}")

@@ -7,7 +7,7 @@ node runs for the first time.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from ferryman import crash
@@ -146,8 +146,13 @@ def create_missing(keyed: dict[str, KeyedTables], plan: Plan, remembered: Struct
     """
     _refuse_added_again(keyed, plan, remembered)
     had = keyed_of(remembered)
-    for name, tables in keyed.items():
-        for table in tables.all if name not in had else ():
+    create_all(tables for name, tables in keyed.items() if name not in had)
+
+
+def create_all(keyed: Iterable[KeyedTables]) -> None:
+    """Make those of the tables that are not there."""
+    for tables in keyed:
+        for table in tables.all:
             if not table.made:
                 table.create()
                 crash.point("create.keyed")

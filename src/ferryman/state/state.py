@@ -19,8 +19,8 @@ from ferryman.records import schemas
 from ferryman.state.damage import damaged_data, refuse_headless, sealed_files
 from ferryman.state.identity import IDENTITY, folder_name, identity_of, new_identity, refuse_if_migrated
 from ferryman.state.journal import Journal
-from ferryman.state.keyed import create_missing, keyed_tables, missing, there
-from ferryman.state.layout import FOLDERS, MIGRATED, MIGRATION, PLAN, READERS, remove_scratch, strange
+from ferryman.state.keyed import create_all, create_missing, keyed_tables, missing, there
+from ferryman.state.layout import FOLDERS, MIGRATED, PLAN, READERS, remove_scratch, strange
 from ferryman.state.passed import note_passed_over
 from ferryman.storage import files, seals
 from ferryman.storage.files import StatePath
@@ -132,7 +132,8 @@ class State:
         2. make the directory, if need be: state.json last, it says that the rest is there
         3. verify logs and live files; nothing is changed if anything is wrong
         4. repair what a crash left unmarked
-        5. announce the next epoch on every table: from now on an older driver cannot commit
+        5. announce the next epoch on every table: from now on an older driver cannot commit; look again that no newer
+           version has closed the state: one that has not seen our epoch did so before
 
         Until 5 nothing is removed, nor written over: where a lock does not hold, another driver may be through all five
         while this one sleeps before any step, and then use what is there.
@@ -164,6 +165,7 @@ class State:
                         state.notes.append(note)
                 state.load()
             state.announce()  # 5
+            refuse_if_migrated(root, successor)
         except BaseException as e:
             state.release()
             if files.disk_full(e):
@@ -363,11 +365,10 @@ class State:
             if not table.made:
                 table.create()
             crash.point("create.table")
-        create_missing(self.keyed, self.plan, {})
+        create_all(self.keyed.values())
         self.remember(structure(self.plan) if remembered is None else remembered)
         self._unnamed = new_identity(self.plan, more or {})
         if named:
-            files.remove(self.root / MIGRATION)  # of another run, which was killed
             self.publish_identity()
 
     def publish_identity(self) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from ferryman.storage import files
+from ferryman.storage.disk import discarding, temporary_name
 from ferryman.storage.files import StatePath
 from ferryman.storage.tables import Table
 
@@ -18,11 +19,13 @@ _AT_ONCE: Final = 16
 
 
 def carry_table(source: Table, target: Table, transactions: Mapping[str, int]) -> None:
-    """Have all rows of a table in another one as well, in one commit; nothing where they are there already."""
-    if source.files and source.files.keys() <= target.files.keys():
+    """Have the rows of a table, and no others, in another one as well, in one commit; nothing where that is so."""
+    adds = [file for path, file in source.files.items() if path not in target.files]
+    removes = [path for path in target.files if path not in source.files]  # by a run that was killed
+    if source.files and not adds and not removes:
         return
-    link_files(source.folder, target.folder, source.files)
-    target.commit("version", adds=source.files.values(), transactions=transactions)
+    link_files(source.folder, target.folder, [file.path for file in adds])
+    target.commit("version", adds=adds, removes=removes, transactions=transactions)
 
 
 def link_files(source: StatePath, target: StatePath, names: Iterable[str]) -> None:
@@ -41,11 +44,17 @@ def link_files(source: StatePath, target: StatePath, names: Iterable[str]) -> No
 
 def _link(source: Path, target: Path, names: list[str]) -> None:
     for name in names:
-        (target / name).parent.mkdir(parents=True, exist_ok=True)
+        here, there = source / name, target / name
+        there.parent.mkdir(parents=True, exist_ok=True)
+        if there.exists() and there.samefile(here):  # by a run that was killed
+            continue
         try:
-            os.link(source / name, target / name)
+            os.link(here, there)
         except OSError:
-            shutil.copyfile(source / name, target / name)
-            files.fsync_file(target / name)
+            temporary = temporary_name(there)
+            with discarding(temporary):
+                shutil.copyfile(here, temporary)
+                files.fsync_file(temporary)
+                temporary.replace(there)
     for folder in {target, *((target / name).parent for name in names)}:
         files.fsync_folder(folder)
