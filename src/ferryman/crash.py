@@ -181,7 +181,7 @@ QUEUES: Final[dict[str, str]] = {
     "append.synced": "the append is done, its indices were not returned",
     "tailer.noted": "a tailer stands behind what it has not yet returned",
     "keys.kept": "keys of appends are in a file of their own, and still in the log",
-    "keys.merged": "keys are in two files, the older ones of which are not needed",
+    "keys.merged": "keys, or rows that were trimmed, are in two files, the older ones of which are not needed",
     "merge.staged": "merged messages are in a file that no entry names",
     "merge.written": "so they are, and the entry is under a temporary name",
     "merge.logged": "the merged file is in place of the small ones",
@@ -195,7 +195,6 @@ QUEUES: Final[dict[str, str]] = {
     "trim.logged": "the oldest messages are gone",
     "trim.synced": "the same; their files are still there",
     "trimmed.kept": "which rows a writer may append again is in a file of its own, and they are still messages",
-    "trimmed.merged": "the same is in two files, the older ones of which are not needed",
     "queue.renamed": "a deleted queue has no name any more",
     "queue.removed": "its files are gone",
 }

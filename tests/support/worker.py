@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 import os
+import pickle
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from multiprocessing.connection import Connection
 from typing import Any
 
+import cloudpickle
+
 from ferryman.engine.runner.base import Answer, Item, Runner
-from ferryman.engine.runner.child import Child, Died
-from ferryman.errors import EngineError, WorkerDied
+from ferryman.engine.runner.child import Died
+from ferryman.errors import EngineError, WorkerDied, as_exception
 
 
 class OneWorker(Runner):
@@ -26,7 +31,7 @@ class OneWorker(Runner):
         self.deaths = 0
         self._busy = threading.Lock()
         self._failures = failures
-        self._child = Child(lambda call: call[0](call[1]), began=_give_up_locks)
+        self._child = _Forked()
 
     def run(self, task: Callable[[Item], Answer], items: Sequence[Item]) -> list[Answer]:
         """See ``Runner.run``."""
@@ -46,6 +51,49 @@ class OneWorker(Runner):
 
     def end(self) -> None:
         self._child.end()
+
+
+class _Forked:
+    """A copy of this process, made at the first call and after a death: it knows what the test has armed."""
+
+    def __init__(self) -> None:
+        self._process: Any = None
+
+    def ask(self, call: tuple[Callable[[Any], Any], Any]) -> Any:
+        if self._process is None:
+            fork = multiprocessing.get_context("fork")
+            self._here, there = fork.Pipe()
+            self._process = fork.Process(target=_serve, args=(there, self._here))
+            self._process.start()
+            there.close()
+        try:
+            self._here.send_bytes(cloudpickle.dumps(call))
+            fine, answer = pickle.loads(self._here.recv_bytes())
+        except (EOFError, OSError):
+            self._process.join()
+            code, self._process = self._process.exitcode, None
+            raise Died(f"exit code {code}", "") from None
+        if fine:
+            return answer
+        raise answer
+
+    def end(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.join()
+
+
+def _serve(requests: Connection, parents: Connection) -> None:  # pragma: no cover - the child
+    parents.close()
+    _give_up_locks()
+    with contextlib.suppress(EOFError):
+        while True:
+            function, item = pickle.loads(requests.recv_bytes())
+            try:
+                answer = (True, function(item))
+            except BaseException as e:
+                answer = (False, as_exception(e))
+            requests.send_bytes(cloudpickle.dumps(answer))
 
 
 def _give_up_locks() -> None:  # pragma: no cover - the child

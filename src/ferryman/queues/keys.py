@@ -52,7 +52,7 @@ def key_name(key: str) -> str:
 
 
 class RememberedKeys:
-    """The files in ``folder``, whose last name is that of the crash points."""
+    """The files in ``folder``."""
 
     def __init__(self, folder: StatePath) -> None:
         self._folder = folder
@@ -76,19 +76,18 @@ class RememberedKeys:
 
     def remember(self, files: Iterable[MessageFile]) -> None:
         """Durably, before these files leave the log."""
-        self.add([(f.key, f.first, f.rows) for f in files if f.key])
+        if keyed := [(f.key, f.first, f.rows) for f in files if f.key]:
+            self.add(keyed)
+            crash.point("keys.kept")
+            self.merge()
 
     def add(self, keys: Sequence[tuple[str, int, int]]) -> None:
-        """Keep names with their two numbers, durably."""
-        if not keys:
-            return
+        """Keep names with their two numbers, durably; ``merge`` comes next."""
         keyed = [(*_halves(name), first, rows) for name, first, rows in keys]
         high, low, first, rows = zip(*keyed, strict=True)
         numbers = (np.array(high, "<u8"), np.array(low, "<u8"), np.array(first, "<i8"), np.array(rows, "<i8"))
         make_folder(self._folder)  # a queue may have been made without it
         self._write(KeyRun(*numbers))
-        crash.point(f"{self._folder.name}.kept")
-        self._merge()
 
     def drop(self, wanted: Callable[[KeyRun], Numbers]) -> None:
         """Remove what is not wanted any more: whole files, or most of one.
@@ -102,10 +101,10 @@ class RememberedKeys:
                 continue
             if left.any():
                 self._write(KeyRun(*(column[left] for column in run)))
-                crash.point(f"{self._folder.name}.merged")
+                crash.point("keys.merged")
             files.remove(self._folder / name)
 
-    def _merge(self) -> None:
+    def merge(self) -> None:
         """Make one file of those of a class, where they have become many."""
         classes: dict[int, list[str]] = {}
         for name, run in self._load().items():
@@ -117,7 +116,7 @@ class RememberedKeys:
             if len(names) >= _CLASS:
                 columns = [np.concatenate(column) for column in zip(*(self._runs[n] for n in names), strict=True)]
                 self._write(KeyRun(*columns))
-                crash.point(f"{self._folder.name}.merged")
+                crash.point("keys.merged")
                 files.remove_all(self._folder / name for name in names)
 
     def _write(self, run: KeyRun) -> None:

@@ -7,6 +7,7 @@ message is copied as often as there are levels, and what an append or a look cos
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Final
 import pyarrow as pa
 
 from ferryman import crash, limits
-from ferryman.errors import EngineError, StateFolderError
+from ferryman.errors import describe
 from ferryman.queues.appending import write_rows
 from ferryman.queues.entries import LogEntry, MessageFile
 from ferryman.queues.message import ROWS
@@ -25,15 +26,24 @@ from ferryman.storage.files import changed_before, fsync_folder, names, remove, 
 from ferryman.storage.groups import RowGroups
 from ferryman.storage.lock import turn
 
+_log: Final = logging.getLogger(__name__)
+
 _FULL: Final = 2
 """A file of more than this part of ``PART_BYTES`` is not merged any more."""
 _LATE: Final = 4
 """Somebody who is about to merge, and does not come to it, is not waited for when so many times as many are there."""
 
 
-def left_for_later() -> contextlib.AbstractContextManager[None]:
-    """What cannot be done now is done after another append: the one that came before it has taken effect."""
-    return contextlib.suppress(OSError, MemoryError, pa.ArrowException, EngineError, StateFolderError)
+@contextlib.contextmanager
+def left_for_later() -> Iterator[None]:
+    """What cannot be done now, for whatever reason, is done after another append: the one that came before it has taken
+    effect, and must not look as if it had not."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit, GeneratorExit):
+        raise
+    except BaseException as e:  # also a Rust extension's panic, which is no Exception
+        _log.debug("upkeep of a queue is left for later: %s", describe(e))
 
 
 def maintain(store: QueueStore) -> None:

@@ -20,6 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ferryman import crash
 from ferryman.errors import UsageError
 from ferryman.queues.entries import MessageFile
 from ferryman.queues.keys import KeyRun, Numbers, key_name
@@ -125,7 +126,10 @@ def keep_trimmed(store: QueueStore, files: Sequence[MessageFile]) -> None:
                 if len(kept) >= _AT_ONCE:
                     store.trimmed.add(kept)
                     kept = []
-    store.trimmed.add(kept)
+    if kept:
+        store.trimmed.add(kept)
+        crash.point("trimmed.kept")
+    store.trimmed.merge()
 
 
 class _Meta(msgspec.Struct):

@@ -11,7 +11,7 @@ from typing import Any, Final, Protocol
 from ferryman import limits
 from ferryman.destinations.base import Destination
 from ferryman.engine.runner.child import Child, Died, TooLong
-from ferryman.errors import DeliveryError, as_exception
+from ferryman.errors import DeliveryError, Unavailable, WorkerDied, as_exception
 
 _END: Final = object()
 
@@ -116,16 +116,16 @@ class ProcessCaller:
     """Runs a destination's calls in a child process. After a death the next call finds the destination open again.
 
     A call that is given up ends with its process.
+
+    Args:
+        destination: one that was not opened in this process: it travels to the child pickled.
     """
 
     left_behind = False
 
     def __init__(self, destination: Destination) -> None:
-        self._destination = destination
         self._opened: tuple[Any, ...] | None = None
-        self._is_open = False
-        """In the child."""
-        self._child = Child(self._serve)
+        self._child = Child(_Called(destination))
 
     def call(
         self,
@@ -143,6 +143,8 @@ class ProcessCaller:
             raise Hung(f"no answer within {timeout_s:g} s") from None
         except Died as e:
             raise Killed(e) from None
+        except WorkerDied as e:  # by nothing that the destination did
+            raise Unavailable(str(e)) from e
         if name == "open":
             self._opened = args
         return answer
@@ -151,7 +153,15 @@ class ProcessCaller:
         """No more calls."""
         self._child.end()
 
-    def _serve(self, request: tuple[str, tuple[Any, ...], tuple[Any, ...] | None]) -> Any:  # pragma: no cover
+
+class _Called:
+    """In the child: calls the destination, which is open after a death as it was before."""
+
+    def __init__(self, destination: Destination) -> None:
+        self._destination = destination
+        self._is_open = False
+
+    def __call__(self, request: tuple[str, tuple[Any, ...], tuple[Any, ...] | None]) -> Any:  # pragma: no cover
         name, args, opened = request
         if opened is not None and not self._is_open:
             self._destination.open(*opened)

@@ -67,7 +67,7 @@ class Pass:
     """Folder for what is reported meanwhile; see ``engine.live``."""
 
     def __call__(self, lane: Lane) -> LaneReport:
-        plan = self.shipped.plan()
+        plan = self.shipped.unused() if lane.isolated else self.shipped.plan()
         node = next(n for n in plan.nodes if n.name == lane.destination)
         assert isinstance(node, DestinationNode)
         journal = Journal(path_of(self.root) / "journal")

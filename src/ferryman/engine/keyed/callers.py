@@ -7,6 +7,7 @@ the one stands alone that does it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import msgspec
@@ -69,7 +70,7 @@ class ChildCaller:
 
     def __init__(self, node: KeyedNode) -> None:
         self._node = node
-        self._child = Child(self._serve)
+        self._child = Child(partial(_update, node))
 
     def call(self, key: str, value: str | None, documents: Sequence[Document]) -> Returned:
         """See ``UpdateCaller.call``."""
@@ -88,9 +89,10 @@ class ChildCaller:
         """No more calls."""
         self._child.end()
 
-    def _serve(self, request: tuple[str, str | None, list[Document]]) -> Any:  # pragma: no cover - the child
-        key, value, documents = request
-        return returned(key, self._node.update(key, None if value is None else _decode(value), documents))
+
+def _update(node: KeyedNode, request: tuple[str, str | None, list[Document]]) -> Any:  # pragma: no cover - the child
+    key, value, documents = request
+    return returned(key, node.update(key, None if value is None else _decode(value), documents))
 
 
 def _too_long(node: KeyedNode) -> str:

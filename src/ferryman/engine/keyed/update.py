@@ -64,7 +64,7 @@ class Updating:
 
     @signals_noticed()
     def __call__(self, keys: KeyRange) -> KeyReport:
-        plan = self.shipped.plan()
+        plan = self.shipped.unused() if self.isolated else self.shipped.plan()
         node = next(n for n in plan.nodes if n.name == self.node)
         assert isinstance(node, KeyedNode)
         first = range_starts(self.ranges)[keys.number]

@@ -208,6 +208,11 @@ class PickledPlan(NamedTuple):
         """The plan, unpickled once a process."""
         return _unpickled(self.blob)
 
+    def unused(self) -> Plan:
+        """The plan, of which nothing was opened yet: its parts can be pickled again, for a child process."""
+        plan: Plan = cloudpickle.loads(self.blob)
+        return plan
+
 
 @lru_cache(maxsize=4)
 def _unpickled(blob: bytes) -> Plan:

@@ -21,7 +21,7 @@ from typing import Any, Final, NamedTuple
 import cloudpickle
 
 from ferryman.engine.runner.base import Answer, Item
-from ferryman.engine.runner.child import die_with
+from ferryman.engine.runner.nursery import die_with
 
 MOST: Final = 8
 """Processes: what they do is reading, and the memory of each is that of a worker."""

@@ -1,29 +1,37 @@
-"""A forked process that does what might kill it: its parent sees its death, and what it was at."""
+"""A process that does what might kill it: its parent sees its death, and what it was at."""
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import mmap
 import os
 import pickle
 import select
 import signal
 import struct
+import sys
 import time
 from collections.abc import Callable
 from typing import Any, Final
 
 import cloudpickle
 
-from ferryman.errors import Misconfigured, PermanentError, TransientError, Unavailable, as_exception, describe
+from ferryman.engine.runner.nursery import Nursery, nursery
+from ferryman.errors import (
+    EngineError,
+    Misconfigured,
+    PermanentError,
+    TransientError,
+    Unavailable,
+    as_exception,
+    describe,
+)
 from ferryman.memory import lacks_memory, why_no_memory
 
 _PLACE_BYTES: Final = 64 * 1024
 """What a child may say of where it is; longer words are cut."""
 
 _SIZE: Final = struct.Struct("<Q")
-_DIE_WITH_PARENT: Final = 1  # PR_SET_PDEATHSIG of Linux
 
 
 class Died(Exception):
@@ -59,20 +67,29 @@ class TooLong(Exception):
         self.place = place
 
 
-class Child:
-    """Answers requests one at a time by ``serve``, in a copy of this process; begins at the first request.
+def _nothing() -> None:
+    """A child that needs no beginning."""
 
-    After ``Died`` and ``TooLong`` the next request begins a new one.
+
+class Child:
+    """Answers requests one at a time by ``serve``, in a process of its own; begins at the first request.
+
+    After ``Died`` and ``TooLong`` the next request begins a new one. It is forked from a process that has opened
+    nothing (``runner.nursery``): a copy of this one would have the locks and clients of its libraries (an object
+    store's, delta-rs's), and not the threads behind them.
 
     Args:
-        serve: called in the child. What it raises is raised by ``ask``.
-        began: called in each new child before its first request.
+        serve: called in the child, to which it travels pickled. What it raises is raised by ``ask``.
+        began: called in each new child before its first request; it travels together with ``serve``.
     """
 
-    def __init__(self, serve: Callable[[Any], Any], began: Callable[[], object] = lambda: None) -> None:
+    def __init__(self, serve: Callable[[Any], Any], began: Callable[[], object] = _nothing) -> None:
         self._serve = serve
         self._began = began
-        self._place = mmap.mmap(-1, _PLACE_BYTES)
+        self._place_fd = os.memfd_create("ferryman-place")
+        os.ftruncate(self._place_fd, _PLACE_BYTES)
+        self._place = mmap.mmap(self._place_fd, _PLACE_BYTES)
+        self._nursery: Nursery | None = None
         self._pid = 0
         self._requests = self._answers = -1
 
@@ -97,11 +114,9 @@ class Child:
         except MemoryError as e:  # what is left of a message would be taken for the next one
             fine, value = False, e
         except TimeoutError:
-            os.kill(self._pid, signal.SIGKILL)
             self._bury()
             raise TooLong(self._noted()) from None
         if not fine and lacks_memory(value):
-            os.kill(self._pid, signal.SIGKILL)
             self._bury()
             raise Died(why_no_memory(value), self._noted(), value) from value
         if answer is None:
@@ -111,64 +126,109 @@ class Child:
             return value
         raise value
 
-    def note(self, place: str) -> None:
-        """In the child: where it is; survives its death. "" for nowhere."""
-        said = place.encode("utf-8", "surrogatepass")[: _PLACE_BYTES - _SIZE.size]
-        self._place[_SIZE.size : _SIZE.size + len(said)] = said
-        self._place[: _SIZE.size] = _SIZE.pack(len(said))
-
     def end(self) -> None:
         """No more requests."""
-        if self._pid:
-            os.close(self._requests)
-            self._requests = -1
-            os.kill(self._pid, signal.SIGKILL)  # it waits for a request: there is nothing that it could lose
+        if self._pid:  # it waits for a request: there is nothing that it could lose
             self._bury()
+
+    def __del__(self) -> None:
+        os.close(self._place_fd)
 
     # -- inside ------------------------------------------------------------------------------------
 
     def _begin(self) -> None:
-        self.note("")
+        """
+        Raises:
+            EngineError: it died before it had anything to do.
+        """
+        self._place[: _SIZE.size] = _SIZE.pack(0)
+        work = _dumps((self._serve, self._began))
         asked, self._requests = os.pipe()
         self._answers, answering = os.pipe()
-        parent = os.getpid()
-        pid = os.fork()
-        if pid:
-            self._pid = pid
+        try:
+            self._nursery = nursery()
+            self._pid = self._nursery.child(asked, answering, self._place_fd)
+        except BaseException:
+            self._close()
+            raise
+        finally:
             os.close(asked)
             os.close(answering)
-            return
-        try:  # pragma: no cover - the child
-            os.close(self._requests)
-            os.close(self._answers)
-            die_with(parent)
-            self._began()
-            while (answer := self._answer(asked)) is not None:
-                _send(answering, answer)
-        finally:
-            os._exit(0)
-
-    def _answer(self, asked: int) -> bytes | None:  # pragma: no cover - the child
-        """To the next request; None: there are no more."""
         try:
-            if (request := _receive(asked, None)) is None:
-                return None
-            return _dumps((True, self._serve(pickle.loads(request))))
-        except BaseException as e:
-            return _pickled(as_exception(e))
+            _send(self._requests, _dumps((sys.path, os.getcwd(), dict(os.environ))))
+            _send(self._requests, work)
+            answer = _receive(self._answers, None)
+        except BrokenPipeError:
+            answer = None
+        if answer is None:
+            raise EngineError(f"a child process ended before it had anything to do: {_how(self._bury())}")
+        fine, value = pickle.loads(answer)
+        if not fine:
+            self._bury()
+            raise value
 
     def _bury(self) -> int:
-        _, status = os.waitpid(self._pid, 0)
-        self._pid = 0
+        """Kill it, if it lives; how it ended."""
+        assert self._nursery is not None
+        pid, self._pid = self._pid, 0
+        try:
+            return self._nursery.bury(pid)
+        finally:
+            self._close()
+
+    def _close(self) -> None:
         for end in (self._requests, self._answers):
             if end >= 0:
                 os.close(end)
         self._requests = self._answers = -1
-        return status
 
     def _noted(self) -> str:
         (size,) = _SIZE.unpack(self._place[: _SIZE.size])
         return self._place[_SIZE.size : _SIZE.size + size].decode("utf-8", "surrogatepass")
+
+
+def serve_requests(requests: int, answers: int, place: int) -> None:  # pragma: no cover - the child
+    """Be the child: get ready as it was asked for, say so, and answer until there are no more requests."""
+    _mine.append(mmap.mmap(place, _PLACE_BYTES))
+    settings, work = _receive(requests, None), _receive(requests, None)
+    if settings is None or work is None:
+        return
+    try:
+        sys.path[:], folder, environment = pickle.loads(settings)
+        os.environ.clear()
+        os.environ.update(environment)
+        with contextlib.suppress(OSError):
+            os.chdir(folder)
+        serve, began = pickle.loads(work)
+        began()
+    except BaseException as e:
+        _send(answers, _pickled(as_exception(e)))
+        return
+    _send(answers, _dumps((True, None)))
+    while (answer := _answer(serve, requests)) is not None:
+        _send(answers, answer)
+
+
+_mine: list[mmap.mmap] = []
+"""Of a child: where it is."""
+
+
+def note(place: str) -> None:  # pragma: no cover - the child
+    """In a child: note where it is, which survives its death. "" for nowhere."""
+    (mine,) = _mine
+    said = place.encode("utf-8", "surrogatepass")[: _PLACE_BYTES - _SIZE.size]
+    mine[_SIZE.size : _SIZE.size + len(said)] = said
+    mine[: _SIZE.size] = _SIZE.pack(len(said))
+
+
+def _answer(serve: Callable[[Any], Any], requests: int) -> bytes | None:  # pragma: no cover - the child
+    """To the next request; None: there are no more."""
+    try:
+        if (request := _receive(requests, None)) is None:
+            return None
+        return _dumps((True, serve(pickle.loads(request))))
+    except BaseException as e:
+        return _pickled(as_exception(e))
 
 
 def _pickled(error: Exception) -> bytes:  # pragma: no cover - the child
@@ -196,14 +256,6 @@ def _how(status: int) -> str:
             return f"signal {number} ({signal.Signals(number).name})"
         return f"signal {number}"
     return f"exit code {os.WEXITSTATUS(status)}"
-
-
-def die_with(parent: int) -> None:  # pragma: no cover - the child
-    """A child does not outlive its parent, where the system can see to that."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(0)
 
 
 def _send(pipe: int, message: bytes) -> None:

@@ -18,7 +18,8 @@ from typing import Any, Final, NamedTuple
 
 from ferryman import limits
 from ferryman.document import Document
-from ferryman.engine.runner.child import Child, Died
+from ferryman.engine.runner.base import PickledPlan
+from ferryman.engine.runner.child import Child, Died, note
 from ferryman.engine.scan.batches import TaskSplit
 from ferryman.engine.scan.log_batches import LogSplit
 from ferryman.engine.transform.block import Block
@@ -32,7 +33,7 @@ from ferryman.engine.transform.step_calls import one_by_one
 from ferryman.engine.transform.taken import Taken, stage_row
 from ferryman.errors import EngineError, PermanentError
 from ferryman.memory import why_no_memory
-from ferryman.plan import DestinationNode, Plan, StepNode
+from ferryman.plan import DestinationNode, StepNode
 from ferryman.records.family import FailedMember
 
 _Place = tuple[str, str]
@@ -108,14 +109,15 @@ class IsolatedReader:
 
     def __init__(
         self,
-        plan: Plan,
+        shipped: PickledPlan,
         cut: TaskSplit | LogSplit,
         stager: Stager,
         weights: Weights,
         state: str = "",
         share: float = 1.0,
     ) -> None:
-        self._plan = plan
+        self._shipped = shipped
+        plan = shipped.plan()
         self._cut = cut
         self._state = state
         self._share = share
@@ -136,9 +138,8 @@ class IsolatedReader:
         doing then."""
         taken_up = []
         spool = Spool(shared=True)
-        reader = _Reader(self._plan, self._cut, block, contents, spool, self._state, self._share)
+        reader = _Reader(self._shipped, self._cut, block, contents, spool, self._state, self._share)
         child = Child(reader.read, reader.begin)
-        reader.note = child.note
         self._stager.begin(block)
         try:
             for i in range(len(block)):
@@ -191,7 +192,7 @@ class _Reader:
 
     def __init__(
         self,
-        plan: Plan,
+        shipped: PickledPlan,
         cut: TaskSplit | LogSplit,
         block: Block,
         contents: _Contents,
@@ -202,8 +203,7 @@ class _Reader:
         self.block = block
         self.children = 0
         """How many there have been."""
-        self.note: Callable[[str], None]
-        self._plan = plan
+        self._shipped = shipped
         self._cut = cut
         self._state = state
         self._share = share
@@ -214,7 +214,7 @@ class _Reader:
 
     def begin(self) -> None:  # pragma: no cover - the child
         cut = self._cut._replace(number=self._cut.number + self.children)
-        self._feed = DocumentReader(self._plan, cut, self._recorder, {}, self._guarded, self._state)
+        self._feed = DocumentReader(self._shipped.plan(), cut, self._recorder, {}, self._guarded, self._state)
 
     def read(
         self, request: tuple[int, int, dict[str, NodeHealth], dict[_Place, str]]
@@ -249,7 +249,7 @@ class _Reader:
         )
 
     def _at(self, step: str, id: str) -> None:  # pragma: no cover - the child
-        self.note(f"{step}\0{time.monotonic()}\0{id}")
+        note(f"{step}\0{time.monotonic()}\0{id}")
 
     def _guarded(self, step: StepNode) -> Callable[[Document], Any]:  # pragma: no cover - the child
         """The step's function; notes what it is called for, and does not call it for whom it kills."""

@@ -140,6 +140,10 @@ class Spool:
                     return
                 yield from calls
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """To a child process, as the same file."""
+        return _of_process, (os.getpid(), self._fd)
+
     def __del__(self) -> None:
         self.close()  # that of a task that failed
 
@@ -160,6 +164,12 @@ class Spool:
         left = memoryview(content)
         while left:
             left = left[os.write(self._fd, left) :]
+
+
+def _of_process(pid: int, fd: int) -> Spool:
+    spool = Spool()
+    spool._fd = os.open(f"/proc/{pid}/fd/{fd}", os.O_RDWR)
+    return spool
 
 
 def _nameless() -> int:

@@ -118,7 +118,7 @@ class TaskProcessing:
         self._feed.walk.heard = self._heard if self._live.wants_errors else None
         self._careful = None
         if task.isolated:
-            self._careful = IsolatedReader(plan, cut, self._stager, weights or Weights(), state, share)
+            self._careful = IsolatedReader(task.shipped, cut, self._stager, weights or Weights(), state, share)
         self._together = self._first_batches = None
         if self._feed.walk.comes_to({n.name for n in together}):
             self._first_batches = first_batches(together, self._feed, flights, self._stager, self._live)
