@@ -295,7 +295,10 @@ def _uncopyable(fields: dict[str, Any], error: Exception) -> PermanentError:
     return PermanentError(f"its fields cannot be copied ({describe(error)})")
 
 
-_UNCHANGEABLE = frozenset({str, int, float, bool, bytes, type(None)})
+_FLAT = frozenset({str, int, bool, bytes, type(None)})
+"""Types of which JSON has every value."""
+
+_UNCHANGEABLE = _FLAT | {float}
 
 
 def encode_fields(fields: dict[str, Any]) -> bytes:
@@ -311,12 +314,9 @@ def encode_fields(fields: dict[str, Any]) -> bytes:
         raise
     except Exception as e:  # also what the objects raise that msgspec asks
         raise _unencodable(fields, e) from None
-    for value in fields.values():
-        kind = type(value)
-        if kind not in _UNCHANGEABLE or (kind is float and value - value != 0):
-            if _is_suspect(encoded, fields) and (why := _bad_field(fields)):
-                raise BadDocument(why)
-            break
+    for name, value in fields.items():
+        if type(value) not in _FLAT and (why := unfit(value, limits.NESTED - 1)):
+            raise BadDocument(f"field {shown(name)} {why}. Set it to something else in a step, such as text or None.")
     return encoded
 
 
@@ -409,36 +409,35 @@ def unfit(value: Any, levels: int = limits.NESTED) -> str:
     kind = type(value)
     if kind is float:
         return "" if value - value == 0 else f"holds {value}, which is not a number in JSON"
-    if kind in _UNCHANGEABLE:
+    if kind in _FLAT:
         return ""
-    if isinstance(value, dict):
+    if kind is dict or isinstance(value, dict):
         inner: Iterable[Any] = value.values()
-    elif isinstance(value, list | tuple | set | frozenset):
+    elif kind is list or isinstance(value, _SERIES):
         inner = value
     else:
         plain = msgspec.to_builtins(value, str_keys=True)  # dates, dataclasses and whatever else msgspec knows
         return "" if type(plain) is kind else unfit(plain, levels)
     if not levels:
         return _TOO_DEEP
+    if kind is list and value and type(value[0]) is float and _are_finite(value):
+        return ""
     for each in inner:
-        kind = type(each)
-        if (kind not in _UNCHANGEABLE or (kind is float and each - each != 0)) and (why := unfit(each, levels - 1)):
+        if type(each) not in _FLAT and (why := unfit(each, levels - 1)):
             return why
     return ""
 
 
-def _is_suspect(encoded: bytes, fields: dict[str, Any]) -> bool:
-    """Can there be NaN in it, which became null, or can it be nested too deep? Quick to say no."""
-    nulls = sum(value is None for value in fields.values())
-    return encoded.count(b"null") != nulls or encoded.count(b"[") + encoded.count(b"{") > limits.NESTED
+_SERIES: Final = (list, tuple, set, frozenset)
 
 
-def _bad_field(fields: dict[str, Any]) -> str:
-    """What is wrong with the first field that is not what JSON is to hold; "" if there is none."""
-    for name, value in fields.items():
-        if why := unfit(value, limits.NESTED - 1):
-            return f"field {shown(name)} {why}. Set it to something else in a step, such as text or None."
-    return ""
+def _are_finite(numbers: list[Any]) -> bool:
+    """Is each of them a number that is finite? A list of a thousand, as models give it, takes no thousand looks."""
+    try:
+        total = sum(numbers)
+    except Exception:  # there are others among them
+        return False
+    return bool(total - total == 0)
 
 
 def _unencodable(fields: dict[str, Any], error: Exception) -> BadDocument:
