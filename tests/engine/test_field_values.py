@@ -11,14 +11,17 @@ from typing import Any
 import pytest
 
 from ferryman import account
+from ferryman.destinations.base import Delivery, Outcome
 from ferryman.document import Document, decode_json, encode_fields, encode_value
-from ferryman.errors import BadDocument
+from ferryman.errors import BadDocument, Dropped
 from ferryman.plan import Handle
-from ferryman.routers import Duplicate
-from ferryman.sources import JsonLines, Memory, Source
+from ferryman.routers import Duplicate, Router
+from ferryman.sources import JsonLines, Listed, Memory, Source
 from tests.support.network import Network
+from tests.support.recorder import Recorder
 
 NAN = float("nan")
+HALF = "\udcff"
 
 
 def nested(levels: int) -> Any:
@@ -221,3 +224,85 @@ def test_a_line_that_is_nested_deep_is_refused(place: Path, levels: int) -> None
     assert [line["fields"]["t"] for line in net.out("out").lines()] == [1, 3]
     [event] = ends(net, "a.jsonl#line=2")
     assert "nested" in event["message"] or "recursion depth" in event["message"]
+
+
+class Odd(Source):
+    """Lists what no listing may have, among what it may."""
+
+    def partitions(self) -> list[Any]:
+        return [0]
+
+    def listing(self, partition: Any) -> Iterator[Any]:
+        yield Document("a", n=1)
+        yield Document("b\udcff", n=2)
+        yield Listed("c\udcff", 1, "1")
+        yield Listed("d", 1, fingerprint="\udcff")
+        yield Listed("e", 1, refused="not \udcff")
+        yield Listed("f", -5)
+        yield Document("g", raw="text")  # type: ignore[arg-type]
+        yield Document("h", raw=bytearray(b"x"))  # type: ignore[arg-type]
+        yield Document("i", n=3)
+
+
+@pytest.mark.rule("doc.half-characters")
+def test_what_cannot_be_stored_of_a_listing_is_that_documents_error(place: Path) -> None:
+    """It is named, with what is wrong escaped; all others are delivered."""
+    net = Network(place)
+    net.plan.source("docs", Odd()).destination("out", net.out("out"))
+    assert net.run(wait=0).exit == 3
+    assert {line["id"] for line in net.out("out").lines()} == {"a", "h", "i"}
+    for id, why in (
+        (r"b\udcff", "half a character"),
+        (r"c\udcff", "half a character"),
+        ("d", "fingerprint"),
+        ("e", r"not \udcff"),
+        ("f", "the size -5"),
+        ("g", "a str as raw"),
+    ):
+        [event] = ends(net, id)
+        assert event["status"] == "ERROR_DOC"
+        assert why in event["message"]
+
+
+class Halves(Router):
+    def choose(self, document: Document) -> str:
+        return "same" if document.id != "d6" else HALF
+
+
+def halved(doc: Document) -> Any:
+    match doc.id:
+        case "d1":
+            doc.again("1h", why=HALF)
+        case "d2":
+            raise Dropped(HALF)
+        case "d3":
+            doc.refused = HALF
+        case "d4":
+            return [doc, Document(f"d4#{HALF}")]
+        case "d5":
+            return [doc, doc.child(HALF)]
+    return doc
+
+
+@pytest.mark.rule("doc.half-characters")
+@pytest.mark.parametrize("options", [{}, {"concurrency": 2}])
+def test_half_a_character_never_ends_a_run(net: Network, options: dict[str, Any]) -> None:
+    """In words it is shown escaped; in an id it is that document's error, but in a child's key, which is encoded."""
+    node = net.source().step("halved", halved, **options).route("fork", Halves())
+    node.step("same", closed).destination("out", Halving(Path(net.out("out").path)), attempts=1)
+    net.put(*(f"d{n}" for n in range(9)))
+    assert net.run(wait=0).exit == 3
+    arrived = {line["id"] for line in net.out("out").lines() if line["said"] == "ok"}
+    assert arrived == {"d0", "d1", "d5", "d5#%ED%B3%BF", "d8"}
+    messages = {n: " ".join(event["message"] or "" for event in ends(net, f"d{n}")) for n in range(9)}
+    for n in (2, 3, 4, 6, 7):
+        assert r"\udcff" in messages[n], n
+
+
+class Halving(Recorder):
+    """Refuses one, in half a character."""
+
+    def write(self, chunk: list[Delivery]) -> list[Outcome]:
+        said = super().write([delivery for delivery in chunk if delivery.id != "d7"])
+        kept = iter(said)
+        return [Outcome.permanent(HALF) if delivery.id == "d7" else next(kept) for delivery in chunk]
