@@ -39,7 +39,7 @@ def parse(url: str) -> sa.URL:
     """
     try:
         parsed = sa.make_url(url)
-    except sa.exc.ArgumentError:
+    except (sa.exc.ArgumentError, ValueError):  # the latter: of its port
         raise UsageError(
             "the url is not one that SQLAlchemy knows. Write sqlite:///index.db for a file, or "
             "postgresql://user@host/database"

@@ -9,7 +9,7 @@ from base64 import b64encode
 from collections.abc import Mapping
 from contextlib import closing
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import unquote
+from urllib.parse import SplitResult, unquote, urljoin, urlsplit
 
 if TYPE_CHECKING:
     from urllib3 import BaseHTTPResponse, PoolManager, Timeout
@@ -41,6 +41,24 @@ def plain(url: str) -> str:
 def shown(url: str) -> str:
     """The same in a message, where a query leaves a trace."""
     return plain(url) + ("?…" if "?" in url.partition("#")[0] else "")
+
+
+def split(url: str, base: str = "") -> tuple[str, SplitResult]:
+    """Take a URL apart; return it in full, and its parts. Whoever gets a URL from outside reads it by this.
+
+    Args:
+        base: that it may be relative to.
+
+    Raises:
+        ValueError: it is not a URL, or has no possible port; names it.
+    """
+    try:
+        full = urljoin(base, url) if base else url
+        parts = urlsplit(full)
+        _ = parts.port
+    except ValueError as e:
+        raise ValueError(f"{shown(url)} is not a URL ({e})") from None
+    return full, parts
 
 
 def parted(url: str) -> tuple[Url, str]:

@@ -27,7 +27,9 @@ AXES: Final[dict[str, tuple[str, ...]]] = {
 
 ALIKE: Final[dict[str, str]] = {
     **dict.fromkeys(("memory", "jsonlines", "dataframe"), "files"),
-    "threads": "batch", "async": "async batch", "rate": "plain",
+    "threads": "batch",
+    "async": "async batch",
+    "rate": "plain",
     **dict.fromkeys(("least", "sql"), "exactly"),
 }
 """Values that meet others as another one does. Each of them is in one of the few cases at least."""

@@ -1,4 +1,4 @@
-"""The process of a case: one run of its plan, which may be killed at a crash point; at the end everything is checked."""
+"""The process of a case: a run of its plan, which may be killed at a crash point; at the end everything is checked."""
 
 from __future__ import annotations
 

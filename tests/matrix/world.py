@@ -1,4 +1,4 @@
-"""The plan of a case, what happens outside it between its runs, and what must have arrived, computed without the engine.
+"""The plan of a case, what happens outside it between its runs, and what must have arrived by an oracle of its own.
 
 There are two corpora: from the first to the second some documents change, some move to another key, some go, some come.
 A log gets what is new in the second. Every step multiplies by ten and leaves out the key ``drop``.

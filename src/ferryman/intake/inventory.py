@@ -8,11 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import quote, unquote
 
 import msgspec
 
+from ferryman.document import unfit
+from ferryman.errors import plain_text
 from ferryman.intake.errors import NodeInvalid
+from ferryman.net import split
 from ferryman.storage import files
 
 NAME: Final = "inventory.jsonl"
@@ -58,7 +61,13 @@ def read(path: Path) -> Iterator[StoredFile]:
     """
     with path.open("rb") as lines:
         for line in lines:
-            yield msgspec.json.decode(line, type=StoredFile)
+            try:
+                found = msgspec.json.decode(line, type=StoredFile)
+            except (msgspec.MsgspecError, RecursionError) as e:
+                raise ValueError(plain_text(e)) from None
+            if why := unfit(found.fields):
+                raise ValueError(f"what is said of {found.path} {why}")
+            yield found
 
 
 def node(path: Path, held: list[StoredFile]) -> dict[str, Any]:
@@ -72,7 +81,10 @@ def place(job_path: str, values: Mapping[str, Any]) -> Path:
     Raises:
         NodeInvalid: it names none.
     """
-    url = urlsplit(str(values.get("url") or ""))
+    try:
+        _, url = split(str(values.get("url") or ""))
+    except ValueError as e:
+        raise NodeInvalid(f"{job_path}/inventory", f"names a list of files, but {e}") from None
     if url.scheme != "file" or not url.path:
         raise NodeInvalid(f"{job_path}/inventory", "names no list of files (a file:// URL)")
     return Path(unquote(url.path))

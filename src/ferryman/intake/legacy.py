@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 from xml.etree import ElementTree
 
-import msgspec
-
+from ferryman.document import decode_json
 from ferryman.errors import FerrymanError, UsageError, plain_text
 from ferryman.intake import java_properties
 from ferryman.intake.batch import Batch
@@ -167,8 +166,8 @@ def _payload(name: str, data: bytes) -> dict[str, Any]:
         raise UsageError(f"{name}: its payload is not UTF-8 text (byte {e.start}).") from None
     if text.startswith("{"):
         try:
-            return dict(msgspec.json.decode(text))
-        except (msgspec.MsgspecError, ValueError, RecursionError) as e:
+            return dict(decode_json(text))
+        except (TypeError, ValueError) as e:
             raise UsageError(f"{name}: its payload looks like JSON, but is not: {e}.") from None
     if text.startswith("<"):
         return _of_xml(name, text)

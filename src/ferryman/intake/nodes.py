@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
+from ferryman.document import decode_json, unfit
 from ferryman.errors import UsageError
 from ferryman.intake.errors import NodeInvalid
 
@@ -121,6 +122,8 @@ def encoded(path: str, value: Any) -> bytes:
         data = msgspec.json.encode(value)
     except (TypeError, ValueError, msgspec.MsgspecError, RecursionError) as e:
         raise UsageError(f"{path}: this cannot be written as JSON: {e}. Give text, numbers, lists and objects.") from e
+    if why := unfit(value):
+        raise UsageError(f"{path}: this {why}. Give text, numbers, lists and objects.")
     return sized(path, data)
 
 
@@ -145,8 +148,8 @@ def decoded(path: str, data: bytes) -> dict[str, Any]:
         NodeInvalid: there is none in it.
     """
     try:
-        value = msgspec.json.decode(data)
-    except (ValueError, msgspec.MsgspecError, RecursionError) as e:
+        value = decode_json(data)
+    except ValueError as e:
         raise NodeInvalid(path, f"is not JSON ({e})") from None
     if not isinstance(value, dict):
         raise NodeInvalid(path, "holds JSON, but not an object")

@@ -50,6 +50,8 @@ class NotifyTarget:
         scheme = _SCHEME.match(self.to)
         if not self.to.strip() or not self.to.isprintable():
             yield f"{where}: give a URL, mailto:ADDRESS or a command, on one line."
+        elif self.kind == "url" and "${" not in self.to and not _is_url(self.to):
+            yield f"{where}: this is not a URL: correct it."
         elif self.kind == "command" and scheme:
             yield f"{where}: {scheme[1]} is not known here: give an http or https URL, mailto:ADDRESS or a command."
         elif self.kind == "command" and not _is_command(self.to):
@@ -63,6 +65,13 @@ class NotifyTarget:
                 f"{where}: timeout_s={self.timeout_s!r}: give seconds above 0, at most "
                 f"{limits.NOTIFY_TIMEOUT_MAX_S:g}: a run waits for it."
             )
+
+
+def _is_url(text: str) -> bool:
+    try:
+        return bool(net.split(text)[1].hostname)
+    except ValueError:
+        return False
 
 
 def _is_command(text: str) -> bool:

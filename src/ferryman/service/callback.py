@@ -6,7 +6,6 @@ import threading
 from collections.abc import Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import urlsplit
 
 import msgspec
 
@@ -108,6 +107,6 @@ class Callback:
 
 def _can_be_posted_to(url: str) -> bool:
     try:
-        return urlsplit(checked_url(url)).scheme in ("http", "https")
+        return net.split(checked_url(url))[1].scheme in ("http", "https")
     except Corrupt:
         return False

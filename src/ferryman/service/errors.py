@@ -24,6 +24,23 @@ class Stopping(FerrymanError):
     """The consumers are told to stop: what is at work is given back as it is, and done again by the next."""
 
 
+class TurnFailed(FerrymanError):
+    """A turn of the plan ended in an error that nobody foresaw, which is chained: its state is opened again.
+
+    Attributes:
+        jobs: that shared the turn. Of several nobody knows which one it was; one alone has failed.
+    """
+
+    def __init__(self, jobs: list[str], why: str) -> None:
+        super().__init__(jobs, why)
+        self.jobs, self.why = jobs, why
+
+    def __str__(self) -> str:
+        if len(self.jobs) == 1:
+            return f"{self.jobs[0]}: failed in Processing: {self.why}"
+        return f"a turn of {len(self.jobs)} jobs: {self.why}. Each has a turn of its own until that is found"
+
+
 class ChildDied(FerrymanError):
     """A child process ended over its work. ``how``: the signal, or the exit code."""
 

@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
-from urllib.parse import urljoin, urlsplit
 
 from ferryman import crash, limits, net
 from ferryman.errors import PermanentError, TransientError
@@ -126,7 +125,7 @@ class Fetcher:
     def size(self, url: str) -> int | None:
         """Bytes at a URL by its server's word; None if it does not say, or cannot be asked. Asks once."""
         try:
-            if urlsplit(url).scheme == "file":
+            if net.split(url)[1].scheme == "file":
                 with self._reach.file(url) as source:
                     return os.fstat(source.fileno()).st_size
             with self._answer("HEAD", url, {}) as answer:
@@ -230,7 +229,7 @@ class Fetcher:
             try:
                 return get()
             except OSError as e:
-                if urlsplit(url).scheme != "file" or disk_full(e):
+                if net.split(url)[1].scheme != "file" or disk_full(e):
                     raise  # our own disk
                 kind = PermanentError if e.errno in _NOT_THERE else TransientError
                 raise kind(f"{shown(url)}: {os.strerror(e.errno or 0)}") from None
@@ -240,7 +239,7 @@ class Fetcher:
     @contextmanager
     def _content(self, url: str, have: int, headers: dict[str, str]) -> Iterator[tuple[_Said, Iterator[bytes]]]:
         """What the server says of the content, and the content from where it says that it begins."""
-        if urlsplit(url).scheme == "file":
+        if net.split(url)[1].scheme == "file":
             with self._reach.file(url) as source:
                 yield _Said(0, ""), self._pieces(url, source.read)
             return
@@ -302,10 +301,7 @@ class Fetcher:
                 if self._slow is not None and isinstance(e, of.TimeoutError):
                     raise self._slow.add(url) from None
                 raise TransientError(f"{shown(url)}: {type(e).__name__}, no whole answer") from None
-            asked, url = url, urljoin(url, target)
-            if urlsplit(url).scheme == "file":
-                raise PermanentError(f"{shown(asked)}: redirects to a file of this machine, which a server may not do.")
-            checked_url(url)
+            url = _redirected(url, target)
         raise PermanentError(f"{shown(url)}: is reached by more than {limits.FETCH_REDIRECTS} redirects. Correct it.")
 
     @cached_property
@@ -355,6 +351,21 @@ def _refuse_unless_fine(url: str, answer: BaseHTTPResponse) -> None:
     if net.passes(answer.status):
         raise TransientError(said)
     raise PermanentError(f"{said}. Correct the URL.")
+
+
+def _redirected(url: str, target: str) -> str:
+    """Where a server leads that was asked for a URL.
+
+    Raises:
+        PermanentError: nowhere that may be asked for.
+    """
+    try:
+        found = checked_url(target, url)
+    except Corrupt as e:
+        raise PermanentError(f"{shown(url)}: its server redirects: {e}") from None
+    if net.split(found)[1].scheme == "file":
+        raise PermanentError(f"{shown(url)}: redirects to a file of this machine, which a server may not do.")
+    return found
 
 
 def _forget(part: Path) -> None:

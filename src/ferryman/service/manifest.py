@@ -9,14 +9,15 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import PurePosixPath
 from typing import Any, Final, NamedTuple
-from urllib.parse import unquote, urljoin, urlsplit
+from urllib.parse import unquote
 
 import msgspec
 
 from ferryman.archives.members import climbs
+from ferryman.document import decode_json
 from ferryman.errors import plain_text
 from ferryman.limits import MIB
-from ferryman.net import shown
+from ferryman.net import shown, split
 from ferryman.service.errors import Corrupt
 
 MANIFEST_BYTES: Final = 64 * MIB
@@ -156,8 +157,8 @@ def _of_json(text: bytes) -> Iterator[tuple[int, Mapping[str, Any]]]:
         if not line.strip():
             continue
         try:
-            values = msgspec.json.decode(line)
-        except (msgspec.MsgspecError, ValueError, RecursionError) as e:
+            values = decode_json(line)
+        except ValueError as e:
             raise Corrupt(f"line {number} of the manifest is not JSON: {plain_text(e)}.") from None
         if not isinstance(values, dict):
             raise Corrupt(f"line {number} of the manifest is JSON, but not an object.")
@@ -205,8 +206,8 @@ def _column(name: str) -> str:
 def _row(line: int, values: Mapping[str, Any], base: str) -> ManifestRow:
     try:
         given = {name: "" if values.get(name) is None else str(values[name]).strip() for name in _OWN}
-        url = checked_url(urljoin(base, given["url"]) if given["url"] else "")
-        if urlsplit(url).scheme == "file" and urlsplit(base).scheme != "file":
+        url = checked_url(given["url"], base)
+        if split(url)[1].scheme == "file" and split(base)[1].scheme != "file":
             raise Corrupt(f"{shown(url)} is a file of the machine that reads this; a server may not name one.")
         entry = ManifestEntry(
             url,
@@ -276,7 +277,7 @@ def free_name(name: str, is_taken: Callable[[str], bool], last: dict[str, int]) 
 
 def name_in(url: str) -> str:
     """The name that the file at a URL has."""
-    name = unquote(urlsplit(url).path.rpartition("/")[2], errors="replace")
+    name = unquote(split(url)[1].path.rpartition("/")[2], errors="replace")
     name = _NOT_IN_NAMES.sub("_", name.replace("/", "_").replace("\\", "_")).strip()
     name = end_of(name, NAME_BYTES)  # which says what kind of file it is
     return "file" if name in ("", ".", "..") else name
@@ -287,19 +288,21 @@ def end_of(name: str, size: int) -> str:
     return name.encode()[-size:].decode(errors="ignore")
 
 
-def checked_url(url: str) -> str:
-    """A URL that is fetched.
+def checked_url(url: str, base: str = "") -> str:
+    """A URL that is fetched, in full.
+
+    Args:
+        base: that it may be relative to.
 
     Raises:
         Corrupt: it is not one.
     """
-    try:
-        parts = urlsplit(url)
-        _ = parts.port
-    except ValueError:
-        raise Corrupt(f"the url {shown(url)} is not a URL. Correct it.") from None
     if not url:
         raise Corrupt("there is no url.")
+    try:
+        url, parts = split(url, base)
+    except ValueError as e:
+        raise Corrupt(f"the url {e}. Correct it.") from None
     if _NOT_IN_NAMES.search(url):
         raise Corrupt(f"the url {shown(url)} has control characters. Correct it.")
     if parts.scheme not in SCHEMES or (parts.scheme != "file" and not parts.hostname):

@@ -6,11 +6,12 @@ import enum
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 from ferryman.errors import UsageError
 from ferryman.intake import Job, inventory
 from ferryman.intake.nodes import PRIORITY, mapped
+from ferryman.net import split
 from ferryman.service.container import SUFFIXES
 from ferryman.service.errors import Corrupt
 from ferryman.service.fetch import Fetcher
@@ -100,7 +101,11 @@ def kind_of(submission: Mapping[str, Any]) -> PayloadKind:
     if not named:
         if submission.get("manifest_url"):
             return PayloadKind.MANIFEST
-        path = urlsplit(str(submission.get("payload_url") or "")).path.lower()
+        url = str(submission.get("payload_url") or "")
+        try:
+            path = split(url)[1].path.lower()
+        except ValueError as e:
+            raise Corrupt(f"the payload_url {e}. Correct it.") from None
         return PayloadKind.CONTAINER if path.endswith(SUFFIXES) else PayloadKind.FILE
     if named in _OTHER_NAMES:
         return _OTHER_NAMES[named]
@@ -312,7 +317,7 @@ def _written(configuration: Mapping[str, Any], work: Workspace) -> Path | None:
     """The list that the batch consumer has laid into the working space; None: its files are named elsewhere."""
     if OBJECT_LIST not in configuration:
         return None
-    path = Path(unquote(urlsplit(str(configuration[OBJECT_LIST])).path))
+    path = Path(unquote(split(checked_url(str(configuration[OBJECT_LIST])))[1].path))
     if not path.resolve().is_relative_to(work.batches.resolve()):
         raise Corrupt(f"{path}: is not a list of files that was made here.")
     return path

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from ferryman import crash
 from ferryman.account.results import DocumentResult, FailedDelivery, document_results
-from ferryman.errors import UsageError, plain_text
+from ferryman.errors import FerrymanError, UsageError, describe, plain_text
 from ferryman.intake import Job, JobState, LockLost, NodeInvalid, Queue, StateError
 from ferryman.plan import Plan, SourceNode
+from ferryman.service.errors import TurnFailed
 from ferryman.service.minted import Minted
 from ferryman.sources import Jobs, Listed
 from ferryman.sources.jobs import collection_of, local_id_of, piece_of
@@ -25,8 +27,13 @@ if TYPE_CHECKING:
     from ferryman.engine.wave import Run
     from ferryman.state.state import State
 
+log = logging.getLogger("ferryman.intake")
+
 WAVE_JOBS: Final = 1000
 """Jobs that share a turn: enough to make its few commits cheap for each, few enough to decide on in a second."""
+
+FAULTS: Final = 10
+"""Jobs in a row that fail because of errors nobody foresaw; then the plan, its state or Spark are at fault."""
 
 TOLD: Final = 5
 """Documents that a failed job names, with the reason of each; `ferryman deliveries` has them all."""
@@ -48,6 +55,35 @@ def jobs_sources(plan: Plan) -> dict[str, Jobs]:
             "ferryman.sources."
         )
     return found
+
+
+class Turns:
+    """How many jobs share a turn; of one ``serve``, whatever happens to the drivers of its state.
+
+    A turn of several that ends in an error nobody foresaw is followed by turns of one job each, until one of these ends
+    so, too: that job fails, and the others share turns again. Where it happens to ``FAULTS`` jobs in a row it is not
+    because of them.
+    """
+
+    def __init__(self, jobs: int = WAVE_JOBS) -> None:
+        self._most = self.jobs = jobs
+        self._faults = 0
+
+    def went_well(self) -> None:
+        """A turn with jobs in it."""
+        self._faults = 0
+
+    def blames(self, jobs: int) -> bool:
+        """So many shared one that did not. False: it is not because of any of them."""
+        self._faults += jobs == 1
+        self.jobs = 1 if jobs > 1 else self._most
+        return self._faults < FAULTS
+
+
+def is_unforeseen(error: Exception) -> bool:
+    """Is this neither an error of ours, nor of a disk, nor of Spark? Then what a turn was given may have caused it."""
+    of_spark = type(error).__module__.partition(".")[0] in ("pyspark", "py4j")
+    return not isinstance(error, FerrymanError | OSError) and not of_spark
 
 
 class Processing:
@@ -72,11 +108,12 @@ class Processing:
         say: Callable[[str], None],
         stop: threading.Event,
         *,
-        wave_jobs: int = WAVE_JOBS,
+        turns: Turns | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._queue, self._run, self._state = queue, run, state
-        self._say, self._stop, self._wave_jobs, self._clock = say, stop, wave_jobs, clock
+        self._say, self._stop, self._clock = say, stop, clock
+        self._turns = turns or Turns()
         self._sources = jobs_sources(state.plan)
         self._minted = Minted(state.plan)
         self._held: dict[str, Job] = {}
@@ -114,7 +151,8 @@ class Processing:
             return False
         for source in self._sources.values():
             source.serve(self._queue, self._held)
-        complete = self._run.turn(scan=bool(new))  # 2
+        with self._blamed():
+            complete = self._run.turn(scan=bool(new))  # 2
         if new:
             self._scan_at = 0.0 if complete else self._clock() + LOST_AGAIN_S
         if complete:
@@ -147,7 +185,7 @@ class Processing:
         for job in list(self._waiting.values()):
             if self._is_free(job):
                 self._held[job.id] = self._waiting.pop(job.id)
-        left = self._wave_jobs - len(self._held) - len(self._waiting)
+        left = self._turns.jobs - len(self._held) - len(self._waiting)
         for found in islice(self._queue.acquire_jobs(JobState.PROCESSING), max(0, left)):
             self._sort_in(found)
             if self._stop.is_set():
@@ -163,6 +201,10 @@ class Processing:
             job.unlock()
         except UsageError as e:  # no lock can have such a name
             self._move(job, [plain_text(e)])
+        except FerrymanError:
+            raise
+        except Exception as e:
+            self._give_up(job, e)
 
     def _is_free(self, job: Job) -> bool:
         """True: no other job of this object is being processed, and it is locked."""
@@ -182,7 +224,7 @@ class Processing:
         notes: dict[str, Path] = {}
         brought: dict[str, dict[str, tuple[Listed, str]]] = {name: {} for name in self._sources}
         for job in new:
-            with suppress(NodeInvalid):  # such a job fails when its outcome is decided
+            with _left_to_judge():
                 note = Path(piece_of(job).list).parent / f"retry-{job.retry_count}"
                 if not note.exists():
                     notes[job.id] = note
@@ -215,6 +257,10 @@ class Processing:
                 }
             except NodeInvalid as e:
                 self._move(job, [f"{plain_text(e)} Download the job again."])
+            except FerrymanError:
+                raise
+            except Exception as e:
+                self._give_up(job, e)
         found = {
             name: self._endings(name, [document for each in expected.values() for document in each[name]])
             for name in self._sources
@@ -239,7 +285,38 @@ class Processing:
             found = None if failures else self._minted.identifiers(job, documents)
         except (ValueError, NodeInvalid) as e:
             failures, found = [plain_text(e)], None
+        except FerrymanError:
+            raise
+        except Exception as e:
+            self._give_up(job, e)
+            return
         self._move(job, failures, found)
+
+    @contextmanager
+    def _blamed(self) -> Iterator[None]:
+        """A turn that ends in what nobody foresaw ends because of one of its jobs: see ``Turns``.
+
+        Raises:
+            TurnFailed: the state is to be opened again.
+        """
+        try:
+            yield
+        except Exception as e:
+            jobs = sorted(self._held)
+            if not jobs or not is_unforeseen(e) or not self._turns.blames(len(jobs)):
+                raise
+            if len(jobs) == 1:
+                self._give_up(self._held[jobs[0]], e)
+            else:
+                log.error("a turn of %d jobs (%s)", len(jobs), _some(jobs, ", "), exc_info=e)
+            raise TurnFailed(jobs, describe(e)) from e
+        if self._held:
+            self._turns.went_well()
+
+    def _give_up(self, job: Job, error: Exception) -> None:
+        """Something that nobody foresaw is one job's end, and no other's."""
+        log.error("%s: a fault in Processing", job.id, exc_info=error)
+        self._move(job, [describe(error)])
 
     def _move(self, job: Job, failures: list[str], identifiers: dict[str, Any] | None = None) -> None:
         crash.point("job.judged")
@@ -272,6 +349,19 @@ class Processing:
             self._say(f"{job.id}: its lock was lost; it will be acquired again")
             self._let_go(job)
         self._waiting = {id: job for id, job in self._waiting.items() if job.locked}
+
+
+@contextmanager
+def _left_to_judge() -> Iterator[None]:
+    """What is wrong with a job here is found again when its outcome is decided: then it fails."""
+    try:
+        yield
+    except NodeInvalid:
+        return
+    except FerrymanError:
+        raise
+    except Exception:
+        log.debug("a job cannot be looked at yet", exc_info=True)
 
 
 def _some(texts: list[str], between: str) -> str:

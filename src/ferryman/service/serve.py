@@ -23,11 +23,11 @@ from ferryman.service.at_work import AtWork
 from ferryman.service.batches import Batches, SlowBatches, Waits, is_made
 from ferryman.service.bundles import Bundles
 from ferryman.service.desk import Desk, Lookout
-from ferryman.service.errors import Stopping
+from ferryman.service.errors import Stopping, TurnFailed
 from ferryman.service.isolation import Isolation
 from ferryman.service.mail import BatchReports
 from ferryman.service.minted import Minted
-from ferryman.service.processing import Processing, jobs_sources
+from ferryman.service.processing import Processing, Turns, jobs_sources
 from ferryman.service.reporting import Reporting, SlowReporting
 from ferryman.service.serving import Serving
 from ferryman.service.slow import SLOTS, SlowHosts, SlowLane
@@ -95,13 +95,17 @@ def serve(
     observer = observer or Silent()
     consumers = Consumers(queue, serving, stop, observer.message)
     consumers.start()
-    stands_by = False
+    stands_by, turns = False, Turns()
     before = os.environ.get(ENVIRONMENT)
     os.environ[ENVIRONMENT] = to_environment(serving.reach)  # for the steps of the plan, wherever they run
     try:
         while not _is_over(consumers, None, serving, stop):
-            with suppress(StateHeld), driving() as (state, runner):
-                _process(plan, queue, state, runner, consumers, serving, stop, observer)
+            try:
+                with suppress(StateHeld), driving() as (state, runner):
+                    _process(plan, queue, state, runner, consumers, serving, stop, observer, turns)
+            except TurnFailed as e:
+                consumers.say(str(e))
+                continue
             if not stop.is_set():
                 if not stands_by:
                     consumers.say(f"plan {plan.key}: another process runs it; this one does everything else")
@@ -124,12 +128,13 @@ def _process(
     serving: Serving,
     stop: threading.Event,
     observer: Observer,
+    turns: Turns,
 ) -> None:
     """Run the plan for jobs in Processing."""
     from ferryman.engine.wave import Run
 
     run = Run(state, runner, _StopBetweenWaves(observer, stop), wait=0)
-    processing = Processing(queue, run, state, consumers.say, stop)
+    processing = Processing(queue, run, state, consumers.say, stop, turns=turns)
     try:
         run.recover()
         while not stop.is_set():

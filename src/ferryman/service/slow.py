@@ -11,10 +11,10 @@ import time
 from collections import deque
 from collections.abc import Callable
 from typing import Final, Generic, TypeVar
-from urllib.parse import urlsplit
 
 from ferryman.intake import Batch, Job
 from ferryman.limits import KIB
+from ferryman.net import split
 from ferryman.service.errors import Later
 
 PROMPT_S: Final = 5.0
@@ -52,13 +52,13 @@ class SlowHosts:
 
     def refuse(self, url: str) -> None:
         """Raises ``SlowHost`` if it leads to one."""
-        host = urlsplit(url).netloc.rpartition("@")[2]
+        host = split(url)[1].netloc.rpartition("@")[2]
         if self._until.get(host, 0.0) > self._clock():
             raise SlowHost(host)
 
     def add(self, url: str) -> SlowHost:
         """This one is slow."""
-        host = urlsplit(url).netloc.rpartition("@")[2]
+        host = split(url)[1].netloc.rpartition("@")[2]
         self._until[host] = self._clock() + KNOWN_S
         return SlowHost(host)
 

@@ -12,12 +12,10 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
-import msgspec
-
 from ferryman import limits, places
 from ferryman.document import Document, encode_fields
 from ferryman.errors import BadDocument, TransientError, UsageError, plain_text
-from ferryman.intake import Job, NodeInvalid, Queue, inventory
+from ferryman.intake import Job, Queue, QueueLost, inventory
 from ferryman.intake.inventory import FILES, StoredFile
 from ferryman.sources.base import Detect, Listed, Source
 
@@ -144,8 +142,10 @@ class Jobs(Source):
             job = queue.load_job(job_id) if self._chosen is None else self._chosen[job_id]
             try:
                 piece = piece_of(job)
-            except NodeInvalid:
-                continue  # not downloaded here, or damaged: who serves the queue says so
+            except QueueLost:
+                raise
+            except Exception:  # not downloaded here, or damaged: who serves the queue says so, and fails it
+                continue
             if piece.name not in seen:
                 seen.add(piece.name)
                 pieces.append(piece)
@@ -153,24 +153,26 @@ class Jobs(Source):
 
     def listing(self, partition: JobPiece) -> Iterator[Listed | Document]:
         """The files of a job. A list that cannot be read is refused, as a document that has the object's name."""
-        given: dict[str, Any] = json.loads(partition.fields)
         try:
+            given: dict[str, Any] = json.loads(partition.fields)
             held = list(inventory.read(Path(partition.list)))
-        except (OSError, ValueError, msgspec.MsgspecError) as e:
+        except Exception as e:  # whatever it is: a listing that raises ends that of all other jobs
             why = f"{partition.list}: the list of its files cannot be read: {plain_text(e)}. Download the job again."
             yield Listed(f"{partition.name}/", 0, refused=why)
             return
         folder = Path(partition.list).parent / FILES
         for each in held:
+            id = f"{partition.name}/{quoted(each.path, '/')}"
             fields = {**given, "path": each.path, **each.fields}
             file = str(folder / each.path)
             location = {"file": file, "sha256": each.sha256, "fields": fields, "batch": partition.batch}
-            id = f"{partition.name}/{quoted(each.path, '/')}"
             try:
-                yield Listed(id, each.size, print_of(each, fields), json.dumps(location, ensure_ascii=True))
-            except BadDocument as e:
+                one = Listed(id, each.size, print_of(each, fields), json.dumps(location, ensure_ascii=True))
+            except Exception as e:  # whatever a submitter's fields may hold
                 where = json.dumps({"batch": partition.batch})
-                yield Listed(id, 0, location=where, refused=f"{file}: {plain_text(e)}")
+                why = f"{file}: what is said of it cannot be read: {plain_text(e)}"
+                one = Listed(id, each.size, location=where, refused=why)
+            yield one
 
     def batch_of(self, location: str) -> str:
         """Of a list of files that cannot be read: none."""

@@ -6,7 +6,7 @@ import enum
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 import typer
 
@@ -15,6 +15,7 @@ from ferryman.cli.options import Json, Verbose, seconds
 from ferryman.cli.terminal import json_line, say
 from ferryman.errors import UsageError
 from ferryman.intake.nodes import time_text
+from ferryman.net import split
 
 if TYPE_CHECKING:
     from ferryman.intake import Batch
@@ -94,7 +95,7 @@ def submit(
     longest = seconds("--wait", wait)
     _refuse_bad_names(collection, local_id)
     url = url_of(payload)
-    name = Path(unquote(urlsplit(url).path)).name
+    name = Path(unquote(split(url)[1].path)).name
     given = {
         "profile_name": collection,
         "submitter": submitter,

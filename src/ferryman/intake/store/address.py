@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 from urllib.parse import parse_qsl, unquote, urlsplit
 
+from ferryman import net
 from ferryman.intake.errors import QueueRefused
 
 LOOPBACK: Final = ("localhost", "127.0.0.1", "::1")
@@ -59,7 +60,12 @@ def address(url: str) -> Address:
     Raises:
         QueueRefused: it names no host, or has an option that there is none of.
     """
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)  # of several hosts, which `net.split` does not know
+    except ValueError as e:
+        raise QueueRefused(
+            f"{net.shown(url)} is not a URL ({e}). Give zookeeper://host:port,host:port/chroot."
+        ) from None
     login, _, hosts = parts.netloc.rpartition("@")
     user, _, password = login.partition(":")
     chroot = parts.path.rstrip("/")
