@@ -87,10 +87,19 @@ def world_of(job: Job) -> World:
     )
 
 
-def run(plan: Plan, world: World, runner: Runner) -> Summary:
+def run(plan: Plan, world: World, runner: Runner, observer: Watch | None = None) -> Summary:
+    """Run a plan to its end."""
     plan.freeze()
     with State.take(state_root(plan, world.states), plan) as state, driver.plain_errors(state):
-        return Run(state, runner, Watch(), wait=30, wave_bytes=300).go()
+        return Run(state, runner, observer or Watch(), wait=30, wave_bytes=300).go()
+
+
+def waves(world: World) -> int:
+    """How many waves the plan has had."""
+    plan = world.plan(0)
+    state = State(state_root(plan, world.states), plan)
+    state.load()
+    return state.wave
 
 
 def check(world: World, plan: Plan, summary: Summary, kills: int) -> None:

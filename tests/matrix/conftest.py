@@ -1,0 +1,7 @@
+"""Where the cases work."""
+
+from __future__ import annotations
+
+from tests.support.places import place
+
+__all__ = ["place"]
