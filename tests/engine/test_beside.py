@@ -134,3 +134,27 @@ def is_alive(pid: int) -> bool:
         return "Z (zombie)" not in Path(f"/proc/{pid}/status").read_text()
     except OSError:
         return False
+
+
+PROGRAM = """
+import os, sys
+from ferryman.engine.runner.beside import ProcessesBeside
+import neighbour
+
+processes = ProcessesBeside(1, os.environ)
+print(processes.run(neighbour.double, [1, 2]))
+processes.end()
+"""
+
+
+def test_modules_beside_a_program_are_found(place: Path) -> None:
+    """Although the processes are started in another folder, in which a module of the same name lies."""
+    for folder, text in (("program", "def double(n):\n    return 2 * n\n"), ("elsewhere", "1 / 0\n")):
+        (place / folder).mkdir()
+        (place / folder / "neighbour.py").write_text(text)
+    (place / "program" / "program.py").write_text(PROGRAM)
+    done = subprocess.run(
+        [sys.executable, place / "program" / "program.py"],
+        capture_output=True, text=True, check=False, cwd=place / "elsewhere",
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, "[2, 4]\n"), done.stderr

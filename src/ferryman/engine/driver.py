@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -17,6 +17,7 @@ from ferryman.engine.runner.on_demand import OnDemand, cores_of
 from ferryman.errors import EngineError, FerrymanError
 from ferryman.observe import Observer
 from ferryman.plan import Plan, SourceNode
+from ferryman.plan.load import send_neighbours
 from ferryman.sources import DataFrame
 from ferryman.state.state import State, state_root
 from ferryman.storage.files import StatePath, disk_full
@@ -93,7 +94,7 @@ def remember_plan(state: State, accept_changes: bool) -> None:
 @contextlib.contextmanager
 def session_for(
     name: str,
-    plans: Iterable[Plan],
+    plans: Collection[Plan],
     spark: Any,
     master: str,
     conf: Mapping[str, str],
@@ -118,7 +119,10 @@ def session_for(
         if (theirs := of_program() if spark is None else checked_session(spark)) is not None:
             for unheard in unlike(theirs, master, conf):
                 observer.message(unheard)
-            yield SparkRunner(theirs)
+            runner = SparkRunner(theirs)
+            if not runner.on_one_machine:
+                send_neighbours(plans)
+            yield runner
             return
     with contextlib.ExitStack() as given_back_at_end:
         nodes = [node for plan in plans for node in plan.nodes]
@@ -138,14 +142,15 @@ def session_for(
         cores = cores_of(master)
         if cores is None:
             tell()
+            send_neighbours(plans)
             yield begin()
             return
         check_java()
-        with OnDemand(begin, cores, conf, _READING, tell) as runner:
+        with OnDemand(begin, cores, conf, _READING, tell) as waiting:
             if soon and not queries:  # a session is the active one of the thread that has made it
-                runner.expect()
-            yield runner
-    if runner.started:
+                waiting.expect()
+            yield waiting
+    if waiting.started:
         make_later()
 
 

@@ -10,8 +10,9 @@ import contextlib
 import importlib
 import importlib.util
 import sys
+import sysconfig
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import TypeVar
@@ -21,6 +22,7 @@ import cloudpickle
 from ferryman.errors import FerrymanError, UsageError
 from ferryman.places import relative_to
 from ferryman.plan.flow import Flow
+from ferryman.plan.pickling import cannot_be_pickled
 from ferryman.plan.plan import Plan
 
 FORMS = "give a Python file that makes a Plan (plan.py), one plan of it (plan.py:name), or package.module:name"
@@ -199,6 +201,37 @@ def _is_ours(filename: str) -> bool:
 def _beside(filename: str, folder: Path) -> bool:
     path = Path(filename)
     return path.is_relative_to(folder) and "site-packages" not in path.parts and not _is_ours(filename)
+
+
+def send_neighbours(plans: Iterable[Plan]) -> None:
+    """Workers on other machines get the modules beside this program by value, as those beside a plan file.
+
+    Not if what the plans use of them cannot be pickled: where the workers have them, by name is enough.
+    """
+    folder = _program_folder()
+    known = cloudpickle.list_registry_pickle_by_value()
+    beside = [
+        module
+        for name, module in list(sys.modules.items())
+        if folder is not None and name not in known and name != "__main__" and _imported_from(module, name, folder)
+    ]
+    for module in beside:
+        cloudpickle.register_pickle_by_value(module)
+    if beside and any(True for plan in plans for _ in cannot_be_pickled(plan.nodes)):
+        for module in beside:
+            cloudpickle.unregister_pickle_by_value(module)
+
+
+def _program_folder() -> Path | None:
+    """Where the program's own modules are; None: it is an installed one. Without a file it is the current folder."""
+    main = sys.modules["__main__"]
+    file = getattr(main, "__file__", None)
+    if file is None:
+        return Path.cwd()
+    name = str(getattr(getattr(main, "__spec__", None), "name", ""))
+    folder = Path(file).absolute().parents[name.count(".")]  # python -m package: the folder that the package is in
+    installed = [Path(sysconfig.get_path(kind)) for kind in ("stdlib", "purelib", "platlib")]
+    return None if any(folder.is_relative_to(each) for each in installed) else folder
 
 
 def _pickle_by_value(module: ModuleType, folder: Path) -> None:

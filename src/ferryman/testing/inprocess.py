@@ -11,10 +11,9 @@ import pickle
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import cloudpickle
-
 from ferryman.engine.runner.base import Answer, Item, Runner, no_memory_is_death
 from ferryman.errors import EngineError, WorkerDied
+from ferryman.plan.pickling import dumps
 
 
 class InProcess(Runner):
@@ -54,7 +53,7 @@ class InProcess(Runner):
 
     def run_early(self, task: Callable[[Item], Answer], items: Sequence[Item]) -> list[Answer]:
         """See ``Runner.run_early``."""
-        return [self._one(cloudpickle.dumps((task, item))) for item in items]
+        return [self._one(dumps((task, item))) for item in items]
 
     def run_frame(self, read: Callable[[Any], Any], task: Callable[[int, Any], Answer]) -> list[Answer]:
         raise EngineError("DataFrames need Spark: the in-process runner has none.")

@@ -14,6 +14,7 @@ from ferryman import limits
 from ferryman.errors import EngineError, OutOfMemory, WorkerDied
 from ferryman.memory import lacks_memory, why_no_memory
 from ferryman.plan import Plan
+from ferryman.plan.pickling import dumps
 
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
@@ -202,7 +203,7 @@ class PickledPlan(NamedTuple):
 
     @classmethod
     def of(cls, plan: Plan) -> PickledPlan:
-        return cls(cloudpickle.dumps(plan))
+        return cls(dumps(plan))
 
     def plan(self) -> Plan:
         """The plan, unpickled once a process."""

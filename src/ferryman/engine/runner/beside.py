@@ -21,7 +21,9 @@ from typing import Any, Final, NamedTuple
 import cloudpickle
 
 from ferryman.engine.runner.base import Answer, Item
+from ferryman.engine.runner.imports import ImportPath
 from ferryman.engine.runner.nursery import die_with
+from ferryman.plan.pickling import dumps
 
 MOST: Final = 8
 """Processes: what they do is reading, and the memory of each is that of a worker."""
@@ -106,7 +108,8 @@ class _Caller(NamedTuple):
             EOFError, OSError: it died.
             RuntimeError: the task failed.
         """
-        self.asks.send_bytes(cloudpickle.dumps((task, item)))
+        self.asks.send_bytes(dumps(ImportPath.of_driver()))
+        self.asks.send_bytes(dumps((task, item)))
         fine, answer = cloudpickle.loads(self.hears.recv_bytes())
         if not fine:
             raise RuntimeError(answer)
@@ -145,8 +148,10 @@ def _serve(requests: Connection, answers: Connection) -> None:
         EOFError: there are no more requests.
     """
     while True:
+        path: ImportPath = cloudpickle.loads(requests.recv_bytes())
         request = requests.recv_bytes()
         try:
+            path.follow()
             task, item = cloudpickle.loads(request)
             answer = cloudpickle.dumps((True, task(item)))
         except Exception as e:  # it is done again on Spark, which says what is wrong

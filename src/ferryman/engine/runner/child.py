@@ -14,8 +14,6 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
-import cloudpickle
-
 from ferryman.engine.runner.nursery import Nursery, nursery
 from ferryman.errors import (
     EngineError,
@@ -27,6 +25,7 @@ from ferryman.errors import (
     describe,
 )
 from ferryman.memory import lacks_memory, why_no_memory
+from ferryman.plan.pickling import dumps
 
 _PLACE_BYTES: Final = 64 * 1024
 """What a child may say of where it is; longer words are cut."""
@@ -105,7 +104,7 @@ class Child:
         value: Any = None
         answer, fine = None, True
         try:
-            _send(self._requests, _dumps(request))
+            _send(self._requests, dumps(request))
             answer = _receive(self._answers, None if timeout_s is None else time.monotonic() + timeout_s)
             if answer is not None:
                 fine, value = pickle.loads(answer)
@@ -142,7 +141,7 @@ class Child:
             EngineError: it died before it had anything to do.
         """
         self._place[: _SIZE.size] = _SIZE.pack(0)
-        work = _dumps((self._serve, self._began))
+        work = dumps((self._serve, self._began))
         asked, self._requests = os.pipe()
         self._answers, answering = os.pipe()
         try:
@@ -155,7 +154,7 @@ class Child:
             os.close(asked)
             os.close(answering)
         try:
-            _send(self._requests, _dumps((sys.path, os.getcwd(), dict(os.environ))))
+            _send(self._requests, dumps((sys.path, os.getcwd(), dict(os.environ))))
             _send(self._requests, work)
             answer = _receive(self._answers, None)
         except BrokenPipeError:
@@ -204,7 +203,7 @@ def serve_requests(requests: int, answers: int, place: int) -> None:  # pragma: 
     except BaseException as e:
         _send(answers, _pickled(as_exception(e)))
         return
-    _send(answers, _dumps((True, None)))
+    _send(answers, dumps((True, None)))
     while (answer := _answer(serve, requests)) is not None:
         _send(answers, answer)
 
@@ -226,7 +225,7 @@ def _answer(serve: Callable[[Any], Any], requests: int) -> bytes | None:  # prag
     try:
         if (request := _receive(requests, None)) is None:
             return None
-        return _dumps((True, serve(pickle.loads(request))))
+        return dumps((True, serve(pickle.loads(request))))
     except BaseException as e:
         return _pickled(as_exception(e))
 
@@ -234,19 +233,13 @@ def _answer(serve: Callable[[Any], Any], requests: int) -> bytes | None:  # prag
 def _pickled(error: Exception) -> bytes:  # pragma: no cover - the child
     """An error on its way to the parent; one that cannot be pickled as its nearest relative."""
     with contextlib.suppress(Exception):
-        answer = _dumps((False, error))
+        answer = dumps((False, error))
         pickle.loads(answer)
         return answer
     for kind in (Misconfigured, PermanentError, Unavailable, TransientError, ConnectionError, TimeoutError):
         if isinstance(error, kind):
-            return _dumps((False, kind(describe(error))))
-    return _dumps((False, RuntimeError(describe(error))))
-
-
-def _dumps(value: Any) -> bytes:
-    """Pickled, what lives in the plan file by value."""
-    pickled: bytes = cloudpickle.dumps(value)
-    return pickled
+            return dumps((False, kind(describe(error))))
+    return dumps((False, RuntimeError(describe(error))))
 
 
 def _how(status: int) -> str:

@@ -23,12 +23,19 @@ _NOT_THERE: Final = (
     "one along with --conf spark.archives=…"
 )
 
+_NO_MODULE: Final = (
+    "The plan needs it, and the Python of an executor does not find it: put it beside the plan file or the program, "
+    "which sends it, install it there, or send it with --conf spark.submit.pyFiles=…"
+)
+
 
 def reason(error: BaseException) -> str:
     """A Python worker's own last line, if there is one, else what Java names as the cause."""
     found = [line for line in plain_text(error).splitlines() if line.strip()]
     if (line := _of_worker(found)) is not None:
-        return f"{line}. {_NOT_THERE}" if _MISSING in line else line
+        if _MISSING in line:
+            return f"{line}. {_NOT_THERE}"
+        return f"{line}. {_NO_MODULE}" if line.startswith("ModuleNotFoundError: ") else line
     lines = [line.strip() for line in found]
     causes = [line.removeprefix("Caused by:").strip() for line in lines if line.startswith("Caused by:")]
     if causes:

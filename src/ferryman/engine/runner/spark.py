@@ -17,7 +17,6 @@ from concurrent.futures import Future
 from itertools import starmap
 from typing import Any
 
-import cloudpickle
 import pyarrow as pa
 from py4j.protocol import Py4JError, Py4JNetworkError  # type: ignore[import-untyped]
 from pyspark import TaskContext
@@ -25,9 +24,11 @@ from pyspark.errors import PySparkException
 from pyspark.sql.functions import spark_partition_id
 
 from ferryman.engine.runner.base import Answer, Item, QueryFailed, Runner, no_memory_is_death, set_outcome
+from ferryman.engine.runner.imports import ImportPath
 from ferryman.engine.runner.reasons import packed, reason, unpacked
 from ferryman.engine.runner.sessions import is_alive, shown, was_stopped
 from ferryman.errors import EngineError, FerrymanError, OutOfMemory, WorkerDied, describe, plain_text
+from ferryman.plan.pickling import dumps
 
 _PARTED = 100_000
 """Numbers in a range that has more of them than any Spark has cores."""
@@ -76,11 +77,13 @@ class SparkRunner(Runner):
         if not items:
             then()
             return []
-        pickled = [cloudpickle.dumps(item) for item in items]  # classes of the plan file travel by value
+        pickled = [dumps(item) for item in items]  # classes of the plan file travel by value
+        path = ImportPath.of_driver()
 
         def answers(numbers: Iterable[int]) -> Iterator[tuple[int, bytes]]:
             for number in numbers:
                 with packed(), no_memory_is_death():
+                    path.follow()
                     answer = task(pickle.loads(pickled[number]))
                 _settle_in()
                 yield number, pickle.dumps(answer)
@@ -105,11 +108,13 @@ class SparkRunner(Runner):
 
     def run_frame(self, read: Callable[[Any], Any], task: Callable[[int, Any], Answer]) -> list[Answer]:
         """See ``Runner.run_frame``."""
+        path = ImportPath.of_driver()
 
         def stage(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             context = TaskContext.get()
             number = 0 if context is None else context.partitionId()
             with packed(), no_memory_is_death():
+                path.follow()
                 answer = task(number, batches)
             _settle_in()
             yield _answer(number, pickle.dumps(answer))
