@@ -77,7 +77,7 @@ def running(folder: Path, plan: str) -> Iterator[tuple[str, subprocess.Popen[byt
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("number", sampled([signal.SIGTERM, signal.SIGINT], 2))
+@pytest.mark.parametrize("number", sampled([signal.SIGTERM, signal.SIGINT, signal.SIGHUP], 2))
 def test_no_process_is_left(tmp_path: Path, number: signal.Signals) -> None:
     """The signal comes as soon as the JVM has been started."""
     with running(tmp_path, PLAN) as (mark, run):

@@ -1,7 +1,8 @@
-"""Ctrl-C and SIGTERM, also while Spark is being waited for."""
+"""Ctrl-C, SIGTERM and the end of a terminal (SIGHUP), also while Spark is being waited for."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
@@ -10,10 +11,11 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any, Final, Self
 
+from ferryman.cli import terminal
 from ferryman.observe import Forwarding, Observer
 
 CODE: Final = 130
-SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
+SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interrupt:
@@ -31,6 +33,8 @@ class Interrupt:
 
     def __enter__(self) -> Self:
         for number in SIGNALS:
+            if number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
+                continue  # nohup: it goes on without its terminal
             self._before[number] = signal.signal(number, self._heard)
         return self
 
@@ -38,6 +42,11 @@ class Interrupt:
         for number, handler in self._before.items():
             signal.signal(number, handler)
         logging.disable(logging.NOTSET)
+
+    def say(self, text: str) -> None:
+        """To stderr, if somebody is there: after SIGHUP it may be a terminal that has gone."""
+        with contextlib.suppress(OSError):
+            terminal.note(text)
 
     def heeding(self, observer: Observer) -> Observer:
         """The same observer, which raises KeyboardInterrupt at its next word once that was asked for."""

@@ -144,7 +144,7 @@ def _previewed(
         except BaseException:
             if not interrupt.asked:
                 raise
-            terminal.note("interrupted: nothing was written.")
+            interrupt.say("interrupted: nothing was written.")
             raise typer.Exit(CODE) from None
 
 

@@ -271,7 +271,7 @@ def run_watched(
             if not interrupt.asked:
                 raise
         if interrupt.asked:
-            terminal.note(
+            interrupt.say(
                 "interrupted: nothing is lost. Run the same command again: it first sends what was committed."
             )
             raise typer.Exit(CODE)

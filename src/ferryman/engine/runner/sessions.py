@@ -334,7 +334,7 @@ def stop(session: SparkSession) -> None:
 
 @contextlib.contextmanager
 def _unbroken() -> Iterator[None]:
-    """Ctrl-C and SIGTERM wait until Spark has started: a start that is broken off leaves a JVM that nobody ends.
+    """Signals wait until Spark has started: a start that is broken off leaves a JVM that nobody ends.
 
     A second signal ends this process at once, and with it the JVM, which then finds all that it looks for at its start.
     """
@@ -348,7 +348,10 @@ def _unbroken() -> Iterator[None]:
             os._exit(_INTERRUPTED)
         heard.append(number)
 
-    before = {number: signal.signal(number, hear) for number in (signal.SIGINT, signal.SIGTERM)}
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        numbers.append(signal.SIGHUP)
+    before = {number: signal.signal(number, hear) for number in numbers}
     try:
         yield
     finally:
