@@ -220,6 +220,7 @@ def test_an_interrupt_is_not_lost_in_spark(fake: Fake, state: Path, capsys: pyte
         (StateHeld("/s", "here", 7, "noon"), 1, "error: /s is held by process 7 on here since noon."),
         (EngineError("Spark\nfailed"), 1, "error: Spark failed"),
         (UsageError("no"), 2, "error: no"),
+        (MemoryError(), 1, "error: there is too little memory for it (MemoryError). It was the command's own process"),
         (ValueError("oh\ndear"), 1, "error: ValueError: oh. This is a bug in Ferryman; -v shows"),
         (PermissionError(13, "Permission denied", "/x"), 1, "error: /x: Permission denied."),
     ],

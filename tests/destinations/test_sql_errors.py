@@ -150,6 +150,16 @@ def test_errors_say_what_to_do(code: int) -> None:
         assert str(explained).endswith(".")
 
 
+@pytest.mark.parametrize("code", [sqlite3.SQLITE_NOMEM, sqlite3.SQLITE_IOERR_NOMEM])
+def test_too_little_memory_is_about_the_document(code: int) -> None:
+    """One that is too large must not keep all others from the database."""
+    error = sqlite3.OperationalError("out of memory")
+    error.sqlite_errorcode = code
+    explained = faults.explain(error, "here")
+    assert isinstance(explained, TransientError)
+    assert not explained.universal
+
+
 def test_other_errors_are_left_alone() -> None:
     """What is not the database's is not explained away."""
     assert faults.explain(KeyError("x"), "here") is None

@@ -14,6 +14,7 @@ import pytest
 
 from ferryman import account
 from ferryman.document import Document
+from ferryman.engine import logs
 from ferryman.engine.deliver import sending
 from ferryman.engine.keyed import group
 from ferryman.engine.keyed.calls import Row
@@ -30,6 +31,7 @@ from ferryman.storage.parquet import PartWriter
 from ferryman.testing.inprocess import InProcess
 from tests.support.keyed import Words
 from tests.support.network import Network
+from tests.support.once import Once
 
 IDS: Final = [f"d{n:02}" for n in range(40)]
 
@@ -254,6 +256,26 @@ def test_what_does_not_fit_at_a_key(
     assert retry(words.plan, state=words.state, document="in/4").count == 1
     assert words.run().exit == 0
     assert words.states() == {"a": 2, "b": 3, "c": 1}
+
+
+@pytest.mark.rule("kill.memory", "once.doubt")
+def test_what_does_not_fit_where_steps_run_once(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its range is in doubt, as when its worker dies: no step sees an entry a second time."""
+    monkeypatch.setattr(logs, "_LEAST", 3)
+    once = Once(place)
+    once.put(1, 2, 3, 4)
+    once.into.append([{"n": 5, "text": "x" * SIZE}])
+    once.put(*range(6, 13))
+
+    def size(buffer: OutboxBuffer, *_: Any) -> int:
+        return max(map(len, buffer._fields), default=0)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(OutboxBuffer, "table", failing(OutboxBuffer.table, size, no_arrow_memory))
+        assert once.run(runner=InProcess()).exit == 3
+    assert once.in_doubt() == [("in/4..6", "to_out")]
+    assert sorted(once.out()) == [1, 2, 3, *range(7, 13)]
+    assert set(once.seen().values()) == {1}
 
 
 @pytest.mark.rule("kill.memory")

@@ -15,7 +15,7 @@ FAULTS: Final[dict[int, tuple[type[DeliveryError], str]]] = {
     sqlite3.SQLITE_LOCKED: (Unavailable, "another connection holds its lock; it is tried again"),
     sqlite3.SQLITE_FULL: (Unavailable, "make room on the disk; it is tried again"),
     sqlite3.SQLITE_IOERR: (Unavailable, "the disk reports an error; it is tried again"),
-    sqlite3.SQLITE_NOMEM: (Unavailable, "out of memory; it is tried again"),
+    sqlite3.SQLITE_NOMEM: (TransientError, "the sender has too little memory for it; it is tried again"),
     sqlite3.SQLITE_PROTOCOL: (Unavailable, "its locks are in dispute; it is tried again"),
     sqlite3.SQLITE_INTERRUPT: (TransientError, "the statement was interrupted; it is tried again"),
     sqlite3.SQLITE_CANTOPEN: (Misconfigured, "make its folder, or correct the URL, then run again"),
@@ -48,7 +48,8 @@ def explain(error: BaseException, where: str) -> DeliveryError | None:
         return PermanentError(f"{where}: {cause}. Make it text or a number in a step.")
     if not isinstance(cause, sqlite3.Error):
         return None
-    code = getattr(cause, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF  # the primary code; the rest is detail
+    code = getattr(cause, "sqlite_errorcode", sqlite3.SQLITE_ERROR)
+    code = sqlite3.SQLITE_NOMEM if code == sqlite3.SQLITE_IOERR_NOMEM else code & 0xFF  # the rest is detail
     if code in FAULTS:
         kind, remedy = FAULTS[code]
         return kind(f"{where}: {cause}: {remedy}.")
