@@ -23,7 +23,8 @@ from pyspark import TaskContext
 from ferryman import Plan
 from ferryman.destinations import Queue as Out
 from ferryman.engine import logs
-from ferryman.engine.runner.spark import SparkRunner, start, stop
+from ferryman.engine.runner.sessions import start
+from ferryman.engine.runner.spark import SparkRunner
 from ferryman.engine.transform.task import Transform
 from ferryman.sources import Queue
 from tests.support.trial import run_plan
@@ -51,7 +52,7 @@ plan = Plan("once", version=1, strategy="at-most-once")
 plan.source("in", Queue("in", folder)).step("see", see).destination("out", Out("out", folder))
 session = start(sys.argv[2], dict(each.split("=", 1) for each in sys.argv[3:]), "twins")
 summary = run_plan(plan, folder / "state", runner=Noting(session))
-stop(session)
+session.stop()
 print(summary)
 sys.exit(summary.exit)
 """
