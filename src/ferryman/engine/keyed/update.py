@@ -6,6 +6,7 @@ A task's files are durable before it publishes, once, which they are: two tasks 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -22,6 +23,7 @@ from ferryman.engine.keyed.group import range_starts
 from ferryman.engine.keyed.output import Output
 from ferryman.engine.keyed.runs import merged
 from ferryman.engine.runner.base import PickledPlan
+from ferryman.engine.runner.child import end_copy_of
 from ferryman.engine.transform.time_limit import signals_noticed
 from ferryman.plan import KeyedNode, successors
 from ferryman.records.due import latest_us
@@ -74,8 +76,10 @@ class Updating:
         caller: UpdateCaller = ChildCaller(node) if self.isolated else DirectCaller(node)
         calls = KeyCalls(node, output, caller, self.now_us)
         try:
+            process = os.getpid()
             work = _RangeUpdate(calls, output, known, self.now_us, latest_us(self.now_us, plan.longest_backoff_s))
             report = work.go(merged(keys.runs))
+            end_copy_of(process)
             result = output.finish(keys.number)
         except BaseException:
             output.abandon()

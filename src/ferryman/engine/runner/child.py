@@ -12,7 +12,7 @@ import struct
 import sys
 import time
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from ferryman.engine.runner.nursery import Nursery, nursery
 from ferryman.errors import (
@@ -188,7 +188,8 @@ class Child:
 
 def serve_requests(requests: int, answers: int, place: int) -> None:  # pragma: no cover - the child
     """Be the child: get ready as it was asked for, say so, and answer until there are no more requests."""
-    _mine.append(mmap.mmap(place, _PLACE_BYTES))
+    me = os.getpid()
+    _mine.append(_Place(mmap.mmap(place, _PLACE_BYTES), answers, os.fstat(answers)))
     settings, work = _receive(requests, None), _receive(requests, None)
     if settings is None or work is None:
         return
@@ -205,19 +206,34 @@ def serve_requests(requests: int, answers: int, place: int) -> None:  # pragma: 
         return
     _send(answers, dumps((True, None)))
     while (answer := _answer(serve, requests)) is not None:
+        end_copy_of(me)
         _send(answers, answer)
 
 
-_mine: list[mmap.mmap] = []
-"""Of a child: where it is."""
+class _Place(NamedTuple):
+    """What a child has to say where it is."""
+
+    memory: mmap.mmap
+    answers: int
+    was: os.stat_result
+    """Of ``answers``, when it began."""
+
+
+_mine: list[_Place] = []
+"""Of a child: its own."""
 
 
 def note(place: str) -> None:  # pragma: no cover - the child
-    """In a child: note where it is, which survives its death. "" for nowhere."""
+    """In a child: note where it is, which survives its death. "" for nowhere.
+
+    Code that has closed its pipe has killed it, and is still where it is.
+    """
     (mine,) = _mine
+    if not _is_open(mine.answers, mine.was):
+        os._exit(1)
     said = place.encode("utf-8", "surrogatepass")[: _PLACE_BYTES - _SIZE.size]
-    mine[_SIZE.size : _SIZE.size + len(said)] = said
-    mine[: _SIZE.size] = _SIZE.pack(len(said))
+    mine.memory[_SIZE.size : _SIZE.size + len(said)] = said
+    mine.memory[: _SIZE.size] = _SIZE.pack(len(said))
 
 
 def _answer(serve: Callable[[Any], Any], requests: int) -> bytes | None:  # pragma: no cover - the child
@@ -249,6 +265,21 @@ def _how(status: int) -> str:
             return f"signal {number} ({signal.Signals(number).name})"
         return f"signal {number}"
     return f"exit code {os.WEXITSTATUS(status)}"
+
+
+def end_copy_of(process: int) -> None:
+    """End this process if it is not the one of this id but a copy, which code that was called there has made by a fork
+    and let go on: whatever it is at, the original does. Called before anything is written."""
+    if os.getpid() != process:
+        os._exit(0)  # pragma: no cover - the copy
+
+
+def _is_open(number: int, was: os.stat_result) -> bool:  # pragma: no cover - the child
+    """Is this file descriptor still what it was?"""
+    try:
+        return os.path.samestat(os.fstat(number), was)
+    except OSError:
+        return False
 
 
 def _send(pipe: int, message: bytes) -> None:

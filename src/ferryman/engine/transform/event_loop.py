@@ -16,6 +16,8 @@ from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import Any, Final
 
+from ferryman.engine.runner.child import end_copy_of
+
 _GRACE_S: Final = 2.0
 """For a loop to say that it is free."""
 
@@ -62,6 +64,7 @@ class _Call:
     def __init__(self, coroutine: Coroutine[Any, Any, Any], limit_s: float | None, through: Through) -> None:
         self.loop: _Loop | None = None
         self.begun = threading.Event()
+        self._process = os.getpid()
         self._coroutine = coroutine
         self._limit_s = limit_s
         self._through: Through | None = through
@@ -116,6 +119,7 @@ class _Call:
         return found, error, limit.expired()
 
     def _ended(self, future: Future[Any]) -> None:
+        end_copy_of(self._process)
         if self.loop is None or self._future is not future:
             return
         if future.cancelled():

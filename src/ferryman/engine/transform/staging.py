@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Collection, Mapping
 from typing import Final
 
 from ferryman import crash, limits
 from ferryman.document import Again, Document, Operation
+from ferryman.engine.runner.child import end_copy_of
 from ferryman.engine.scan.reason import Reason
 from ferryman.engine.transform.block import Block
 from ferryman.engine.transform.document_stage import same_again
@@ -67,6 +69,7 @@ class Stager(StagedFacts):
         entries: LogEntries | None = None,
     ) -> None:
         super().__init__(plan, source, root, wave, now_us, epoch, entries)
+        self._process = os.getpid()
         targets = {name: target_of(node) for name, node in self._nodes.items()}
         self._target: Callable[[str], str] = lambda name: targets.get(name, name)
         self._called = {n.name: n for n in plan.nodes if isinstance(n, CalledNode)}
@@ -92,6 +95,7 @@ class Stager(StagedFacts):
 
     def end(self) -> None:
         """The block is through."""
+        end_copy_of(self._process)
         self._gather()
         if self._outbox.size >= limits.PART_BYTES:
             self._flush()
@@ -120,6 +124,7 @@ class Stager(StagedFacts):
         Args:
             nodes: what is to be told of them.
         """
+        end_copy_of(self._process)
         self._flush()
         self._events.close()
         crash.point("transform.staged")

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from queue import SimpleQueue
 
 from ferryman import limits
+from ferryman.engine.runner.child import end_copy_of
 
 
 class Threads:
@@ -20,6 +21,7 @@ class Threads:
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._free = threading.Semaphore(0)
         self._count = 0
+        self._process = os.getpid()
 
     def run(self, job: Callable[[], None]) -> None:
         """In one that is free, or another one."""
@@ -36,6 +38,7 @@ class Threads:
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:
             job()
+            end_copy_of(self._process)
             self._free.release()
 
 
