@@ -227,6 +227,9 @@ class Document(MutableMapping[str, Any]):
     def __setitem__(self, name: str, value: Any) -> None:
         self._fields[name] = value
 
+    def __delattr__(self, name: str) -> None:
+        raise AttributeError(f"{name} of a document cannot be deleted")  # whoever gets it next relies on each
+
     def __delitem__(self, name: str) -> None:
         del self._fields[name]
 

@@ -56,7 +56,7 @@ class DeliveryError(FerrymanError):
         self.why = why
 
     def __str__(self) -> str:
-        return self.why
+        return str(self.why)  # a step may give anything
 
 
 class TransientError(DeliveryError):
@@ -227,7 +227,12 @@ class OutOfMemory(WorkerDied):
 
 def describe(error: BaseException) -> str:
     """An error of other people's code, its kind first, as text that can be stored."""
-    return f"{plain_text(type(error).__name__)}: {plain_text(error)}"
+    return f"{class_name(error)}: {plain_text(error)}"
+
+
+def class_name(value: object) -> str:
+    """Name of the class of a value of other people's code; the class itself may refuse to say it."""
+    return plain_text(vars(type)["__name__"].__get__(type(value)))
 
 
 def message_of(error: BaseException) -> str:
@@ -254,10 +259,9 @@ def unless_interrupt(error: BaseException) -> BaseException:
 def askable(error: BaseException) -> BaseException:
     """What other people's code raised; in place of one that lets nobody ask for its class or traceback, another."""
     try:
-        isinstance(error, Exception)
-        error.__traceback__  # noqa: B018 - asked for to see whether it can be
+        _ = error.__class__, error.__traceback__
     except Exception:
-        name, trace = plain_text(type(error).__name__), vars(BaseException)["__traceback__"].__get__(error)
+        name, trace = class_name(error), vars(BaseException)["__traceback__"].__get__(error)
         return RuntimeError(f"{name}, of which nothing can be asked").with_traceback(trace)
     return error
 
@@ -277,7 +281,7 @@ def plain_text(reason: object, most: int = limits.MESSAGE_CHARACTERS) -> str:
         text = str(reason)
     except BaseException as e:
         unless_interrupt(e)
-        text = f"(a {type(reason).__name__} that cannot say why)"
+        text = f"(a {class_name(reason)} that cannot say why)"
     return str.encode(shortened(text, most), "utf-8", "backslashreplace").decode()
 
 

@@ -38,6 +38,15 @@ def test_attributes(trial: Trial) -> None:
 
 
 @pytest.mark.rule("doc.mapping")
+def test_no_attribute_can_be_deleted() -> None:
+    """A step that does so is told at once: whoever gets the document next relies on each."""
+    doc = Document("a", n=1)
+    with pytest.raises(AttributeError, match="raw of a document cannot be deleted"):
+        del doc.raw
+    del doc["n"]
+    assert doc.raw is None
+
+
 def test_fields_are_a_mutable_mapping() -> None:
     """Reading, setting, asking, deleting, going through."""
     doc = Document("a", raw=b"x", title="T", year=1599)

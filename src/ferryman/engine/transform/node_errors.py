@@ -17,6 +17,7 @@ from ferryman.errors import (
     PermanentError,
     TransientError,
     Unavailable,
+    class_name,
     describe,
     plain_text,
     shortened,
@@ -94,8 +95,8 @@ def classify_error(
     try:
         return _classified(error, node, where, reading, traces)
     except Exception as e:
-        why = f"(it cannot be looked at: that raises a {plain_text(type(e).__name__)})"
-        return NodeError(ErrorKind.UNFORESEEN, node, f"{where}: {plain_text(type(error).__name__)} {why}")
+        why = f"(it cannot be looked at: that raises a {class_name(e)})"
+        return NodeError(ErrorKind.UNFORESEEN, node, f"{where}: {class_name(error)} {why}")
 
 
 def _classified(error: BaseException, node: str, where: str, reading: bool, traces: Traces | None) -> NodeError:
