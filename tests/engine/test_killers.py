@@ -54,6 +54,10 @@ def out_of_memory() -> None:
     os.kill(os.getpid(), signal.SIGKILL)  # so the kernel ends who takes too much
 
 
+def close_all() -> None:
+    os.closerange(3, 200)  # also those by which the process answers
+
+
 def killing(how: Callable[[], object], *ids: str) -> Callable[[Document], Document]:
     def step(doc: Document) -> Document:
         if doc.id in ids:
@@ -67,6 +71,7 @@ HOW: list[tuple[Callable[[], object], str]] = [
     (segfault, "signal 11 (SIGSEGV)"),
     (leave, "exit code 3"),
     (out_of_memory, "signal 9 (SIGKILL)"),
+    (close_all, "exit code 1"),
 ]
 
 
@@ -108,7 +113,8 @@ def test_a_step_that_kills_takes_only_its_own_branch(net: Network) -> None:
 
 
 @pytest.mark.rule("kill.others")
-def test_a_child_that_kills_takes_not_its_family(net: Network) -> None:
+@pytest.mark.parametrize("how", [leave, close_all])
+def test_a_child_that_kills_takes_not_its_family(net: Network, how: Callable[[], object]) -> None:
     """Its siblings are delivered. A generator's own death is its document's."""
 
     def split(doc: Document) -> Any:
@@ -117,7 +123,7 @@ def test_a_child_that_kills_takes_not_its_family(net: Network) -> None:
                 segfault()
             yield doc.child(key)
 
-    net.plan.step("split", split, after="docs").step("deadly", killing(leave, "d01#y")).destination(
+    net.plan.step("split", split, after="docs").step("deadly", killing(how, "d01#y")).destination(
         "out", net.out("out")
     )
     summary = run(net)
