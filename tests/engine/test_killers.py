@@ -123,9 +123,7 @@ def test_a_child_that_kills_takes_not_its_family(net: Network, how: Callable[[],
                 segfault()
             yield doc.child(key)
 
-    net.plan.step("split", split, after="docs").step("deadly", killing(how, "d01#y")).destination(
-        "out", net.out("out")
-    )
+    net.plan.step("split", split, after="docs").step("deadly", killing(how, "d01#y")).destination("out", net.out("out"))
     summary = run(net)
     assert (summary.delivered, summary.rejected) == (3 * len(IDS) - 1 - 3, 2)
     bad = account.deliveries(net.root, status="rejected", plan=net.plan)
