@@ -13,7 +13,16 @@ from urllib.parse import quote
 import msgspec
 
 from ferryman import durations, limits
-from ferryman.errors import BadDocument, PermanentError, Unsupported, UsageError, describe, plain_text, shown
+from ferryman.errors import (
+    BadDocument,
+    PermanentError,
+    Unsupported,
+    UsageError,
+    describe,
+    plain_text,
+    shown,
+    unless_interrupt,
+)
 
 Operation = Literal["upsert", "delete"]
 
@@ -180,8 +189,8 @@ class Document(MutableMapping[str, Any]):
         """
         try:
             fields = {n: v if type(v) in _UNCHANGEABLE else copied(v) for n, v in self._fields.items()}  # most are
-        except Exception as e:
-            raise _uncopyable(self._fields, e) from None
+        except BaseException as e:
+            raise _uncopyable(self._fields, unless_interrupt(e)) from None
         copy = Document.of(self.id, fields, self.raw)
         copy.parent_id = self.parent_id
         copy.origin_id = self.origin_id
@@ -283,12 +292,13 @@ def copied(value: Any) -> Any:
     return value if kind in _UNCHANGEABLE else deepcopy(value)
 
 
-def _uncopyable(fields: dict[str, Any], error: Exception) -> PermanentError:
+def _uncopyable(fields: dict[str, Any], error: BaseException) -> PermanentError:
     """Which field cannot be copied, and why."""
     for name, value in fields.items():
         try:
             copied(value)
-        except Exception as e:
+        except BaseException as e:
+            unless_interrupt(e)
             why = _TOO_DEEP if isinstance(e, RecursionError) else f"holds a {type(value).__name__}"
             return PermanentError(
                 f"field {shown(name)} {why}, of which no copy can be made ({describe(e)}). Copies are made for steps "

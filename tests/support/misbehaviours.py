@@ -43,10 +43,12 @@ from ferryman.errors import (
     PlanError,
     StateDamaged,
     StateLost,
-    TransientError,
     UsageError,
     WorkerDied,
 )
+from tests.support import odd_coroutines as coroutines
+from tests.support import odd_errors as odd
+from tests.support.odd_coroutines import good
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,12 +78,6 @@ class Misbehaviour:
 
 
 TABLE: list[Misbehaviour] = []
-
-
-def good(doc: Document) -> Document:
-    """What a step does for all other documents."""
-    doc["seen"] = doc["n"]
-    return doc
 
 
 def _rows(kind: str, outcome: str, calls: dict[str, Any], **options: Any) -> None:
@@ -241,137 +237,6 @@ def _raising(make: Callable[[], BaseException]) -> Callable[[Document], Any]:
     return call
 
 
-class _NoStr(Exception):
-    def __str__(self) -> str:
-        raise ValueError("cannot say")
-
-
-class _NoRepr(Exception):
-    def __repr__(self) -> str:
-        raise ValueError("cannot show")
-
-
-class _StrIsNumber(Exception):
-    def __str__(self) -> Any:
-        return 7  # noqa: PLE0307
-
-
-class _StrExits(Exception):
-    def __str__(self) -> str:  # noqa: PLE0307
-        sys.exit(3)
-
-
-class _StrInterrupts(Exception):
-    def __str__(self) -> str:
-        raise KeyboardInterrupt
-
-
-class _Recursive(Exception):
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self, name + "x")
-
-
-class _Lazy(Exception):
-    """As API clients have it: an error that gives access to the fields of the answer."""
-
-    def __getattr__(self, name: str) -> Any:
-        return self.__dict__["answer"][name]
-
-
-class _NoAttributes(Exception):
-    def __getattribute__(self, name: str) -> Any:
-        raise OSError(f"no {name}")
-
-
-class _NoCause(Exception):
-    @property
-    def __cause__(self) -> Any:  # type: ignore[override]
-        raise ValueError("no cause")
-
-
-class _Unequal(Exception):
-    def __eq__(self, other: object) -> bool:
-        raise ValueError("not comparable")
-
-    __hash__ = None  # type: ignore[assignment]
-
-
-class _NoBool(Exception):
-    def __bool__(self) -> bool:
-        raise ValueError("neither")
-
-    def __len__(self) -> int:
-        raise ValueError("no length")
-
-
-class _NoReduce(Exception):
-    def __reduce__(self) -> Any:
-        raise TypeError("cannot be pickled")
-
-
-class _TwoArguments(Exception):
-    def __init__(self, one: int, two: int) -> None:
-        super().__init__(f"{one} and {two}")
-
-
-class _LiesAboutItsClass(Exception):
-    @property
-    def __class__(self) -> Any:  # type: ignore[override]
-        raise ValueError("no class")
-
-
-class _Base(BaseException):
-    pass
-
-
-class _Scoped(TransientError):
-    scope = 7
-
-
-class _NamelessMeta(type):
-    @property
-    def __name__(cls) -> str:  # type: ignore[override]
-        raise ValueError("no name")
-
-
-class _Nameless(Exception, metaclass=_NamelessMeta):
-    pass
-
-
-def _noted() -> BaseException:
-    error = ValueError("with notes")
-    error.__notes__ = [7, None, "\ud800"]
-    return error
-
-
-def _circle() -> BaseException:
-    one, two = ValueError("one"), ValueError("two")
-    one.__cause__, two.__cause__ = two, one
-    return one
-
-
-def _own_cause() -> BaseException:
-    one = ValueError("own cause")
-    one.__context__ = ValueError("other")
-    one.__context__.__context__ = one
-    return one
-
-
-def _long_chain() -> BaseException:
-    error = ValueError("the last")
-    for _ in range(3000):
-        error, before = ValueError("one of many"), error
-        error.__cause__ = before
-    return error
-
-
-def _nested_groups() -> BaseException:
-    error: Exception = ValueError("inner")
-    for _ in range(200):
-        error = ExceptionGroup("group", [error])
-    return error
-
-
 def _deep(doc: Document) -> Any:
     return _deep(doc)
 
@@ -410,33 +275,33 @@ _rows(
         "a surrogate": (_raising(lambda: ValueError("name \udcff")), "ValueError: name"),
         "control characters": (_raising(lambda: ValueError("\0 \x1b[31m \r\n \u2028")), "ValueError"),
         "a long message": (_raising(lambda: ValueError("long " * 400_000)), "ValueError: long long"),
-        "no str": (_raising(_NoStr), "_NoStr"),
-        "no repr": (_raising(lambda: _NoRepr(_NoRepr("x"))), "_NoRepr"),
-        "str is a number": (_raising(_StrIsNumber), "_StrIsNumber"),
-        "str exits": (_raising(_StrExits), "_StrExits"),
-        "str interrupts": (_raising(_StrInterrupts), "_StrInterrupts"),
-        "attributes without end": (_raising(_Recursive), "_Recursive"),
-        "lazy attributes": (_raising(_Lazy), "_Lazy"),
-        "no attributes": (_raising(_NoAttributes), "_NoAttributes"),
-        "no cause": (_raising(_NoCause), "_NoCause"),
-        "not comparable": (_raising(_Unequal), "_Unequal"),
-        "no truth": (_raising(_NoBool), "_NoBool"),
-        "cannot be pickled": (_raising(_NoReduce), "_NoReduce"),
-        "cannot be unpickled": (_raising(lambda: _TwoArguments(1, 2)), "_TwoArguments: 1 and 2"),
+        "no str": (_raising(odd.NoStr), "NoStr"),
+        "no repr": (_raising(lambda: odd.NoRepr(odd.NoRepr("x"))), "NoRepr"),
+        "str is a number": (_raising(odd.StrIsNumber), "StrIsNumber"),
+        "str exits": (_raising(odd.StrExits), "StrExits"),
+        "str interrupts": (_raising(odd.StrInterrupts), "StrInterrupts"),
+        "attributes without end": (_raising(odd.Recursive), "Recursive"),
+        "lazy attributes": (_raising(odd.Lazy), "Lazy"),
+        "no attributes": (_raising(odd.NoAttributes), "NoAttributes"),
+        "no cause": (_raising(odd.NoCause), "NoCause"),
+        "not comparable": (_raising(odd.Unequal), "Unequal"),
+        "no truth": (_raising(odd.NoBool), "NoBool"),
+        "cannot be pickled": (_raising(odd.NoReduce), "NoReduce"),
+        "cannot be unpickled": (_raising(lambda: odd.TwoArguments(1, 2)), "TwoArguments: 1 and 2"),
         "holds a lock": (_raising(lambda: ValueError(threading.Lock())), "ValueError"),
-        "no class": (_raising(_LiesAboutItsClass), "_LiesAboutItsClass"),
-        "no name": (_raising(_Nameless), ""),
+        "no class": (_raising(odd.LiesAboutItsClass), "LiesAboutItsClass"),
+        "no name": (_raising(odd.Nameless), ""),
         "a long name": (_raising(type("E" * 100_000, (Exception,), {})), "EEEE"),
-        "notes that are no text": (_raising(_noted), "ValueError: with notes"),
-        "a circle of causes": (_raising(_circle), "ValueError: one"),
-        "its own context": (_raising(_own_cause), "ValueError: own cause"),
-        "thousands of causes": (_raising(_long_chain), "ValueError: one of many"),
+        "notes that are no text": (_raising(odd.noted), "ValueError: with notes"),
+        "a circle of causes": (_raising(odd.circle), "ValueError: one"),
+        "its own context": (_raising(odd.own_cause), "ValueError: own cause"),
+        "thousands of causes": (_raising(odd.long_chain), "ValueError: one of many"),
         "a group": (_raising(lambda: ExceptionGroup("g", [ValueError("a"), TypeError("b")])), "ExceptionGroup: g"),
         "a group of interrupts": (
             _raising(lambda: BaseExceptionGroup("g", [KeyboardInterrupt(), SystemExit(3)])),
             "BaseExceptionGroup: g",
         ),
-        "nested groups": (_raising(_nested_groups), "ExceptionGroup: group"),
+        "nested groups": (_raising(odd.nested_groups), "ExceptionGroup: group"),
         "a syntax error with bytes": (
             _raising(lambda: SyntaxError("malformed", ("f", 1, 1, b"bytes"))),
             "SyntaxError: malformed",
@@ -457,7 +322,7 @@ _rows(
         "exits with an object": (_raising(lambda: SystemExit(object())), "SystemExit"),
         "an interrupt": (_raising(KeyboardInterrupt), "KeyboardInterrupt"),
         "a generator's exit": (_raising(GeneratorExit), "GeneratorExit"),
-        "a base exception": (_raising(lambda: _Base("of base")), "_Base: of base"),
+        "a base exception": (_raising(lambda: odd.Base("of base")), "Base: of base"),
         "base exception itself": (_raising(BaseException), "BaseException"),
         "cancelled": (_raising(asyncio.CancelledError), "CancelledError"),
         "a future that was cancelled": (_raising(concurrent.futures.CancelledError), "CancelledError"),
@@ -629,7 +494,6 @@ _rows(
         "a uuid": _field(lambda doc: uuid.UUID(int=1)),
         "a named tuple": _field(lambda doc: _Pair(1, 2)),
         "an ordered dict": _field(lambda doc: OrderedDict(b=1, a=2)),
-        "a dict of its own": _field(lambda doc: _Fields(a=1)),
         "a set of numbers": _field(lambda doc: {1}),
         "bytes in a field": _field(lambda doc: b"\xff"),
         "a large text": _field(lambda doc: "x" * 3_000_000),
@@ -637,6 +501,14 @@ _rows(
         "a key with a NUL": _key("a\0b"),
         "many fields": lambda doc: doc.fields.update({f"f{n}": n for n in range(5000)}) or doc,
     },
+    without=("arrow",),
+)
+
+_rows(
+    "field",
+    "delivered",
+    {"a dict of its own": _field(lambda doc: _Fields(a=1))},
+    but=dict.fromkeys(("above a batch", "duplicate"), ("rejected", "'x'")),  # no copy can be made
     without=("arrow",),
 )
 
@@ -923,113 +795,33 @@ _rows(
 # -- async def -----------------------------------------------------------------------------------------
 
 
-async def _part() -> None:
-    sys.exit(2)
-
-
-async def _interrupted_part() -> None:
-    raise KeyboardInterrupt
-
-
-async def _gather(doc: Document) -> Any:
-    await asyncio.gather(_part(), _interrupted_part(), asyncio.sleep(0))
-
-
-async def _group(doc: Document) -> Any:
-    async with asyncio.TaskGroup() as group:
-        group.create_task(_part())
-        group.create_task(asyncio.sleep(60))
-
-
-async def _wait_for(doc: Document) -> Any:
-    await asyncio.wait_for(_part(), 60)
-
-
-async def _to_thread(doc: Document) -> Any:
-    await asyncio.to_thread(sys.exit, 2)
-
-
-async def _cancels_itself(doc: Document) -> Any:
-    task = asyncio.current_task()
-    assert task is not None
-    task.cancel()
-    await asyncio.sleep(0)
-    return good(doc)
-
-
-async def _runs_a_loop(doc: Document) -> Any:
-    asyncio.get_running_loop().run_until_complete(asyncio.sleep(0))
-
-
-async def _closes_the_loop(doc: Document) -> Any:
-    asyncio.get_running_loop().close()
-
-
-async def _left_behind(doc: Document) -> Any:
-    asyncio.get_running_loop().create_task(_part())
-    await asyncio.sleep(0.01)
-    return good(doc)
-
-
-async def _interrupt_left_behind(doc: Document) -> Any:
-    doc_task = asyncio.get_running_loop().create_task(_interrupted_part())
-    await asyncio.wait([doc_task])
-    return good(doc)
-
-
-async def _soon(doc: Document) -> Any:
-    asyncio.get_running_loop().call_soon(sys.exit, 2)
-    await asyncio.sleep(0.01)
-    return good(doc)
-
-
-async def _stops(doc: Document) -> Any:
-    asyncio.get_running_loop().stop()
-    return good(doc)
-
-
-async def _odd_handler(doc: Document) -> Any:
-    loop = asyncio.get_running_loop()
-    loop.set_exception_handler(lambda *_: sys.exit(2))
-    loop.call_soon(lambda: 1 / 0)
-    await asyncio.sleep(0.01)
-    return good(doc)
-
-
-async def _swallows(doc: Document) -> Any:
-    try:
-        await asyncio.Event().wait()
-    except asyncio.CancelledError:
-        return good(doc)
-
-
-async def _hangs(doc: Document) -> Any:
-    await asyncio.Event().wait()
-
-
 _rows(
     "async",
     "failed",
     {
-        "gathers an exit": (_gather, "SystemExit"),
-        "a group with an exit": (_group, "SystemExit"),
-        "waits for an exit": (_wait_for, "SystemExit"),
-        "a thread that exits": (_to_thread, "SystemExit"),
-        "cancels itself": (_cancels_itself, "CancelledError"),
-        "runs the loop": (_runs_a_loop, "RuntimeError"),
-        "closes the loop": (_closes_the_loop, "RuntimeError"),
+        "gathers an exit": (coroutines.gather, "SystemExit"),
+        "a group with an exit": (coroutines.group, "SystemExit"),
+        "waits for an exit": (coroutines.wait_for, "SystemExit"),
+        "a thread that exits": (coroutines.to_thread, "SystemExit"),
+        "cancels itself": (coroutines.cancels_itself, "CancelledError"),
+        "runs the loop": (coroutines.runs_a_loop, "RuntimeError"),
+        "closes the loop": (coroutines.closes_the_loop, "RuntimeError"),
     },
 )
 _rows(
     "async",
     "delivered",
     {
-        "an exit left behind": _left_behind,
-        "an interrupt left behind": _interrupt_left_behind,
-        "exits soon": _soon,
-        "stops the loop": _stops,
-        "a handler that exits": _odd_handler,
+        "an exit left behind": coroutines.left_behind,
+        "an interrupt left behind": coroutines.interrupt_left_behind,
+        "exits soon": coroutines.soon,
+        "stops the loop": coroutines.stops,
+        "a handler that exits": coroutines.odd_handler,
     },
     fields=_GOOD,
 )
-_rows("async time", "failed", {"hangs": (_hangs, "took longer than timeout="), "swallows its timeout": (_swallows, "")})
+_rows(
+    "async time",
+    "failed",
+    {"hangs": (coroutines.hangs, "took longer than timeout="), "swallows its timeout": (coroutines.swallows, "")},
+)

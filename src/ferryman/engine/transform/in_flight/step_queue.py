@@ -269,7 +269,8 @@ class StepQueue:
         from ferryman.engine.transform.event_loop import begin  # asyncio would make each start slower
 
         def through(answers: Any, error: BaseException | None, late: bool) -> None:
-            call.answers, call.error = answers, StepTimeout(why_late(self.step)) if late else error
+            error = StepTimeout(why_late(self.step)) if late else error
+            call.answers, call.error = answers, error if error is None else askable(error)
             self._ended.put((self, call))
 
         out = self._fn([each.doc for each in call.waiting])
