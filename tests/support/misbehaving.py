@@ -366,7 +366,8 @@ def _look_at_events(rows: list[dict[str, Any]], job: Job) -> None:
     left = [row for row in rows if row["status"] != "INDEXED"]
     if job.way == "isolated":
         left = [row for row in left if row["document"] != f"d{KILLER}"]
-    for n, how in _numbers(job).items():
+    numbers = sorted(_numbers(job).items(), key=lambda each: -len(_outcome(each[1], job.way)[1]))  # the plainest last
+    for n, how in numbers:
         outcome, says = _outcome(how, job.way)
         if outcome == "delivered":
             continue
