@@ -20,7 +20,11 @@ from ferryman.routers import Duplicate
 from ferryman.sources import Memory
 
 FOLDER = {folder!r}
-DEADLY = {{"d013": lambda: os.kill(os.getpid(), signal.SIGSEGV), "d101": lambda: os._exit(3)}}
+DEADLY = {{
+    "d013": lambda: os.kill(os.getpid(), signal.SIGSEGV),
+    "d101": lambda: os._exit(3),
+    "d160": lambda: [os.close(n) for n in range(3, 200)],    # fails at the first that is closed already
+}}
 
 
 def deadly(doc):
@@ -71,7 +75,7 @@ def test_killers_are_named_and_all_else_is_delivered(place: Path, master: str, s
     file.write_text(PLAN.format(folder=str(place), stuck=stuck))
     done = ferryman("run", file, "--master", master, "--json")
     assert done.returncode == 3, done.stderr
-    bad = {"d013", "d101", *(["d120"] if stuck else [])}
+    bad = {"d013", "d101", "d160", *(["d120"] if stuck else [])}
     summary = json.loads(done.stdout.splitlines()[-1])
     assert summary["delivered"] == 400 - len(bad) - 1
     assert summary["rejected"] == len(bad) + 1
@@ -82,6 +86,7 @@ def test_killers_are_named_and_all_else_is_delivered(place: Path, master: str, s
         "step deadly: PermanentError: it ended its process in each of 2 tries: signal 11 (SIGSEGV)"
     )
     assert said["d101", "lines"].endswith("tries: exit code 3")
+    assert said["d160", "lines"].endswith("tries: exit code 9")
     if stuck:
         assert "took longer than timeout=0.5 s and could not be interrupted" in said["d120", "lines"]
     assert said["d055", "counted"] == "it ended its sender's process in each of 2 tries: signal 6 (SIGABRT)"

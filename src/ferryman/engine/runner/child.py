@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
+from ferryman.engine.runner.descriptors import Descriptors
 from ferryman.engine.runner.nursery import Nursery, nursery
 from ferryman.errors import (
     EngineError,
@@ -189,7 +190,8 @@ class Child:
 def serve_requests(requests: int, answers: int, place: int) -> None:  # pragma: no cover - the child
     """Be the child: get ready as it was asked for, say so, and answer until there are no more requests."""
     me = os.getpid()
-    _mine.append(_Place(mmap.mmap(place, _PLACE_BYTES), answers, os.fstat(answers)))
+    pipes = Descriptors((requests, answers))
+    _mine.append(_Place(mmap.mmap(place, _PLACE_BYTES), pipes))
     settings, work = _receive(requests, None), _receive(requests, None)
     if settings is None or work is None:
         return
@@ -207,6 +209,7 @@ def serve_requests(requests: int, answers: int, place: int) -> None:  # pragma: 
     _send(answers, dumps((True, None)))
     while (answer := _answer(serve, requests)) is not None:
         end_copy_of(me)
+        pipes.end_unless_intact()
         _send(answers, answer)
 
 
@@ -214,9 +217,7 @@ class _Place(NamedTuple):
     """What a child has to say where it is."""
 
     memory: mmap.mmap
-    answers: int
-    was: os.stat_result
-    """Of ``answers``, when it began."""
+    pipes: Descriptors
 
 
 _mine: list[_Place] = []
@@ -229,8 +230,7 @@ def note(place: str) -> None:  # pragma: no cover - the child
     Code that has closed its pipe has killed it, and is still where it is.
     """
     (mine,) = _mine
-    if not _is_open(mine.answers, mine.was):
-        os._exit(1)
+    mine.pipes.end_unless_intact()
     said = place.encode("utf-8", "surrogatepass")[: _PLACE_BYTES - _SIZE.size]
     mine.memory[_SIZE.size : _SIZE.size + len(said)] = said
     mine.memory[: _SIZE.size] = _SIZE.pack(len(said))
@@ -272,14 +272,6 @@ def end_copy_of(process: int) -> None:
     and let go on: whatever it is at, the original does. Called before anything is written."""
     if os.getpid() != process:
         os._exit(0)  # pragma: no cover - the copy
-
-
-def _is_open(number: int, was: os.stat_result) -> bool:  # pragma: no cover - the child
-    """Is this file descriptor still what it was?"""
-    try:
-        return os.path.samestat(os.fstat(number), was)
-    except OSError:
-        return False
 
 
 def _send(pipe: int, message: bytes) -> None:

@@ -24,6 +24,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql.functions import spark_partition_id
 
 from ferryman.engine.runner.base import Answer, Item, QueryFailed, Runner, no_memory_is_death, set_outcome
+from ferryman.engine.runner.descriptors import answering
 from ferryman.engine.runner.imports import ImportPath
 from ferryman.engine.runner.reasons import packed, reason, unpacked
 from ferryman.engine.runner.sessions import is_alive, shown, was_stopped
@@ -82,7 +83,7 @@ class SparkRunner(Runner):
 
         def answers(numbers: Iterable[int]) -> Iterator[tuple[int, bytes]]:
             for number in numbers:
-                with packed(), no_memory_is_death():
+                with packed(), answering(), no_memory_is_death():
                     path.follow()
                     answer = task(pickle.loads(pickled[number]))
                 _settle_in()
@@ -113,7 +114,7 @@ class SparkRunner(Runner):
         def stage(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             context = TaskContext.get()
             number = 0 if context is None else context.partitionId()
-            with packed(), no_memory_is_death():
+            with packed(), answering(), no_memory_is_death():
                 path.follow()
                 answer = task(number, batches)
             _settle_in()
