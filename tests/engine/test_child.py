@@ -13,7 +13,7 @@ from ferryman import limits
 from ferryman.destinations import Delivery, DestinationContext, Guarantee, Queue
 from ferryman.engine.deliver.callers import ProcessCaller
 from ferryman.engine.runner.child import Child, Died
-from ferryman.engine.runner.nursery import nursery
+from ferryman.engine.runner.fork_server import fork_server
 from ferryman.errors import WorkerDied
 from ferryman.queues import Queue as DurableQueue
 from ferryman.queues import merging
@@ -88,7 +88,7 @@ def test_a_child_that_is_killed_with_what_it_was_forked_from() -> None:
     with pytest.raises(WorkerDied, match="killed from outside"):
         child.ask(None)
     child.end()
-    assert nursery().alive
+    assert fork_server().alive
 
 
 class Panic(BaseException):

@@ -21,8 +21,8 @@ from typing import Any, Final, NamedTuple
 import cloudpickle
 
 from ferryman.engine.runner.base import Answer, Item
+from ferryman.engine.runner.fork_server import die_with
 from ferryman.engine.runner.imports import ImportPath
-from ferryman.engine.runner.nursery import die_with
 from ferryman.plan.pickling import dumps
 
 MOST: Final = 8

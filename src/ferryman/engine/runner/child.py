@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 from ferryman.engine.runner.descriptors import Descriptors
-from ferryman.engine.runner.nursery import Nursery, nursery
+from ferryman.engine.runner.fork_server import ForkServer, fork_server
 from ferryman.errors import (
     EngineError,
     Misconfigured,
@@ -75,7 +75,7 @@ class Child:
     """Answers requests one at a time by ``serve``, in a process of its own; begins at the first request.
 
     After ``Died`` and ``TooLong`` the next request begins a new one. It is forked from a process that has opened
-    nothing (``runner.nursery``): a copy of this one would have the locks and clients of its libraries (an object
+    nothing (``runner.fork_server``): a copy of this one would have the locks and clients of its libraries (an object
     store's, delta-rs's), and not the threads behind them.
 
     Args:
@@ -89,7 +89,7 @@ class Child:
         self._place_fd = os.memfd_create("ferryman-place")
         os.ftruncate(self._place_fd, _PLACE_BYTES)
         self._place = mmap.mmap(self._place_fd, _PLACE_BYTES)
-        self._nursery: Nursery | None = None
+        self._fork_server: ForkServer | None = None
         self._pid = 0
         self._requests = self._answers = -1
 
@@ -146,8 +146,8 @@ class Child:
         asked, self._requests = os.pipe()
         self._answers, answering = os.pipe()
         try:
-            self._nursery = nursery()
-            self._pid = self._nursery.child(asked, answering, self._place_fd)
+            self._fork_server = fork_server()
+            self._pid = self._fork_server.child(asked, answering, self._place_fd)
         except BaseException:
             self._close()
             raise
@@ -169,10 +169,10 @@ class Child:
 
     def _bury(self) -> int:
         """Kill it, if it lives; how it ended."""
-        assert self._nursery is not None
+        assert self._fork_server is not None
         pid, self._pid = self._pid, 0
         try:
-            return self._nursery.bury(pid)
+            return self._fork_server.reap(pid)
         finally:
             self._close()
 

@@ -1,4 +1,4 @@
-"""A process of this Python that has loaded what children need, and opened nothing: each child is forked from it.
+"""A fork server: a process that has loaded what children need, and opened nothing; each child is forked from it.
 
 It is started, not forked, when the first child is wanted, and ends with the process that wanted it.
 """
@@ -29,12 +29,12 @@ _LOADED: Final = (
 _DIE_WITH_PARENT: Final = 1  # PR_SET_PDEATHSIG of Linux
 _ORDER: Final = struct.Struct("<ci")
 """What is wanted, and of which process."""
-_CHILD, _BURY = b"c", b"b"
+_CHILD, _REAP = b"c", b"r"
 _ANSWER: Final = struct.Struct("<i")
 
 
-class Nursery:
-    """Makes children, and buries them. Threads may share it."""
+class ForkServer:
+    """Forks children, kills and reaps them. Threads may share it."""
 
     def __init__(self) -> None:
         self._turn = threading.Lock()
@@ -59,13 +59,13 @@ class Nursery:
         """
         return self._ask(_CHILD, 0, [requests, answers, place])
 
-    def bury(self, pid: int) -> int:
+    def reap(self, pid: int) -> int:
         """Kill a child if it lives; its status, as ``waitpid`` gives it.
 
         Raises:
             WorkerDied: this process was killed, with its children: it was not what the child did.
         """
-        return self._ask(_BURY, pid, [])
+        return self._ask(_REAP, pid, [])
 
     def _ask(self, what: bytes, pid: int, descriptors: list[int]) -> int:
         with self._turn:
@@ -81,17 +81,17 @@ class Nursery:
         return int(number)
 
 
-_of_process: Final[dict[int, Nursery]] = {}
+_of_process: Final[dict[int, ForkServer]] = {}
 _turns: Final[dict[int, threading.Lock]] = {}
 """By process id: a forked copy leaves alone what is its parent's."""
 
 
-def nursery() -> Nursery:
+def fork_server() -> ForkServer:
     """The one of this process; it is started where there is none."""
     with _turns.setdefault(os.getpid(), threading.Lock()):
         found = _of_process.get(os.getpid())
         if found is None or not found.alive:
-            found = _of_process[os.getpid()] = Nursery()
+            found = _of_process[os.getpid()] = ForkServer()
         return found
 
 
@@ -114,7 +114,7 @@ def main(descriptor: int) -> None:  # pragma: no cover - another process
             if len(order) < _ORDER.size:
                 return
             what, pid = _ORDER.unpack(order)
-            if what == _BURY:
+            if what == _REAP:
                 os.kill(pid, signal.SIGKILL)  # it is ours, and was not waited for
                 asked.sendall(_ANSWER.pack(os.waitpid(pid, 0)[1]))
                 continue
