@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import datetime as dt
+import errno
 import json
+import os
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +15,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
-from ferryman.errors import QueueReplaced, UsageError
+from ferryman.errors import EngineError, QueueReplaced, UsageError
 from ferryman.queues import Queue, appending
 from ferryman.queues import place as places
 from ferryman.queues.message import CONTENT
@@ -346,3 +349,34 @@ def test_a_handle_that_deleted_its_queue_makes_a_new_one(root: Path) -> None:
     assert Queue.all(root) == []
     assert queue.append([{"x": 2}], key="k") == [1]
     assert [m.body for m in queue.read()] == [{"x": 2}]
+
+
+@pytest.mark.parametrize(
+    ("number", "kind", "words"),
+    [(errno.ENOSPC, EngineError, r"the disk is full.*ake room"), (errno.EROFS, UsageError, r"can be written, then")],
+)
+def test_a_disk_that_cannot_be_written(
+    root: Path, monkeypatch: pytest.MonkeyPatch, number: int, kind: type[Exception], words: str
+) -> None:
+    """Whatever is called says what to do about it, also where nothing is appended."""
+    queue = Queue("orders", root)
+    queue.append([{"x": 1}])
+    tailer = queue.tailer("auditor")
+
+    def refuse(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("ferryman.storage.files.write_synced", refuse)
+    monkeypatch.setattr("ferryman.queues.place.write_synced", refuse)
+    calls: list[Callable[[], object]] = [
+        lambda: Queue("other", root).make(),
+        lambda: queue.append([{"x": 2}]),
+        tailer.read,
+        tailer.to_end,
+        lambda: queue.tailer("new"),
+        lambda: queue.register("new", 1),
+        lambda: queue.trim("0s", force=True),
+    ]
+    for call in calls:
+        with pytest.raises(kind, match=words):
+            call()

@@ -17,7 +17,7 @@ from ferryman.queues.appending import append_rows
 from ferryman.queues.keys import key_name
 from ferryman.queues.message import ROWS, Message, content_of, messages_of
 from ferryman.queues.once import RepeatingWriter
-from ferryman.queues.store import QueueStore
+from ferryman.queues.store import QueueStore, in_words
 from ferryman.queues.tailer import Tailer
 from ferryman.storage.files import fsync_folder
 from ferryman.storage.lock import turn
@@ -273,7 +273,10 @@ class Queue:
 
     def _made(self) -> QueueStore:
         if (store := self._there()) is None:
-            place.make(self.folder)
+            try:
+                place.make(self.folder)
+            except OSError as e:
+                raise in_words(self.folder, e) from e
             store = self._there()
         if store is None:
             raise EngineError(f"{self.folder}: it was deleted while it was made. Try again.")

@@ -172,6 +172,8 @@ class State:
                 raise EngineError(f"{root}: the disk is full. Nothing is lost: make room and run again.") from e
             if isinstance(e, Exception) and not isinstance(e, StateHeld | StateLost):
                 state.check_ours(e)
+            if isinstance(e, OSError):
+                raise EngineError(f"{root}: {e}. Nothing is lost: fix it and run again.") from e
             raise
         return state
 
