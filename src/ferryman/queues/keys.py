@@ -32,7 +32,7 @@ _CLASS: Final = 8
 """So many files of one class of size become one; a class begins at so many times the size of the one before."""
 
 _SPARSE: Final = 2
-"""A file of which less than one in so many is wanted is written anew."""
+"""A file of which less than one in so many is wanted is written again without the rest."""
 
 Numbers = np.ndarray[Any, Any]
 
