@@ -188,8 +188,8 @@ def test_a_document_that_kills_keeps_its_wish(trial: Trial, clock: Clock, monkey
 
     before = TaskProcessing.__init__
 
-    def careful(self: Any, task: Any, cut: Any) -> None:
-        before(self, dataclasses.replace(task, isolated=True), cut)
+    def careful(self: Any, task: Any, *others: Any) -> None:
+        before(self, dataclasses.replace(task, isolated=True), *others)
 
     monkeypatch.setattr(TaskProcessing, "__init__", careful)
     trial.build(partial)

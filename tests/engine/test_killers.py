@@ -71,7 +71,7 @@ HOW: list[tuple[Callable[[], object], str]] = [
     (segfault, "signal 11 (SIGSEGV)"),
     (leave, "exit code 3"),
     (out_of_memory, "signal 9 (SIGKILL)"),
-    (close_all, "exit code 1"),
+    (close_all, "exit code 9"),
 ]
 
 

@@ -19,7 +19,8 @@ from ferryman.engine.deliver import sending
 from ferryman.engine.keyed import group
 from ferryman.engine.keyed.calls import Row
 from ferryman.engine.keyed.update import Updating
-from ferryman.engine.runner import child
+from ferryman.engine.runner import child, fork_server
+from ferryman.engine.runner.fork_server import ForkServer
 from ferryman.engine.transform.outbox_buffer import OutboxBuffer
 from ferryman.engine.transform.recording import Spool
 from ferryman.errors import OutOfMemory
@@ -75,9 +76,14 @@ def writing(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(PartWriter, "write", failing(PartWriter.write, lambda _, rows: bytes_in(rows), no_arrow_memory))
 
 
+def size_of_request(value: Any) -> int:
+    """Of what a child is asked; what it is to serve, the plan, travels before."""
+    return 0 if isinstance(value, tuple) and callable(value[0]) else len(pickle.dumps(value))
+
+
 def telling(patch: pytest.MonkeyPatch) -> None:
-    """What the child has found, and what it is asked."""
-    patch.setattr(child, "_dumps", failing(child._dumps, lambda value: len(pickle.dumps(value))))
+    """What the child is asked."""
+    patch.setattr(child, "dumps", failing(child.dumps, size_of_request))
     gathering(patch)
 
 
@@ -233,7 +239,7 @@ def updating(patch: pytest.MonkeyPatch) -> None:
 def in_child(patch: pytest.MonkeyPatch) -> None:
     """The same, where a worker has died over it."""
     patch.setattr(Updating, "__call__", failing(Updating.__call__, lambda task, _: 0 if task.isolated else SIZE))
-    patch.setattr(child, "_dumps", failing(child._dumps, lambda value: len(pickle.dumps(value))))
+    patch.setattr(child, "dumps", failing(child.dumps, size_of_request))
 
 
 @pytest.mark.rule("kill.memory")
@@ -297,12 +303,13 @@ def test_no_child_can_be_made(place: Path, monkeypatch: pytest.MonkeyPatch) -> N
     net = network(place)
     net.plan.destination("out", net.out("out"), after="docs")
 
-    def fork() -> int:
+    def begin(server: ForkServer) -> None:
         raise OSError(errno.ENOMEM, "Cannot allocate memory")
 
     with monkeypatch.context() as patch:
         gathering(patch)
-        patch.setattr(child.os, "fork", fork)
+        patch.setattr(fork_server, "_of_process", {})
+        patch.setattr(ForkServer, "__init__", begin)
         with pytest.raises(OutOfMemory, match="Cannot allocate memory"):
             net.run(runner=InProcess(), checked=False)
     assert net.run().delivered == len(IDS)

@@ -31,6 +31,10 @@ from ferryman.plan.pickling import dumps
 _PLACE_BYTES: Final = 64 * 1024
 """What a child may say of where it is; longer words are cut."""
 
+_GRACE_S: Final = 2.0
+"""A child that has closed its pipes gets so long to end by itself, before it is killed."""
+_LOOK_S: Final = 0.002
+
 _SIZE: Final = struct.Struct("<Q")
 
 
@@ -120,8 +124,7 @@ class Child:
             self._bury()
             raise Died(why_no_memory(value), self._noted(), value) from value
         if answer is None:
-            status = self._bury()
-            raise Died(_how(status), self._noted())
+            raise Died(_how(self._buried_by_itself()), self._noted())
         if fine:
             return value
         raise value
@@ -161,11 +164,23 @@ class Child:
         except BrokenPipeError:
             answer = None
         if answer is None:
-            raise EngineError(f"a child process ended before it had anything to do: {_how(self._bury())}")
+            raise EngineError(f"a child process ended before it had anything to do: {_how(self._buried_by_itself())}")
         fine, value = pickle.loads(answer)
         if not fine:
             self._bury()
             raise value
+
+    def _buried_by_itself(self) -> int:
+        """How it has ended, or ends now: code that was called may have closed its pipes, and go on."""
+        assert self._fork_server is not None
+        until = time.monotonic() + _GRACE_S
+        while (status := self._fork_server.ended(self._pid)) is None and time.monotonic() < until:
+            time.sleep(_LOOK_S)
+        if status is None:
+            return self._bury()
+        self._pid = 0
+        self._close()
+        return status
 
     def _bury(self) -> int:
         """Kill it, if it lives; how it ended."""

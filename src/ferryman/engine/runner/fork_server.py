@@ -29,7 +29,8 @@ _LOADED: Final = (
 _DIE_WITH_PARENT: Final = 1  # PR_SET_PDEATHSIG of Linux
 _ORDER: Final = struct.Struct("<ci")
 """What is wanted, and of which process."""
-_CHILD, _REAP = b"c", b"r"
+_CHILD, _LOOK, _REAP = b"c", b"l", b"r"
+_ALIVE: Final = -1
 _ANSWER: Final = struct.Struct("<i")
 
 
@@ -56,8 +57,21 @@ class ForkServer:
 
         Raises:
             WorkerDied: this process was killed, with its children.
+            OSError: there is no memory for another process, or there may be no more of them.
         """
-        return self._ask(_CHILD, 0, [requests, answers, place])
+        pid = self._ask(_CHILD, 0, [requests, answers, place])
+        if pid < 0:
+            raise OSError(-pid, f"{os.strerror(-pid)}: no child process can be made")
+        return pid
+
+    def ended(self, pid: int) -> int | None:
+        """Its status, as ``waitpid`` gives it, of a child that has ended by itself; None: it lives.
+
+        Raises:
+            WorkerDied: see ``reap``.
+        """
+        status = self._ask(_LOOK, pid, [])
+        return None if status == _ALIVE else status
 
     def reap(self, pid: int) -> int:
         """Kill a child if it lives; its status, as ``waitpid`` gives it.
@@ -114,16 +128,26 @@ def main(descriptor: int) -> None:  # pragma: no cover - another process
             if len(order) < _ORDER.size:
                 return
             what, pid = _ORDER.unpack(order)
-            if what == _REAP:
+            if what == _CHILD:
+                answer = _fork(asked, descriptors)
+            elif what == _LOOK:
+                ended, status = os.waitpid(pid, os.WNOHANG)
+                answer = status if ended else _ALIVE
+            else:
                 os.kill(pid, signal.SIGKILL)  # it is ours, and was not waited for
-                asked.sendall(_ANSWER.pack(os.waitpid(pid, 0)[1]))
-                continue
-            asked.sendall(_ANSWER.pack(_fork(asked, descriptors)))
+                answer = os.waitpid(pid, 0)[1]
+            asked.sendall(_ANSWER.pack(answer))
 
 
 def _fork(asked: socket.socket, descriptors: list[int]) -> int:  # pragma: no cover - another process
+    """The process id of a new child, or a negative error number."""
     me = os.getpid()
-    if pid := os.fork():
+    try:
+        pid = os.fork()
+    except OSError as e:
+        assert e.errno is not None
+        pid = -e.errno
+    if pid:
         for each in descriptors:
             os.close(each)
         return pid
