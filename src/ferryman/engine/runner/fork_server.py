@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import importlib
 import os
 import signal
@@ -145,8 +146,7 @@ def _fork(asked: socket.socket, descriptors: list[int]) -> int:  # pragma: no co
     try:
         pid = os.fork()
     except OSError as e:
-        assert e.errno is not None
-        pid = -e.errno
+        pid = -(e.errno or errno.EAGAIN)
     if pid:
         for each in descriptors:
             os.close(each)
