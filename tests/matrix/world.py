@@ -287,7 +287,8 @@ class World:
             case "jsonlines":
                 return JsonLines(str(self.root / "corpus.jsonl"), id="name", max_deleted=1.0)
             case "dataframe":
-                return DataFrame(lambda spark: spark.createDataFrame(rows), max_deleted=1.0)
+                listed = told(self.corpus(stage))
+                return DataFrame(lambda spark: spark.createDataFrame(listed), id="name", max_deleted=1.0)
             case "queue":
                 return Queue("in", self.queues)
             case "changes":
