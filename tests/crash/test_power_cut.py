@@ -2,178 +2,48 @@
 
 from __future__ import annotations
 
-import random
-import shutil
-from collections import Counter
-from functools import partial
+import subprocess
+import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from ferryman import Document, limits
-from ferryman.destinations import Queue as IntoQueue
-from ferryman.operations import fsck
-from ferryman.plan import Plan
-from ferryman.queues import Queue as DurableQueue
-from ferryman.sources import Memory, Queue
-from ferryman.state.state import state_root
-from ferryman.testing.inprocess import InProcess
-from tests.support.keyed import count, states
 from tests.support.places import place
-from tests.support.power_cut import cut_by_chance, images_at_points, in_child
-from tests.support.trial import run_plan
 
 __all__ = ["place"]
 
-WORDS = [*"abcabdab"]
+ROOT = Path(__file__).parents[2]
 
 
-def same(doc: Document) -> Document:
-    return doc
-
-
-class World:
-    """A plan with its queues and its state, in one folder ``disk``; what it must come to."""
-
-    def __init__(self, folder: Path, kind: str) -> None:
-        self.folder, self.kind = folder, kind
-        self.queues = str(folder / "queues")
-
-    def plan(self) -> Plan:
-        strategy: dict[str, Any] = {"strategy": "at-most-once"} if self.kind == "once" else {}
-        plan = Plan("words", version=1, **strategy)
-        words = plan.source("from_in", Queue("in", self.queues))
-        if self.kind == "once":
-            words.step("same", same).destination("to_out", IntoQueue("out", self.queues), batch=2, backoff=0)
-            return plan
-        out = IntoQueue("out", self.queues)
-        words.keyed("counts", count, key="word").destination("to_out", out, batch=2, backoff=0)
-        documents = [{"id": f"d{n}", "word": word} for n, word in enumerate("ab")]
-        plan.source("listed", Memory(documents)).keyed("listed_counts", count, key="word").destination(
-            "to_listed", IntoQueue("listed", self.queues), backoff=0
-        )
-        return plan
-
-    def put(self, words: list[str], key: str) -> None:
-        DurableQueue("in", self.queues).append([{"word": word} for word in words], key=key)
-
-    def run(self) -> None:
-        summary = run_plan(self.plan(), self.folder / "state", runner=InProcess(), checked=False)
-        assert summary.exit in ((0, 3) if self.kind == "once" else (0,)), "\n".join(summary.messages)
-
-    def check(self, words: list[str], *, kept: bool = False) -> None:
-        """Each word was counted, or carried on, once; at most once where that was promised.
-
-        Args:
-            kept: what the step made was kept: nothing may be in doubt.
-        """
-        root = state_root(self.plan(), self.folder / "state")
-        out = [message.body for message in DurableQueue("out", self.queues).read(limit=1000)]
-        if self.kind == "once":
-            assert not (came := Counter(body["word"] for body in out)) - Counter(words)
-            assert not kept or came == Counter(words)
-        else:
-            assert states(root, "counts") == Counter(words)
-            changes: dict[str, int] = {}
-            for body in out:
-                assert body["old"] == changes.get(body["key"], 0), "an export is missing, or came twice"
-                changes[body["key"]] = body["new"]
-            assert changes == Counter(words)
-            assert states(root, "listed_counts") == {"a": 1, "b": 1}
-        assert fsck.check(root) == []
-
-
-@pytest.fixture(autouse=True)
-def _upkeep(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Logs are folded and files are merged soon."""
-    for name, soon in {"CHECKPOINT_COMMITS": 4, "QUEUE_COMMITS": 4, "COMPACT_FILES": 2, "QUEUE_FILES": 2}.items():
-        monkeypatch.setattr(limits, name, soon)
-
-
-def starts_after_each_point(place: Path, kind: str, first: int, every: int) -> set[str]:
-    """Run, with a power cut at each point that a run passes; the points at which a start was tried."""
-    disk, images = place / "disk", place / "images"
-    disk.mkdir()
-    images.mkdir()
-    world = World(disk, kind)
-
-    def first() -> None:
-        world.put(WORDS[:3], "first")
-        world.run()
-
-    def work() -> None:
-        world.put(WORDS[3:], "second")
-        world.run()
-
-    in_child(first)
-    found = images_at_points(disk, images, work)
-    in_child(partial(world.check, WORDS))
-    tried = set()
-    for number, (point, image) in enumerate(found):
-        if number % every == first or point in ("update.result", "once.kept"):
-            shutil.rmtree(disk)
-            image.rename(disk)
-
-            def start(kept: bool = point == "once.kept") -> None:
-                work()
-                world.run()
-                world.check(WORDS, kept=kept)
-
-            try:
-                in_child(start)
-            except AssertionError as e:
-                raise AssertionError(f"after a power cut at pass {number}, {point}: {e}") from e
-            tried.add(point)
-    return tried
+def cut(place: Path, *how: object) -> list[str]:
+    """Cut the power of plans; the lines that ``power_cuts`` prints."""
+    command = [sys.executable, "-m", "tests.crash.power_cuts", str(place), *map(str, how)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
 
 
 @pytest.mark.rule("state.power-cut")
 @pytest.mark.parametrize(("kind", "point"), [("keyed", "update.result"), ("once", "once.kept")])
 def test_a_power_cut_at_a_point(place: Path, kind: str, point: str) -> None:
     """Of what was not synced nothing is left; the next start goes on, and everything arrives as it must."""
-    assert point in starts_after_each_point(place, kind, 3, 41)
+    assert point in cut(place, "points", kind, 3, 41)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["keyed", "once"])
 def test_a_power_cut_at_every_point(place: Path, kind: str) -> None:
-    assert len(starts_after_each_point(place, kind, 0, 1)) > 20
-
-
-def cuts_by_chance(place: Path, kind: str, seed: int) -> int:
-    """Runs of which the power is cut at any sync, again and again; how many were cut."""
-    chance, cuts, words = random.Random(seed), 0, list[str]()
-    disk, image = place / f"disk{seed}", place / f"image{seed}"
-    disk.mkdir()
-    world = World(disk, kind)
-    for stage in range(2):
-        more = [chance.choice("abcd") for _ in range(chance.randint(1, 9))]
-        words += more
-
-        def work(stage: int = stage, more: list[str] = more) -> None:
-            world.put(more, f"stage{stage}")
-            world.run()
-
-        for _ in range(chance.randint(1, 3)):
-            if cut_by_chance(disk, image, work, chance.randrange(1 << 30), chance.choice([40, 120, 250])):
-                shutil.rmtree(disk)
-                image.rename(disk)
-                cuts += 1
-        in_child(work)
-        in_child(partial(world.check, words))
-    shutil.rmtree(disk)
-    return cuts
+    assert len(cut(place, "points", kind, 0, 1)) > 20
 
 
 @pytest.mark.parametrize("kind", ["keyed", "once"])
 def test_power_cuts_by_chance(place: Path, kind: str) -> None:
     """At any sync; some of what was not synced is there, torn perhaps."""
-    assert sum(cuts_by_chance(place, kind, seed) for seed in range(2)) > 0
+    assert int(cut(place, "chance", kind, 0, 1)[-1]) > 0
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["keyed", "once"])
 @pytest.mark.parametrize("first", range(0, 200, 25))
 def test_many_power_cuts_by_chance(place: Path, kind: str, first: int) -> None:
-    assert sum(cuts_by_chance(place, kind, 1000 + seed) for seed in range(first, first + 25)) > 0
+    assert int(cut(place, "chance", kind, *range(1000 + first, 1025 + first))[-1]) > 0
