@@ -25,7 +25,7 @@ class Row(NamedTuple):
     what: str
     where: str
     tests: tuple[str, ...]
-    """Test files, or tests as pytest calls them, without parameters."""
+    """Test files, folders of them, or tests as pytest calls them, without parameters."""
 
 
 def rows() -> list[Row]:
@@ -52,7 +52,7 @@ def table() -> str:
 
 
 def _count(cases: Counter[str], test: str) -> int:
-    return sum(n for name, n in cases.items() if name == test or name.startswith(f"{test}::"))
+    return sum(n for name, n in cases.items() if name == test or name.startswith((f"{test}::", f"{test}/")))
 
 
 @cache

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import msgspec
 
-from ferryman.engine.runner.spark import SparkRunner, start
+from ferryman.engine.runner.sessions import start
+from ferryman.engine.runner.spark import SparkRunner
 from ferryman.storage import cache, mirror
 from tests.matrix import child
 from tests.matrix.cases import Case

@@ -152,7 +152,7 @@ class Child:
             self._fork_server = fork_server()
             self._pid = self._fork_server.child(asked, answering, self._place_fd)
         except BaseException:
-            self._close()
+            self._forget()
             raise
         finally:
             os.close(asked)
@@ -174,24 +174,25 @@ class Child:
         """How it has ended, or ends now: code that was called may have closed its pipes, and go on."""
         assert self._fork_server is not None
         until = time.monotonic() + _GRACE_S
-        while (status := self._fork_server.ended(self._pid)) is None and time.monotonic() < until:
-            time.sleep(_LOOK_S)
-        if status is None:
-            return self._bury()
-        self._pid = 0
-        self._close()
+        try:
+            while (status := self._fork_server.ended(self._pid)) is None:
+                if time.monotonic() > until:
+                    return self._bury()
+                time.sleep(_LOOK_S)
+        finally:
+            self._forget()
         return status
 
     def _bury(self) -> int:
         """Kill it, if it lives; how it ended."""
         assert self._fork_server is not None
-        pid, self._pid = self._pid, 0
         try:
-            return self._fork_server.reap(pid)
+            return self._fork_server.reap(self._pid)
         finally:
-            self._close()
+            self._forget()
 
-    def _close(self) -> None:
+    def _forget(self) -> None:
+        self._pid = 0
         for end in (self._requests, self._answers):
             if end >= 0:
                 os.close(end)
