@@ -353,7 +353,7 @@ def test_a_handle_that_deleted_its_queue_makes_a_new_one(root: Path) -> None:
 
 @pytest.mark.parametrize(
     ("number", "kind", "words"),
-    [(errno.ENOSPC, EngineError, r"the disk is full.*ake room"), (errno.EROFS, UsageError, r"can be written, then")],
+    [(errno.ENOSPC, EngineError, r"the disk is full.*ake room"), (errno.EROFS, UsageError, r"read and written, then")],
 )
 def test_a_disk_that_cannot_be_written(
     root: Path, monkeypatch: pytest.MonkeyPatch, number: int, kind: type[Exception], words: str

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ferryman import limits
-from ferryman.errors import EngineError, QueueDamaged, StateDamaged
+from ferryman.errors import EngineError, QueueDamaged, StateDamaged, UsageError
 from ferryman.queues import Queue
 from tests.support.full_disk import Disk, disk
 
@@ -166,8 +166,7 @@ def test_a_read_only_folder(disk: Disk) -> None:
     reader = Queue("orders", disk.folder / "queues")
     assert [m.index for m in reader.read()] == [1, 2]
     assert [m.index for m in reader.tailer().read_many(5)] == [1, 2]
-    with pytest.raises(OSError, match="Read-only file system") as caught:
+    with pytest.raises(UsageError, match=f"{queue.folder}.*Read-only file system"):
         reader.append([{"n": 2}])
-    assert str(queue.folder) in str(caught.value.filename)
-    with pytest.raises(OSError, match="Read-only file system"):
+    with pytest.raises(UsageError, match="Read-only file system"):
         reader.tailer("auditor")

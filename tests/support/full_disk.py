@@ -37,6 +37,14 @@ class Disk:
         files = used.f_files - used.f_ffree + free_files if free_files is not None else 100_000
         self._mount("-o", f"remount,size={max(size, 4)}k,nr_inodes={max(files, 1)}", "none")
 
+    def refuse_changes(self) -> None:
+        """Make it read-only."""
+        self._mount("-o", "remount,ro", "none")
+
+    def allow_changes(self) -> None:
+        """Make it writable again."""
+        self._mount("-o", "remount,rw", "none")
+
     def end(self) -> None:
         subprocess.run(["umount", "-l", str(self.folder)], check=True)
 

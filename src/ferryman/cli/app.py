@@ -101,6 +101,8 @@ def start(args: list[str]) -> int:
 
 def _told(raised: Exception, verbose: bool) -> int:
     """Say what went wrong in the way that suits it; the exit code."""
+    from ferryman.storage.folder import in_words  # most commands do without
+
     code = FAULT
     match raised:
         case PlanError():
@@ -112,8 +114,9 @@ def _told(raised: Exception, verbose: bool) -> int:
             code = raised.exit_code
         case _ if is_failed_allocation(raised):
             error(f"{why_no_memory(raised)}. It was the command's own process; nothing is lost: run it with more.")
-        case OSError() if raised.filename is not None:
-            error(f"{os.fsdecode(raised.filename)}: {raised.strerror}. Correct this and run the same command again.")
+        case _ if isinstance(said := in_words("the command", raised), FerrymanError):
+            error(said)
+            code = said.exit_code
         case _ if isinstance(raised, BadUsage):
             _usage(raised)
             code = USAGE

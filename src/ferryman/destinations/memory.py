@@ -19,6 +19,7 @@ from urllib.parse import quote
 
 from ferryman.destinations.base import Delivery, Destination, DestinationContext, Effect, Facts, Guarantee, Outcome
 from ferryman.errors import EngineError, Misconfigured, Unavailable
+from ferryman.storage.folder import explained, told
 from ferryman.storage.lock import lock_within
 
 _FRAME: Final = struct.Struct("<QI")
@@ -54,18 +55,16 @@ class Memory(Destination):
     @staticmethod
     def of(name: str) -> list[Delivery]:
         """Everything that the destinations of this name were given, in the order of arrival; [] if nothing was."""
-        with _Spool(_own_folder(), name).locked() as spool:
+        with told(_place()), _Spool(_own_folder(), name).locked() as spool:
             return [delivery for chunk in spool.read_new() for delivery in chunk]
 
     @staticmethod
     def clear(name: str | None = None) -> None:
         """Forget what destinations of this name were given, or all; hashes too."""
-        for path in Path(_own_folder()).iterdir():
-            if name is None or path.name == _file_name(name):
-                with open(path, "r+b") as file:
-                    if not lock_within(file.fileno(), fcntl.LOCK_EX, _BUSY_S):
-                        raise EngineError(f"Memory: another process has held {path} for {_BUSY_S:g} s. Was it stopped?")
-                    file.truncate(0)
+        with told(_place()):
+            for path in Path(_own_folder()).iterdir():
+                if name is None or path.name == _file_name(name):
+                    _empty(path)
 
     def __getstate__(self) -> dict[str, Any]:
         """Whoever pickles it first is the driver."""
@@ -73,12 +72,13 @@ class Memory(Destination):
 
     def open(self, context: DestinationContext) -> None:
         self._once = context.guarantee is Guarantee.EXACTLY_ONCE
-        self._spool = _Spool(self._folder or _own_folder(), context.destination)
+        with explained(Path(self._folder or _place())):
+            self._spool = _Spool(self._folder or _own_folder(), context.destination)
 
     def write(self, chunk: list[Delivery]) -> list[Outcome]:
         if self._spool is None:
             raise Misconfigured("Memory: write before open")
-        with self._spool.locked() as spool:
+        with explained(Path(self._folder or _place())), self._spool.locked() as spool:
             spool.skip_new()
             arrived = chunk
             if self._once:
@@ -163,6 +163,18 @@ class _Spool:
         self._file.flush()
         self._end = self._file.tell()
         self.hashes.update(d.hash for d in chunk)
+
+
+def _empty(path: Path) -> None:
+    with open(path, "r+b") as file:
+        if not lock_within(file.fileno(), fcntl.LOCK_EX, _BUSY_S):
+            raise EngineError(f"Memory: another process has held {path} for {_BUSY_S:g} s. Was it stopped?")
+        file.truncate(0)
+
+
+def _place() -> str:
+    """Where this process's folder is made, or would be if one could write there."""
+    return tempfile.tempdir or os.environ.get("TMPDIR") or "/tmp"
 
 
 def _file_name(name: str) -> str:

@@ -14,6 +14,7 @@ from ferryman.state.layout import COUNTED, READERS, TABLES
 from ferryman.state.state import SETTLED, WAVE, State, state_root
 from ferryman.storage import files, parquet, seals
 from ferryman.storage.files import StatePath
+from ferryman.storage.folder import told_of_state
 from ferryman.storage.lock import Readers
 from ferryman.storage.tables import Table
 
@@ -33,6 +34,7 @@ _REMOVE = "remove this file: everything is then counted again"
 _COPY = "restore this file from a copy of the state directory"
 
 
+@told_of_state
 def fsck(plan: Plan, *, state: str | StatePath | None = None) -> list[Finding]:
     """Verify every file of the plan's state: what is damaged or missing, and what can be done; [] if all is well."""
     return check(state_root(plan, state))

@@ -9,13 +9,16 @@ from ferryman.errors import UsageError
 from ferryman.plan import Plan
 from ferryman.state.state import state_root
 from ferryman.storage.files import StatePath
+from ferryman.storage.folder import told_of_state
 
 
+@told_of_state
 def status(plan: Plan, *, state: str | StatePath | None = None) -> dict[str, Any]:
     """What became of the plan's documents, as ``ferryman status --json`` shows it."""
     return account.status(state_root(plan, state), plan)
 
 
+@told_of_state
 def deliveries(
     plan: Plan,
     *,
@@ -53,11 +56,13 @@ def deliveries(
     return ask(root, status=status, destination=destination, source=source, family=family, limit=limit, plan=plan)
 
 
+@told_of_state
 def history(plan: Plan, document: str, *, state: str | StatePath | None = None) -> list[dict[str, Any]]:
     """Every event of a document and its family, oldest first, with the ledger's columns."""
     return account.history(state_root(plan, state), document, plan)
 
 
+@told_of_state
 def tables(plan: Plan, *, state: str | StatePath | None = None) -> account.StateTables:
     """The plan's ``ledger`` and ``documents`` as Arrow tables, for pandas, Polars, DuckDB or Spark.
 

@@ -9,6 +9,7 @@ from ferryman.operations.retry import Retried, give
 from ferryman.plan import Plan
 from ferryman.state.commands import VERBS, Command, user
 from ferryman.storage.files import StatePath
+from ferryman.storage.folder import told_of_state
 
 _RESOLVE: Final = "resolve --as "
 
@@ -16,6 +17,7 @@ RESOLUTIONS: Final = tuple(verb.removeprefix(_RESOLVE) for verb in VERBS if verb
 """What may be recorded of a delivery in doubt."""
 
 
+@told_of_state
 def resolve(
     plan: Plan,
     word: str,

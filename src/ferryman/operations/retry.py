@@ -12,6 +12,7 @@ from ferryman.plan import Plan
 from ferryman.state.commands import Command, queue, user, waiting
 from ferryman.state.state import State, state_root
 from ferryman.storage.files import StatePath, exists
+from ferryman.storage.folder import told_of_state
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +25,7 @@ class Retried:
     """A run holds the state, or was killed in the middle of a wave: the next wave applies it."""
 
 
+@told_of_state
 def retry(
     plan: Plan,
     *,

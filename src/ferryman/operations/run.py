@@ -15,6 +15,7 @@ from ferryman.operations.migrate import migrate
 from ferryman.plan import Flow, NotifyTarget, Plan
 from ferryman.state.state import state_root
 from ferryman.storage.files import StatePath
+from ferryman.storage.folder import told_of_state
 
 
 @overload
@@ -61,6 +62,7 @@ def run(
 ) -> FlowSummary: ...
 
 
+@told_of_state
 def run(
     plan: Plan | Flow,
     *,

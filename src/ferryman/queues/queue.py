@@ -17,13 +17,15 @@ from ferryman.queues.appending import append_rows
 from ferryman.queues.keys import key_name
 from ferryman.queues.message import ROWS, Message, content_of, messages_of
 from ferryman.queues.once import RepeatingWriter
-from ferryman.queues.store import QueueStore, in_words
+from ferryman.queues.store import QueueStore
 from ferryman.queues.tailer import Tailer
 from ferryman.storage.files import fsync_folder
+from ferryman.storage.folder import told, told_calls
 from ferryman.storage.lock import turn
 from ferryman.storage.objects import ObjectPath
 
 
+@told_calls(lambda queue: getattr(queue, "folder", "queue"))
 class Queue:
     """The queue of a name in a folder. It is made when it is first appended to or given a tailer, and stays until it is
     deleted. Messages have indices from 1 without gaps, and never change.
@@ -257,7 +259,8 @@ class Queue:
     @classmethod
     def all(cls, root: str | os.PathLike[str] | ObjectPath = "queues") -> list[str]:
         """Names of the queues in a folder."""
-        return place.names(place.root_of(root))
+        with told(root):
+            return place.names(place.root_of(root))
 
     @classmethod
     def unused(cls, root: str | os.PathLike[str] | ObjectPath = "queues") -> list[str]:
@@ -273,10 +276,7 @@ class Queue:
 
     def _made(self) -> QueueStore:
         if (store := self._there()) is None:
-            try:
-                place.make(self.folder)
-            except OSError as e:
-                raise in_words(self.folder, e) from e
+            place.make(self.folder)
             store = self._there()
         if store is None:
             raise EngineError(f"{self.folder}: it was deleted while it was made. Try again.")

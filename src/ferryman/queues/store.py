@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import threading
 from collections.abc import Iterator
 
-from ferryman.errors import EngineError, QueueDamaged, QueueReplaced, StateDamaged, UsageError
+from ferryman.errors import QueueDamaged, QueueReplaced, StateDamaged
 from ferryman.queues.keys import RememberedKeys
 from ferryman.queues.place import Identity, home_of, identity_of, stamp_of
 from ferryman.queues.positions import Positions
 from ferryman.queues.table import MessageTable
-from ferryman.storage.files import StatePath, disk_full
+from ferryman.storage.files import StatePath
 
 
 class QueueStore:
@@ -85,14 +84,3 @@ class QueueStore:
         except FileNotFoundError as e:
             self.check()
             raise QueueDamaged(str(e.filename), "the file is missing") from e
-        except OSError as e:
-            raise in_words(self.folder, e) from e
-
-
-def in_words(folder: StatePath, error: OSError) -> Exception:
-    """What to do about a disk that is full, or that one may not write to; the error itself, if it is neither."""
-    if disk_full(error):
-        return EngineError(f"{folder}: the disk is full. Nothing is lost: make room and do it again.")
-    if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
-        return UsageError(f"{folder}: {error.strerror}. Make it a folder that can be written, then do it again.")
-    return error

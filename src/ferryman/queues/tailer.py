@@ -14,8 +14,10 @@ from ferryman.errors import UsageError
 from ferryman.queues import reading
 from ferryman.queues.message import Message, messages_of
 from ferryman.queues.store import QueueStore
+from ferryman.storage.folder import told_calls
 
 
+@told_calls(lambda tailer: tailer._store.folder)
 class Tailer:
     """Reads one message after the other; ``Queue.tailer`` makes it.
 

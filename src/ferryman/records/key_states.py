@@ -11,6 +11,7 @@ from ferryman.errors import StateDamaged, UsageError
 from ferryman.records.key_values import KeyRow, KeyValues, key_file
 from ferryman.records.keyed import bucket_of
 from ferryman.storage.files import StatePath
+from ferryman.storage.folder import told_calls
 from ferryman.storage.handles import newest_to_read
 from ferryman.storage.lock import Readers
 from ferryman.storage.mirror import log_folder
@@ -30,6 +31,7 @@ class KeyState(NamedTuple):
     wave: int
 
 
+@told_calls(lambda states: states._folder)
 class KeyStates:
     """The states of one keyed node, as of the last settled wave. A run may go on beside whoever asks.
 

@@ -24,6 +24,7 @@ from ferryman.state.layout import FOLDERS, MIGRATED, PLAN, READERS, remove_scrat
 from ferryman.state.passed import note_passed_over
 from ferryman.storage import files, seals
 from ferryman.storage.files import StatePath
+from ferryman.storage.folder import of_the_disk
 from ferryman.storage.handles import DataFile
 from ferryman.storage.lease import ObjectLease
 from ferryman.storage.lock import Lock, Readers, take_lock
@@ -170,7 +171,7 @@ class State:
             state.release()
             if files.disk_full(e):
                 raise EngineError(f"{root}: the disk is full. Nothing is lost: make room and run again.") from e
-            if isinstance(e, Exception) and not isinstance(e, StateHeld | StateLost):
+            if isinstance(e, Exception) and not isinstance(e, StateHeld | StateLost) and not of_the_disk(e):
                 state.check_ours(e)
             if isinstance(e, OSError):
                 raise EngineError(f"{root}: {e}. Nothing is lost: fix it and run again.") from e

@@ -174,7 +174,9 @@ class Table:
         try:
             ours = self.log.write(self.version + 1, entry)  # 2
         except OSError as e:
-            raise EngineError(f"{self.folder}: the commit failed: {one_line(e)}") from e
+            raise EngineError(
+                f"{self.folder}: the commit failed: {one_line(e)}. Nothing is lost: fix it and run again."
+            ) from e
         if not ours or not self.log.publish(self.version + 1):  # 3
             raise StateLost(f"{self.folder}: another driver committed while this one held the state: this one stops.")
         self.version += 1
@@ -209,7 +211,7 @@ class Table:
         try:
             self.log.make_checkpoint(self.version)
         except EngineError as e:
-            raise EngineError(f"{self.folder}: {e}") from e
+            raise EngineError(f"{self.folder}: {e}. Nothing is lost: fix it and run again.") from e
         crash.point("checkpoint.made")
         self.log.mark_checkpoint(self.version)
         crash.point("checkpoint.marked")

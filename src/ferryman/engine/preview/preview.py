@@ -42,6 +42,7 @@ from ferryman.state.layout import TABLES
 from ferryman.state.outbox import pending_rows
 from ferryman.state.state import State, state_root
 from ferryman.storage.files import StatePath, disk_full
+from ferryman.storage.folder import told_of_state
 from ferryman.storage.parquet import read_part
 
 _DELIVERY: Final = (*EVENT_OF_ROW, "attempt")
@@ -99,6 +100,7 @@ class Preview:
         return dataclasses.asdict(self)
 
 
+@told_of_state
 def preview(
     plan: Plan,
     *,
