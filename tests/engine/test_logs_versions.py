@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from ferryman import account, crash
+from ferryman.destinations import Delivery, Outcome
+from ferryman.destinations import Queue as ToQueue
 from ferryman.document import Document
 from ferryman.errors import PermanentError, TransientError, Unavailable
 from ferryman.operations.migrate import migrate
@@ -233,3 +235,38 @@ def test_a_migration_that_is_killed_is_done_again(
     queue.append([{"n": 4}])
     versions.run(new, 1)
     assert versions.arrived() == [f"in/{n}" for n in range(1, 6)]
+
+
+class Unheard(ToQueue):
+    """Appends, and is killed before its caller hears of it, as often as ``deaf`` says."""
+
+    deaf = 1
+
+    def write(self, chunk: list[Delivery]) -> list[Outcome]:
+        found = super().write(chunk)
+        if Unheard.deaf:
+            Unheard.deaf -= 1
+            raise ConnectionError("the answer was lost")
+        return found
+
+
+@pytest.mark.rule("queue.destination")
+@pytest.mark.parametrize("versions_more", [1, 2])
+def test_what_had_been_appended_is_not_appended_again(
+    versions: Versions, queue: DurableQueue, monkeypatch: pytest.MonkeyPatch, versions_more: int
+) -> None:
+    """Rows that were sent, and whose outcome nobody has recorded, go on with the new version, which knows them again;
+    so does one that comes after that version."""
+    monkeypatch.setattr(Unheard, "deaf", versions_more)
+
+    def plan(version: int) -> Plan:
+        plan = Plan("trial", version=version)
+        source = plan.source("log", Queue("in", versions.folder))
+        source.destination("out", Unheard("out", versions.folder), batch=3, backoff=0)
+        return plan
+
+    for version in range(1, versions_more + 1):
+        versions.run(plan(version), version - 1 or None, wait=0)
+    queue.append([{"n": 4}])
+    assert versions.run(plan(versions_more + 1), versions_more).exit == 0
+    assert [m.body["n"] for m in DurableQueue("out", versions.folder).read(limit=100)] == [0, 1, 2, 3, 4]

@@ -195,9 +195,12 @@ class DestinationContext(NamedTuple):
     """Number of the pass that delivers."""
     guarantee: Guarantee
     state: str = ""
-    """Id of the state. A plan may run in several; each of them delivers everything."""
+    """Id of the state. A plan may run in several; each of them delivers everything. A newer version that continues from
+    the state delivers under the same one."""
     settled: int = 0
     """Deliveries of this state and node with lower sequences are settled: they do not come again."""
+    first_version: int = 0
+    """Of the plan, when the state got its id; 0: as now."""
 
 
 class Destination:

@@ -181,5 +181,7 @@ class Queue(Destination):
 
 
 def _writer_of(context: DestinationContext) -> str:
-    """Names a plan's node and a state of it in the queue."""
-    return f"{context.plan}-v{context.plan_version}/{context.destination} {context.state}".strip()
+    """Names a plan's node and a state of it in the queue; a newer version goes on under it, for rows that it takes
+    over may have been appended already."""
+    version = context.first_version or context.plan_version
+    return f"{context.plan}-v{version}/{context.destination} {context.state}".strip()

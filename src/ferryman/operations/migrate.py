@@ -23,7 +23,7 @@ from ferryman.operations import carried_keys
 from ferryman.plan import Plan, logs_read
 from ferryman.plan.structure import keyed_of
 from ferryman.state.commands import waiting
-from ferryman.state.identity import IDENTITY
+from ferryman.state.identity import IDENTITY, sender_of
 from ferryman.state.layout import MIGRATED, MIGRATION, NOTIFIED, PASSED
 from ferryman.state.log_positions import RANGES, LogPositions, reader_of
 from ferryman.state.state import SEQUENCE, SETTLED, WAVE, State
@@ -91,7 +91,8 @@ def _build(old: State, new: State, from_version: int) -> None:
     readers = [
         reader_of(old, name) for name, node in old.remembered().items() if node.kind in ("source", "join", "alts")
     ]
-    more = {"from": from_version, "readers": readers, **carried_keys.remembered_of(old, new.plan)}
+    sender = sender_of(old.root)._asdict()
+    more = {"from": from_version, "readers": readers, "sender": sender, **carried_keys.remembered_of(old, new.plan)}
     wave = old.wave
     new.create(more, remembered=old.remembered(), named=False)
     for table in new.tables:

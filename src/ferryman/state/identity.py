@@ -6,7 +6,7 @@ import datetime as dt
 import time
 import uuid
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -100,6 +100,30 @@ def id_of(root: StatePath) -> str:
         return ""
     found: Any = seals.unseal(path)
     return str(found.get("id", found["first_sequence"]))
+
+
+class Sender(NamedTuple):
+    """Under which name a state delivers."""
+
+    state: str
+    """Its id; of a state that continues from an older version's: that one's."""
+    version: int
+    """Of the plan, in the state that the id is of."""
+
+
+def sender_of(root: StatePath) -> Sender:
+    """What no other state delivers under, but that of a newer version which continues from it: what was sent and not
+    recorded comes again from there, and must be known again.
+
+    Args:
+        root: of the state, which is there.
+
+    Raises:
+        StateDamaged: its name cannot be read.
+    """
+    found: Any = seals.unseal(root / IDENTITY)
+    taken: dict[str, Any] | None = found.get("sender")
+    return Sender(**taken) if taken else Sender(id_of(root), found["version"])
 
 
 def plan_of(root: StatePath) -> Plan:

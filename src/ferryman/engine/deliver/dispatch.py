@@ -23,7 +23,7 @@ from ferryman.engine.runner.base import PickledPlan, Runner
 from ferryman.engine.trouble import Troubles
 from ferryman.errors import EngineError, PermanentError, WorkerDied, message_of
 from ferryman.plan import DestinationNode, KeyedNode, errors_node
-from ferryman.state.identity import id_of
+from ferryman.state.identity import sender_of
 from ferryman.state.outbox import first_sequence, has_exports, has_others, pending_rows, split_family
 from ferryman.state.state import State
 from ferryman.storage.handles import DataFile
@@ -151,7 +151,7 @@ class Dispatcher:
         if type(node.destination).highest_of is Destination.highest_of:
             return None
         state = self._state
-        context = context_of(state.plan, node, state.wave, id_of(state.root))
+        context = context_of(state.plan, node, state.wave, sender_of(state.root))
         sender = ThreadCaller(f"ask-{destination}")
         try:
             held = sender.call(node.destination.highest_of, context, timeout_s=node.policy.send_timeout)

@@ -16,7 +16,7 @@ from ferryman.engine.runner.base import PickledPlan
 from ferryman.errors import PermanentError, describe
 from ferryman.memory import is_failed_allocation, why_no_memory
 from ferryman.plan import DestinationNode, Plan, errors_node
-from ferryman.state.identity import id_of
+from ferryman.state.identity import Sender, sender_of
 from ferryman.state.journal import Journal
 from ferryman.storage.files import path_of
 
@@ -84,8 +84,7 @@ class Pass:
             live=self.live,
             ended_holds=errors_node(plan.nodes) is None,
         )
-        state = id_of(path_of(self.root))
-        context = context_of(plan, node, self.number, state, lane.settled)
+        context = context_of(plan, node, self.number, sender_of(path_of(self.root)), lane.settled)
         stopped = LaneStop()
         try:
             _speak(turn, node.destination.open, context)
@@ -102,14 +101,16 @@ class Pass:
         return LaneReport(node.name, stopped.why, stopped.permanent, stopped.hung)
 
 
-def context_of(plan: Plan, node: DestinationNode, number: int, state: str, settled: int = 0) -> DestinationContext:
+def context_of(plan: Plan, node: DestinationNode, number: int, sender: Sender, settled: int = 0) -> DestinationContext:
     """What a destination is told of whoever delivers.
 
     Args:
         number: of the pass.
-        state: its id.
     """
-    return DestinationContext(plan.name, plan.version, node.name, number, node.policy.guarantee, state, settled)
+    guarantee = node.policy.guarantee
+    return DestinationContext(
+        plan.name, plan.version, node.name, number, guarantee, sender.state, settled, sender.version
+    )
 
 
 def _speak(turn: Turn, function: Any, *args: Any) -> None:
