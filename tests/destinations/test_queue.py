@@ -21,7 +21,7 @@ from ferryman.sources import Memory
 from ferryman.testing.destinations import DestinationSuite, delete, delivery
 from ferryman.testing.inprocess import InProcess
 from tests.support.in_store import faulty, states
-from tests.support.trial import Trial, run_plan
+from tests.support.trial import Trial, Watch, run_plan
 
 __all__ = ["faulty", "states"]
 
@@ -190,6 +190,67 @@ def test_an_old_copy_of_a_state_is_refused(place: Path) -> None:
     documents.append({"id": "d05", "n": 5})
     assert run_plan(pipe(documents, place), place / "state").exit == 0
     assert [m.body["n"] for m in messages(place)] == list(range(6))
+
+
+class Away(Queue):
+    """Does not answer as long as there is this file."""
+
+    def __init__(self, name: str, root: Path, file: Path) -> None:
+        super().__init__(name, root)
+        self.file = file
+
+    def _answer(self) -> None:
+        if self.file.exists():
+            raise ConnectionError("away")
+
+    def check(self) -> None:
+        self._answer()
+        super().check()
+
+    def highest_of(self, context: DestinationContext) -> int | None:
+        self._answer()
+        return super().highest_of(context)
+
+
+@pytest.mark.rule("state.old-copy")
+@pytest.mark.parametrize("back", ["in this run", "before the next"])
+def test_an_old_copy_is_refused_when_its_destination_is_back(place: Path, back: str) -> None:
+    """A destination that is away when the run begins is asked before anything is sent to it, whenever that is: as to
+    what the state knew when it was put back. A state that is no copy goes on."""
+    documents = [{"id": f"d{n:02}", "n": n} for n in range(4)]
+    away = place / "away"
+
+    def go(*, comes_back: bool = False) -> Any:
+        plan = Plan("pipe", version=1)
+        plan.source("docs", Memory(documents)).destination("out", Away("out", place, away), batch=8)
+        watch = Watch()
+        watch.phase = lambda wave, name: away.unlink(missing_ok=True) if comes_back else None  # type: ignore[method-assign]
+        return run_plan(plan, place / "state", observer=watch, checked=False, wait=0)
+
+    assert go().exit == 0
+    shutil.copytree(place / "state", place / "copy")
+    documents.append({"id": "d05", "n": 5})
+    assert go().exit == 0
+    (place / "state").rename(place / "newest")
+    (place / "copy").rename(place / "state")
+    documents.insert(0, {"id": "d00a", "n": 6})
+    away.touch()
+    if back == "before the next":
+        assert go().pending == 2
+        away.unlink()
+    for _ in range(2):
+        with pytest.raises(StateForeign, match=r"is an old copy: destination out has deliveries of this state up to"):
+            go(comes_back=True)
+    assert [m.body["n"] for m in messages(place)] == [0, 1, 2, 3, 5]
+    shutil.rmtree(place / "state")
+    (place / "newest").rename(place / "state")
+    away.touch()
+    if back == "before the next":
+        assert go().pending == 1
+        away.unlink()
+    assert go(comes_back=True).exit == 0
+    assert go().exit == 0
+    assert [m.body["n"] for m in messages(place)] == [0, 1, 2, 3, 5, 6]
 
 
 def pipe(documents: list[Any], place: Path | str) -> Plan:

@@ -265,7 +265,7 @@ class Destination:
         """The highest sequence that it has of this very state and node; None: nothing, or it cannot tell.
 
         In the driver, when a run begins: if the state has not come so far, it is an old copy. Worth having for a
-        destination that would take what comes again for something new.
+        destination that would take what comes again for something new. While it raises something, nothing is sent.
         """
         return None
 

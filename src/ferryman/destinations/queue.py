@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from ferryman import limits
 from ferryman.destinations.base import Delivery, Destination, DestinationContext, Effect, Facts, Outcome
-from ferryman.errors import BadDocument, Misconfigured, plain_text
+from ferryman.errors import BadDocument, Misconfigured, Unavailable, plain_text
 from ferryman.queues import Queue as DurableQueue
 from ferryman.queues.explained import explained_queue
 from ferryman.queues.message import CONTENT, text_of
@@ -97,6 +97,8 @@ class Queue(Destination):
 
     def highest_of(self, context: DestinationContext) -> int | None:
         with self._explained():
+            if not self._opened().exists:  # not made yet, or away
+                raise Unavailable(f"{self.root / self.name}: there is no queue")
             return self._opened().highest_of(_writer_of(context))
 
     def open(self, context: DestinationContext) -> None:

@@ -21,12 +21,16 @@ from ferryman.engine.deliver.turn import OutboxFile
 from ferryman.engine.keyed.phase import KeyUpdates
 from ferryman.engine.runner.base import PickledPlan, Runner
 from ferryman.engine.trouble import Troubles
-from ferryman.errors import EngineError, PermanentError, WorkerDied, message_of
+from ferryman.errors import EngineError, PermanentError, StateForeign, WorkerDied, message_of
 from ferryman.plan import DestinationNode, KeyedNode, errors_node
 from ferryman.state.identity import sender_of
 from ferryman.state.outbox import first_sequence, has_exports, has_others, pending_rows, split_family
 from ferryman.state.state import State
 from ferryman.storage.handles import DataFile
+
+_UNASKED: Final = "ferryman.unasked "
+"""Application ids, with the name of a destination that did not say what it has of this state: the next free sequence
+when it was asked first; 0: it has said so (on the outbox)."""
 
 
 def _nothing() -> None:
@@ -145,11 +149,38 @@ class Dispatcher:
             sender.end()
         return held if isinstance(held, int) else None
 
-    def sent_before(self, destination: str) -> int | None:
-        """The highest sequence that this destination has of this state; None: it cannot tell, or not now."""
+    def refuse_old_copy(self, destination: str) -> bool:
+        """Look whether a destination has more of this state than the state knew of when it was asked last; False: it
+        does not say so now. Then it is noted, and nothing is sent to it before it has said so: by then the state may
+        know of more.
+
+        Raises:
+            StateForeign: it has; nothing was sent.
+        """
+        if not self._tells(destination):
+            return True
+        outbox, note = self._state.outbox, f"{_UNASKED}{destination}"
+        noted = outbox.number(note)
+        known = noted or self._state.next_sequence
+        held = self._sent_before(destination)
+        if held is not None and held >= known:
+            raise StateForeign(
+                f"{self._state.root} is an old copy: destination {destination} has deliveries of this state up to "
+                f"sequence {held}, and the copy knows those below {known}. What was sent after it was made would be "
+                "sent again. Nothing was sent. Put the newest state back in its place. If it is lost: give another "
+                "--state, which delivers every document again."
+            )
+        if (held is None) != bool(noted):
+            outbox.commit("epoch", transactions={note: known if held is None else 0})
+        return held is not None
+
+    def _tells(self, destination: str) -> bool:
+        """Can it say what it has of a state?"""
+        return type(self._nodes[destination].destination).highest_of is not Destination.highest_of
+
+    def _sent_before(self, destination: str) -> int | None:
+        """The highest sequence that this destination has of this state, 0 if nothing; None: it does not answer."""
         node = self._nodes[destination]
-        if type(node.destination).highest_of is Destination.highest_of:
-            return None
         state = self._state
         context = context_of(state.plan, node, state.wave, sender_of(state.root))
         sender = ThreadCaller(f"ask-{destination}")
@@ -159,7 +190,7 @@ class Dispatcher:
             return None
         finally:
             sender.end()
-        return held if isinstance(held, int) else None
+        return held if isinstance(held, int) else 0
 
     def _due(self, now_us: int) -> dict[str, list[DataFile]]:
         """Destination -> files with rows that are due, oldest first."""
@@ -184,6 +215,10 @@ class Dispatcher:
             return False
         finally:
             sender.end()
+        noted = self._tells(node.name) and self._state.outbox.number(f"{_UNASKED}{node.name}")
+        if noted and not self.refuse_old_copy(node.name):
+            self.trouble.begin(node.name, "it does not say what it has of this state", permanent=False)
+            return False
         return True
 
     def _lanes(

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from ferryman.engine.deliver.dispatch import Dispatcher
-from ferryman.errors import StateForeign
 from ferryman.plan import DestinationNode
 from ferryman.state.state import State
 
@@ -43,22 +42,14 @@ class Newer:
         self._ask |= stale.keys()
 
     def refuse_old_copy(self) -> None:
-        """Look, when a run begins, whether a destination has more of this state than the state knows of.
+        """Ask all destinations, when a run begins: see ``Dispatcher.refuse_old_copy``.
 
         Raises:
-            StateForeign: it has; nothing was sent.
+            StateForeign: the state is an old copy; nothing was sent.
         """
         for node in self._state.plan.nodes:
-            if not isinstance(node, DestinationNode) or not self._state.wave:
-                continue
-            held = self._dispatcher.sent_before(node.name)
-            if held is not None and held >= self._state.next_sequence:
-                raise StateForeign(
-                    f"{self._state.root} is an old copy: destination {node.name} has deliveries of this state up to "
-                    f"sequence {held}, and the copy knows those below {self._state.next_sequence}. What was sent "
-                    "after it was made would be sent again. Nothing was touched. Put the newest state back in its "
-                    "place. If it is lost: give another --state, which delivers every document again."
-                )
+            if isinstance(node, DestinationNode) and self._state.wave:
+                self._dispatcher.refuse_old_copy(node.name)
 
     def before_commit(self) -> None:
         """Ask all destinations when the state is new, else those at which something was stale."""
