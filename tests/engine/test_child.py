@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import resource
 import signal
+import sys
 import threading
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -13,7 +17,7 @@ from ferryman import limits
 from ferryman.destinations import Delivery, DestinationContext, Guarantee, Queue
 from ferryman.engine.deliver.callers import ProcessCaller
 from ferryman.engine.runner.child import Child, Died
-from ferryman.engine.runner.fork_server import fork_server
+from ferryman.engine.runner.fork_server import ForkServer, fork_server
 from ferryman.errors import WorkerDied
 from ferryman.queues import Queue as DurableQueue
 from ferryman.queues import merging
@@ -89,6 +93,100 @@ def test_a_child_that_is_killed_with_what_it_was_forked_from() -> None:
         child.ask(None)
     child.end()
     assert fork_server().alive
+
+
+@pytest.mark.parametrize("waits", [True, False], ids=["over a request", "between two"])
+def test_the_next_request_after_the_fork_server_was_killed(waits: bool) -> None:
+    """It is answered by a new child, of a new fork server; no file stays open."""
+
+    def serve(request: str) -> str:
+        if request == "kill":
+            os.kill(os.getppid(), signal.SIGKILL)
+            signal.pause()
+        return request
+
+    child = Child(serve)
+    assert child.ask("first") == "first"
+    open_files = set(os.listdir("/proc/self/fd"))
+    if not waits:
+        kill_fork_server()
+    with pytest.raises(WorkerDied, match="killed from outside"):
+        child.ask("kill" if waits else "go")
+    assert child.ask("go") == "go"
+    assert len(os.listdir("/proc/self/fd")) <= len(open_files) + 1, "of the server that is not there any more"
+    kill_fork_server()
+    child.end()
+
+
+def kill_fork_server() -> None:
+    server = fork_server()._process
+    server.kill()
+    server.wait()
+
+
+def test_a_child_can_be_killed_with_its_process_group() -> None:
+    """Code that kills its whole group, as a clean-up of subprocesses may, is that code's death alone."""
+
+    def serve(_: None) -> None:
+        assert os.getpgrp() == os.getpid(), "this test ends here, too"
+        os.killpg(0, signal.SIGKILL)
+
+    child = Child(serve)
+    with pytest.raises(Died, match="SIGKILL"):
+        child.ask(None)
+    child.end()
+
+
+def test_whatever_this_process_looks_like(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A child begins, is asked with a limit of time, and its death is seen: where sys.path has what is no text, modules
+    of the working folder are called as Python's own, or the folder is gone, where the ends of children are ignored, and
+    where more files are open than ``select`` takes."""
+
+    def serve(request: str) -> list[object]:
+        if request == "die":
+            os.kill(os.getpid(), signal.SIGKILL)
+        return [*sys.path]
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    (tmp_path / "queue.py").write_text("raise RuntimeError('of the user')")
+    (tmp_path / "gone").mkdir()
+    odd = [tmp_path / "modules", os.fsencode(tmp_path)]
+    monkeypatch.setattr(sys, "path", [*map(str, map(Path.absolute, map(Path, sys.path))), *odd])
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    child, files = Child(serve), ExitStack()
+    try:
+        for folder in (tmp_path, tmp_path / "gone"):
+            kill_fork_server()
+            monkeypatch.chdir(folder)
+            if folder.name == "gone":
+                folder.rmdir()
+                resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, hard), hard))
+                for _ in range(1100):
+                    files.callback(os.close, os.open(os.devnull, os.O_RDONLY))
+            assert child.ask("path", 300)[-2:] == odd
+            with pytest.raises(Died, match="SIGKILL"):
+                child.ask("die", 300)
+    finally:
+        files.close()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        signal.signal(signal.SIGCHLD, before)
+        child.end()
+        kill_fork_server()
+
+
+def test_no_child_can_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That is not held against what it was wanted for, and the next request finds one."""
+
+    def fail(*_: object) -> int:
+        raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    child = Child(str)
+    with monkeypatch.context() as patched:
+        patched.setattr(ForkServer, "child", fail)
+        with pytest.raises(WorkerDied, match="no child process can be made: Resource temporarily unavailable"):
+            child.ask(1)
+    assert child.ask(1) == "1"
+    child.end()
 
 
 class Panic(BaseException):

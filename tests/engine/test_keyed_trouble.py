@@ -119,6 +119,28 @@ def test_with_an_error_queue_failures_are_messages_and_hold_nothing(place: Path)
     assert ["a bad one" in told[0][1], "not this one" in told[1][1], "refused" in told[2][1]] == [True] * 3
 
 
+def test_an_update_whose_process_is_killed_from_outside_accuses_nobody(place: Path) -> None:
+    """With what it was forked from: no attempt of the document is spent, though it has but one."""
+    queue = DurableQueue("words", place)
+    queue.append([{"word": "a"}, {"word": "b"}])
+    deaths = [place / f"death-{n}" for n in range(3)]
+
+    def killed(key: str, state: int | None, documents: list[Document]) -> tuple[int, Document]:
+        for number, death in enumerate(deaths):
+            if key == "b" and not death.exists():
+                death.touch()
+                os.kill(os.getppid(), signal.SIGKILL) if number == 2 else None
+                os.kill(os.getpid(), signal.SIGKILL)
+        return count(key, state, documents)
+
+    plan = Plan("words", 1)
+    counted = plan.source("words", Queue("words", place)).keyed("counts", killed, key="word", attempts=1)
+    counted.destination("out", Recorder(place / "out.jsonl"))
+    summary = run_plan(plan, place / "state", runner=InProcess(fork=True, failures=1), wait=0, checked=False)
+    assert (summary.exit, summary.delivered) == (0, 4), summary
+    assert all(death.exists() for death in deaths)
+
+
 def refuse_third(delivery: Any) -> Any:
     told = (delivery.fields["key"], delivery.fields["new"])
     return Outcome.permanent("refused") if told == ("c", 3) else Outcome.ok()

@@ -16,7 +16,7 @@ from ferryman.engine.keyed.output import Output
 from ferryman.engine.keyed.runs import KeyTask
 from ferryman.engine.keyed.tries import result_of
 from ferryman.engine.transform.node_errors import OF_NODE, ErrorKind, NodeError, Traces, classify_error
-from ferryman.errors import Dropped, plain_text, unless_interrupt
+from ferryman.errors import Dropped, WorkerDied, plain_text, unless_interrupt
 from ferryman.plan import KeyedNode
 from ferryman.records.key_values import KeyRow
 from ferryman.records.row_results import UNTOUCHED, RowResult
@@ -148,6 +148,8 @@ class KeyCalls:
             value, exports = self._caller.call(self._key, self._value, [row.as_document() for row in rows])
         except Dropped as e:
             self._drop(rows, plain_text(e) or f"dropped by {self._node.name}")
+        except WorkerDied:  # there is no child to call it: no document is to blame
+            raise
         except BaseException as e:
             self._failed(rows, unless_interrupt(e))
         else:

@@ -17,11 +17,11 @@ from typing import Any, Final, NamedTuple
 from ferryman.engine.runner.descriptors import Descriptors
 from ferryman.engine.runner.fork_server import ForkServer, fork_server
 from ferryman.errors import (
-    EngineError,
     Misconfigured,
     PermanentError,
     TransientError,
     Unavailable,
+    WorkerDied,
     as_exception,
     describe,
 )
@@ -103,6 +103,8 @@ class Child:
         Raises:
             Died: it died over it, or has been ended because an allocation failed, here or there.
             TooLong: no answer within ``timeout_s``.
+            WorkerDied: there is no child, by nothing that it was asked for: none could be made, or somebody has killed
+                it together with what it was forked from. The next request begins a new one.
         """
         if not self._pid:
             self._begin()
@@ -132,7 +134,8 @@ class Child:
     def end(self) -> None:
         """No more requests."""
         if self._pid:  # it waits for a request: there is nothing that it could lose
-            self._bury()
+            with contextlib.suppress(WorkerDied):  # then it has ended
+                self._bury()
 
     def __del__(self) -> None:
         os.close(self._place_fd)
@@ -142,7 +145,7 @@ class Child:
     def _begin(self) -> None:
         """
         Raises:
-            EngineError: it died before it had anything to do.
+            WorkerDied: it died before it had anything to do, or none can be made: there are too many processes.
         """
         self._place[: _SIZE.size] = _SIZE.pack(0)
         work = dumps((self._serve, self._began))
@@ -151,20 +154,22 @@ class Child:
         try:
             self._fork_server = fork_server()
             self._pid = self._fork_server.child(asked, answering, self._place_fd)
-        except BaseException:
+        except BaseException as e:
             self._forget()
+            if isinstance(e, OSError) and not lacks_memory(e):  # no request is to blame
+                raise WorkerDied(f"no child process can be made: {e.strerror}") from e
             raise
         finally:
             os.close(asked)
             os.close(answering)
         try:
-            _send(self._requests, dumps((sys.path, os.getcwd(), dict(os.environ))))
+            _send(self._requests, dumps((sys.path, _folder(), dict(os.environ))))
             _send(self._requests, work)
             answer = _receive(self._answers, None)
         except BrokenPipeError:
             answer = None
         if answer is None:
-            raise EngineError(f"a child process ended before it had anything to do: {_how(self._buried_by_itself())}")
+            raise WorkerDied(f"a child process ended before it had anything to do: {_how(self._buried_by_itself())}")
         fine, value = pickle.loads(answer)
         if not fine:
             self._bury()
@@ -203,6 +208,13 @@ class Child:
         return self._place[_SIZE.size : _SIZE.size + size].decode("utf-8", "surrogatepass")
 
 
+def _folder() -> str | None:
+    """That this process works in; None: somebody has removed it."""
+    with contextlib.suppress(OSError):
+        return os.getcwd()
+    return None
+
+
 def serve_requests(requests: int, answers: int, place: int) -> None:  # pragma: no cover - the child
     """Be the child: get ready as it was asked for, say so, and answer until there are no more requests."""
     me = os.getpid()
@@ -215,8 +227,9 @@ def serve_requests(requests: int, answers: int, place: int) -> None:  # pragma: 
         sys.path[:], folder, environment = pickle.loads(settings)
         os.environ.clear()
         os.environ.update(environment)
-        with contextlib.suppress(OSError):
-            os.chdir(folder)
+        if folder is not None:
+            with contextlib.suppress(OSError):
+                os.chdir(folder)
         serve, began = pickle.loads(work)
         began()
     except BaseException as e:
@@ -310,7 +323,7 @@ def _receive(pipe: int, until: float | None) -> bytes | None:
 def _read(pipe: int, size: int, until: float | None) -> bytes | None:
     chunks = []
     while size:
-        if until is not None and not select.select([pipe], [], [], max(0.0, until - time.monotonic()))[0]:
+        if until is not None and not _readable(pipe, until):
             raise TimeoutError
         chunk = os.read(pipe, min(size, 1 << 20))
         if not chunk:
@@ -318,3 +331,13 @@ def _read(pipe: int, size: int, until: float | None) -> bytes | None:
         chunks.append(chunk)
         size -= len(chunk)
     return b"".join(chunks)
+
+
+def _readable(pipe: int, until: float) -> bool:
+    """Is there anything to read, or nobody to write any more, before ``until``?
+
+    Not by ``select``: that takes no number from 1024 on, and a worker may have more files open than that.
+    """
+    waiting = select.poll()
+    waiting.register(pipe, select.POLLIN)
+    return bool(waiting.poll(max(0.0, until - time.monotonic()) * 1000))

@@ -45,7 +45,7 @@ class ForkServer:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", __name__, str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(_import_path()), "PYTHONSAFEPATH": "1"},
                 pass_fds=[theirs.fileno()],
             )
 
@@ -62,7 +62,7 @@ class ForkServer:
         """
         pid = self._ask(_CHILD, 0, [requests, answers, place])
         if pid < 0:
-            raise OSError(-pid, f"{os.strerror(-pid)}: no child process can be made")
+            raise OSError(-pid, os.strerror(-pid))
         return pid
 
     def ended(self, pid: int) -> int | None:
@@ -110,6 +110,11 @@ def fork_server() -> ForkServer:
         return found
 
 
+def _import_path() -> list[str]:
+    """Of this process. Code may have put anything there: Python looks at text only, and so do we."""
+    return [each for each in sys.path if isinstance(each, str)]
+
+
 def die_with(parent: int) -> None:  # pragma: no cover - the child
     """A child does not outlive its parent, where the system can see to that."""
     with contextlib.suppress(OSError, AttributeError):
@@ -121,6 +126,7 @@ def die_with(parent: int) -> None:  # pragma: no cover - the child
 def main(descriptor: int) -> None:  # pragma: no cover - another process
     """Do what is asked for until nobody can ask any more."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of Ctrl-C the driver decides
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a worker that ignores it has handed that down
     for module in _LOADED:
         importlib.import_module(module)
     with socket.socket(fileno=descriptor) as asked:
@@ -154,6 +160,7 @@ def _fork(asked: socket.socket, descriptors: list[int]) -> int:  # pragma: no co
     try:
         asked.close()
         die_with(me)
+        os.setpgid(0, 0)  # what kills its process group kills itself alone
         signal.signal(signal.SIGINT, signal.default_int_handler)
         from ferryman.engine.runner.child import serve_requests
 
