@@ -106,7 +106,9 @@ beside("one", lambda: said.update(other=run(plan("other"), spark=session)), spar
 said["after two that were given it"] = works(session)
 session.stop()
 said["given one that was stopped"] = run(plan("stopped"), spark=session)
-said["given no session"] = run(plan("stopped"), spark="local[2]")
+said["given no session"] = [
+    run(plan("stopped"), spark=each) for each in ("local[2]", SparkSession, SparkSession.builder, SparkContext)
+]
 """
 
 
@@ -118,7 +120,9 @@ def test_a_session_of_the_program_is_left_alone(place: Path) -> None:
     assert said.pop("given one that was stopped") == (
         "UsageError: spark=: this Spark session was stopped. Give one that runs, or leave spark= out."
     )
-    assert said.pop("given no session").startswith("UsageError: spark='local[2]': give a SparkSession")
+    refused = said.pop("given no session")
+    assert refused[0] == "UsageError: spark='local[2]': give a SparkSession, or leave spark= out."
+    assert all("give a SparkSession, or leave spark= out" in each for each in refused), refused
     runs = {name: said.pop(name) for name in ("slow", "fast", "taken", "thread", "one", "other")}
     assert runs == dict.fromkeys(runs, 3)
     assert said == dict.fromkeys(said, True)
@@ -146,3 +150,29 @@ def test_a_session_that_ends_in_the_middle_of_a_run(place: Path) -> None:
     assert said["stopped"].startswith("EngineError: The Spark session was stopped in the middle of the run, by this")
     assert said["killed"].startswith("EngineError: Spark's JVM ended in the middle of the run: it was killed from")
     assert (said["frame"], said["ended"], said["after it"], said["started anew"]) == (2, True, 3, 3)
+
+
+INTERRUPTED = """
+from unittest import mock
+
+frame = DataFrame(lambda spark: spark.createDataFrame([("a",), ("b",)], "id string"))
+start = SparkSession.Builder.getOrCreate
+
+def interrupted(builder):
+    os.kill(os.getpid(), signal.SIGINT)
+    return start(builder)
+
+with mock.patch.object(SparkSession.Builder, "getOrCreate", interrupted):
+    try:
+        said["interrupted"] = run(plan("interrupted", source=frame))
+    except KeyboardInterrupt:
+        said["interrupted"] = True
+said["ended"] = SparkContext._active_spark_context is None
+said["delivered"] = run(plan("interrupted", source=frame))
+"""
+
+
+@pytest.mark.spark
+def test_an_interrupted_start(place: Path) -> None:
+    """Ctrl-C while a session of ours starts ends the run, and the session: no run takes it for the program's own."""
+    assert program(place, INTERRUPTED) == {"interrupted": True, "ended": True, "delivered": 2}

@@ -139,7 +139,7 @@ def checked(session: Any) -> Any:
     """
     if is_alive(session):
         return session
-    if not hasattr(session, "range"):
+    if isinstance(session, type) or not hasattr(session, "createDataFrame"):
         raise UsageError(f"spark={session!r:.100}: give a SparkSession, or leave spark= out.")
     why = "was stopped" if was_stopped(session) else "has no JVM any more"
     raise UsageError(f"spark=: this Spark session {why}. Give one that runs, or leave spark= out.")
@@ -293,11 +293,16 @@ def start(master: str, conf: Mapping[str, str], name: str, *, queries: bool = Tr
     for key, value in settings.items():
         builder = builder.config(key, value)
     said: deque[str] = deque(maxlen=_SAID)
+    session: SparkSession | None = None
     try:
         with _unbroken(), _without_chatter(said):
             session = builder.getOrCreate()
     except Exception as e:
         raise UsageError(f"Spark did not start with --master {master}: {_why_not(e, said)}") from e
+    except BaseException:  # a signal that has waited until it was there
+        if session is not None:
+            stop(session)
+        raise
     with contextlib.suppress(AttributeError, PySparkException):  # Connect has no context
         session.sparkContext.setLogLevel("ERROR")
     return session

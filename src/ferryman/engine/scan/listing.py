@@ -165,6 +165,8 @@ def list_sources(
 
     def fail(node: SourceNode, raised: BaseException) -> None:
         """What a source raises is about that source; the others go on."""
+        if isinstance(raised, KeyboardInterrupt):
+            raise raised  # this is the driver's own process: somebody wants the run to end
         error = as_exception(unless_interrupt(raised))
         own = isinstance(error, EngineError) and not isinstance(error, QueryFailed | WorkerDied)
         if own or disk_full(error):
