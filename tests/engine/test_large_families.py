@@ -326,6 +326,7 @@ def killing(seen: Path, *, at: int) -> Callable[[Document], Iterator[Document]]:
     ``torn``."""
 
     def split(doc: Document) -> Iterator[Document]:
+        limits.HELD_CHILDREN = HELD  # type: ignore[misc] # in a child process as well
         for i, child in enumerate(children(doc)):
             if i == at and doc.id == "kills":
                 os._exit(3)

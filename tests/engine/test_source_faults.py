@@ -92,8 +92,6 @@ def test_what_a_source_raises_stops_no_other(place: Path, kind: str, at: str) ->
         ("partitions", lambda: [threading.Lock()], "partitions() returns cannot be sent to the workers: cannot pickle"),
         ("listing", lambda: None, "its listing yields None"),
         ("listing", lambda: "b", "its listing yields 'b'"),
-        ("listing", lambda: Listed("b", "many"), "its listing yields Listed(id='b', size='many'"),  # type: ignore[arg-type]
-        ("listing", lambda: Listed("b", 1, 5), "fingerprint=5"),  # type: ignore[arg-type]
         ("listing", lambda: Listed(7, 1), "other"),  # type: ignore[arg-type]
     ],
 )

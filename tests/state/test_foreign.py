@@ -79,6 +79,5 @@ def test_an_empty_folder_is_made_a_state(trial: Trial) -> None:
         (trial.root / name).mkdir(parents=True)
     (trial.root / "lock").write_bytes(b"")
     (trial.root / ".tmp-0123").write_bytes(b"half")
-    (trial.root / "outbox" / "_delta_log" / f"{0:020d}.json#1").write_bytes(b"half")
     trial.put("a")
     assert trial.run().delivered == 1

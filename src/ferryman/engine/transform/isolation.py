@@ -76,7 +76,7 @@ class Weights:
     """What the documents of a task weigh: where an allocation fails while they are staged, the heaviest goes.
 
     Attributes:
-        refused: documents that are not taken up again -> why.
+        refused: documents that are not read again -> why.
     """
 
     def __init__(self) -> None:
