@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ferryman import limits
-from ferryman.errors import EngineError, QueueDamaged, StateDamaged, UsageError
+from ferryman.errors import EngineError, QueueDamaged, StateDamaged
 from ferryman.queues import Queue
 from tests.support.full_disk import Disk, disk
 
@@ -166,7 +166,7 @@ def test_a_read_only_folder(disk: Disk) -> None:
     reader = Queue("orders", disk.folder / "queues")
     assert [m.index for m in reader.read()] == [1, 2]
     assert [m.index for m in reader.tailer().read_many(5)] == [1, 2]
-    with pytest.raises(UsageError, match=f"{queue.folder}.*Read-only file system"):
+    with pytest.raises(EngineError, match=f"{queue.folder}.*Read-only file system"):
         reader.append([{"n": 2}])
-    with pytest.raises(UsageError, match="Read-only file system"):
+    with pytest.raises(EngineError, match="Read-only file system"):
         reader.tailer("auditor")

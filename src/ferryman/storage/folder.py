@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, ParamSpec, TypeVar
 
-from ferryman.errors import EngineError, FerrymanError, Misconfigured, Unavailable, UsageError, plain_text
+from ferryman.errors import EngineError, FerrymanError, Misconfigured, Unavailable, plain_text
 from ferryman.storage.files import disk_full, path_of
 from ferryman.storage.objects import ObjectPath
 
@@ -81,7 +81,7 @@ def in_words(where: object, error: Exception) -> Exception:
         return error
     why = f"{path}: {plain_text(getattr(error, 'strerror', None) or error)}"
     if getattr(error, "errno", None) in _REFUSED:
-        return UsageError(f"{why}. Make it one that can be read and written, then do it again.")
+        return EngineError(f"{why}. Nothing is lost: make it one that can be read and written, then do it again.")
     return EngineError(f"{why}. Nothing is lost: fix it and do it again.")
 
 
