@@ -8,7 +8,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -31,6 +31,17 @@ from ferryman.storage.handles import DataFile
 _UNASKED: Final = "ferryman.unasked "
 """Application ids, with the name of a destination that did not say what it has of this state: the next free sequence
 when it was asked first; 0: it has said so (on the outbox)."""
+
+
+def _ask(node: DestinationNode, *questions: Callable[[], Any]) -> Any:
+    """Ask a destination in the driver, one question after the other; the last answer. None: it does not answer."""
+    sender = ThreadCaller(f"ask-{node.name}")
+    try:
+        return [sender.call(question, timeout_s=node.policy.send_timeout) for question in questions][-1]
+    except Exception:  # whatever it is, `check` says it before something is delivered
+        return None
+    finally:
+        sender.end()
 
 
 def _nothing() -> None:
@@ -139,14 +150,7 @@ class Dispatcher:
         node = self._nodes.get(destination)
         if node is None or type(node.destination).highest_sequence is Destination.highest_sequence:
             return None
-        sender = ThreadCaller(f"ask-{destination}")
-        try:
-            sender.call(node.destination.check, timeout_s=node.policy.send_timeout)
-            held = sender.call(node.destination.highest_sequence, timeout_s=node.policy.send_timeout)
-        except Exception:  # whatever it is, `check` says it before something is delivered
-            return None
-        finally:
-            sender.end()
+        held = _ask(node, node.destination.check, node.destination.highest_sequence)
         return held if isinstance(held, int) else None
 
     def refuse_old_copy(self, destination: str) -> bool:
@@ -183,14 +187,13 @@ class Dispatcher:
         node = self._nodes[destination]
         state = self._state
         context = context_of(state.plan, node, state.wave, sender_of(state.root))
-        sender = ThreadCaller(f"ask-{destination}")
-        try:
-            held = sender.call(node.destination.highest_of, context, timeout_s=node.policy.send_timeout)
-        except Exception:  # whatever it is, `check` says it before something is delivered
-            return None
-        finally:
-            sender.end()
-        return held if isinstance(held, int) else 0
+
+        def highest() -> int:
+            held = node.destination.highest_of(context)
+            return held if isinstance(held, int) else 0
+
+        answer: int | None = _ask(node, highest)
+        return answer
 
     def _due(self, now_us: int) -> dict[str, list[DataFile]]:
         """Destination -> files with rows that are due, oldest first."""
