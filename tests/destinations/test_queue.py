@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -213,7 +214,7 @@ class Away(Queue):
 
 
 @pytest.mark.rule("state.old-copy")
-@pytest.mark.parametrize("back", ["in this run", "before the next"])
+@pytest.mark.parametrize("back", ["in this run", "before the next", "after a kill"])
 def test_an_old_copy_is_refused_when_its_destination_is_back(place: Path, back: str) -> None:
     """A destination that is away when the run begins is asked before anything is sent to it, whenever that is: as to
     what the state knew when it was put back. A state that is no copy goes on."""
@@ -227,6 +228,16 @@ def test_an_old_copy_is_refused_when_its_destination_is_back(place: Path, back: 
         watch.phase = lambda wave, name: away.unlink(missing_ok=True) if comes_back else None  # type: ignore[method-assign]
         return run_plan(plan, place / "state", observer=watch, checked=False, wait=0)
 
+    def killed() -> int:
+        """Run in a copy of this process that ends at its fourth commit of an epoch: that notes who did not answer."""
+        if not (pid := os.fork()):
+            try:
+                crash.arm("epoch.marked:4")
+                go()
+            finally:
+                os._exit(0)
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
     assert go().exit == 0
     shutil.copytree(place / "state", place / "copy")
     documents.append({"id": "d05", "n": 5})
@@ -235,7 +246,9 @@ def test_an_old_copy_is_refused_when_its_destination_is_back(place: Path, back: 
     (place / "copy").rename(place / "state")
     documents.insert(0, {"id": "d00a", "n": 6})
     away.touch()
-    if back == "before the next":
+    if back == "after a kill":
+        assert killed() == -9
+    if back != "in this run":
         assert go().pending == 2
         away.unlink()
     for _ in range(2):
@@ -245,7 +258,7 @@ def test_an_old_copy_is_refused_when_its_destination_is_back(place: Path, back: 
     shutil.rmtree(place / "state")
     (place / "newest").rename(place / "state")
     away.touch()
-    if back == "before the next":
+    if back != "in this run":
         assert go().pending == 1
         away.unlink()
     assert go(comes_back=True).exit == 0
