@@ -169,10 +169,12 @@ with mock.patch.object(SparkSession.Builder, "getOrCreate", interrupted):
         said["interrupted"] = True
 said["ended"] = SparkContext._active_spark_context is None
 said["delivered"] = run(plan("interrupted", source=frame))
+said["Ctrl-C does what it did"] = signal.getsignal(signal.SIGINT) is signal.default_int_handler
 """
 
 
 @pytest.mark.spark
 def test_an_interrupted_start(place: Path) -> None:
     """Ctrl-C while a session of ours starts ends the run, and the session: no run takes it for the program's own."""
-    assert program(place, INTERRUPTED) == {"interrupted": True, "ended": True, "delivered": 2}
+    said = program(place, INTERRUPTED)
+    assert said == {"interrupted": True, "ended": True, "delivered": 2, "Ctrl-C does what it did": True}

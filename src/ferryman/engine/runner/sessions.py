@@ -331,6 +331,7 @@ def stop(session: SparkSession) -> None:
             quiet.enter_context(contextlib.suppress(Exception))
             quiet.enter_context(warnings.catch_warnings(action="ignore"))
         session.stop()
+    _forget_sparks_handler()
     if lost:
         SparkContext._active_spark_context = None
         SparkContext._gateway = SparkContext._jvm = None
@@ -357,6 +358,7 @@ def _unbroken() -> Iterator[None]:
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
         numbers.append(signal.SIGHUP)
     before = {number: signal.signal(number, hear) for number in numbers}
+    _before_spark[:] = [before[signal.SIGINT]]
     try:
         yield
     finally:
@@ -367,6 +369,20 @@ def _unbroken() -> Iterator[None]:
             handler(heard[0], None)
         elif heard and handler is signal.SIG_DFL:
             signal.raise_signal(heard[0])
+
+
+_before_spark: list[Any] = []
+"""What Ctrl-C did in this process before Spark was started, which sets a handler of its own and leaves it there."""
+
+
+def _forget_sparks_handler() -> None:
+    """Ctrl-C does again what it did before Spark was started, unless somebody has changed that meanwhile."""
+    if threading.current_thread() is not threading.main_thread() or not _before_spark:
+        return  # only the main thread may set it
+    before = _before_spark.pop()
+    current = signal.getsignal(signal.SIGINT)
+    if getattr(current, "__qualname__", "").startswith("SparkContext.") and before is not None:
+        signal.signal(signal.SIGINT, before)
 
 
 def _java_options(theirs: str, local: bool, queries: bool) -> str:
