@@ -182,7 +182,7 @@ def print_table(rows: list[Row]) -> None:
 @cache
 def spark() -> Any:
     """The session of all benchmarks in this process: two cores, and workers that can import ``bench``."""
-    from ferryman.engine.runner.spark import start
+    from ferryman.engine.runner.sessions import start
 
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     return start("local[2]", {"spark.driver.memory": XMX}, "bench")

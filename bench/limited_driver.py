@@ -96,7 +96,7 @@ def _group() -> Iterator[str]:
 def main(state: Path, documents: int, number: int, group: str) -> None:
     if group:
         (Path(group) / "cgroup.procs").write_text(str(os.getpid()))
-    from ferryman.engine.runner.spark import start
+    from ferryman.engine.runner.sessions import start
 
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     spark = start("local[2]", {"spark.driver.memory": JVM}, "bench")
